@@ -356,8 +356,9 @@ def of_group(
     # A group may have a backend for each kind of device: `cpu:gloo,cuda:nccl`.
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(","))
     if device.type == "cuda" and backends.get("cuda") == "nccl":
-        own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)  # torch's messages take the current one, whatever their tensors lie on
+        own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
         return NcclTransport(device, group, own_buffers, deadline, on_abort=on_abort, owned=owned).connect()
     if backends.get("cpu") == "gloo":
         return GlooTransport(group, "cpu", deadline, on_abort=on_abort, owned=owned)

@@ -182,6 +182,7 @@ def after_torch() -> None:
         return int(_library.pretended_device()) if index is None else index
 
     def set_device(device: Any) -> None:
+        assert isinstance(device, int) or torch.device(device).index is not None, f"pretended GPU: which of {device}?"
         assert 0 <= index_of(device) < number, f"pretended GPU: there is no {device}, only {number}"
         _library.pretended_set_device(index_of(device))
 

@@ -32,8 +32,7 @@ def own_group() -> None:
     backend = os.environ["BACKEND"] or None
     torch.cuda.set_device(int(os.environ["RANK"]))
     dist.init_process_group(backend)
-    device = torch.device("cuda", int(os.environ["RANK"]))
-    world = World.from_process_group(device=device, domain_size=1)
+    world = World.from_process_group(device="cuda", domain_size=1)  # the current one
     limbs = torch.tensor([1, 2**40], device=world.device)
     world.transport.all_reduce(limbs)
     on_host = torch.tensor([world.rank])
