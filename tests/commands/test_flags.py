@@ -26,6 +26,7 @@ from domainpar.config import (
     flag,
     parse_layer_pairs,
     resolved_yaml,
+    session_arguments,
     target_conditions,
 )
 
@@ -342,6 +343,12 @@ def test_what_only_walking_reads_is_refused_without_it(given):
     with pytest.raises(ConfigError, match=rf"--walk-{[*given][1][5:]} means nothing without --tracks walk"):
         InferConfig(**given)
     assert InferConfig(**given | {"tracks": "walk"}).tracks == "walk"
+
+
+def test_the_first_step_has_no_less_time_than_the_others():
+    """NCCL's own limit, which is set where ranks meet, holds for all of a run."""
+    assert session_arguments(TrainConfig(first_timeout=60.0, timeout=600.0))["timeout"] == 600.0
+    assert session_arguments(TrainConfig(first_timeout=300.0, timeout=5.0))["timeout"] == 300.0
 
 
 def test_layer_pairs_and_target_are_read_as_they_are_written():
