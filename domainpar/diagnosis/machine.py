@@ -198,6 +198,7 @@ def check_gpus(local_ranks: int, seen: Sequence[Seen]) -> Finding:
     count = len({uuid for one in seen if one.host == platform.node() for uuid in one.uuids})
     text = f"{build}; {several(count, 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
     text += f" ({several(len(gpus), 'GPU')} seen by this rank)" if len(gpus) != count else ""
+    text += f" (no more: {why})" if why else ""
     figures = {"build": build, "gpus": names, "count": count, "local_ranks": local_ranks, "nccl": nccl_version()}
     if count < local_ranks:
         return works("GPUs", text, f"NCCL needs a GPU for each rank: at most {several(count, 'rank')} here", **figures)

@@ -164,7 +164,8 @@ class ModelSize:
         """
         node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
         twice = 1 + self.node_first
-        kept = 3 - twice if self.offloaded else self._kept(self.recompute_every)
+        kept = self._kept(self.recompute_every)
+        kept = min(kept, 3 - twice) if self.offloaded else kept
         of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
         there = num_edges * of_edges + num_nodes * (3 * kept + 5 * twice) * node_state
         if in_kernels:

@@ -140,7 +140,7 @@ def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
     ranks = sum(one.host == host for one in seen)
     raise Problem(
         f"{name_ranks(without)} would have no GPU alone: host {host} shows {several(len(cards), 'GPU')} to "
-        f"{several(ranks, 'rank')}",
+        f"{several(ranks, 'rank')}" + (f" ({seen[without[0]].why})" if seen[without[0]].why else ""),
         f"start {several(len(cards), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",
     )
 
@@ -151,7 +151,8 @@ def repeat_bits(device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Products in three digits would be other than those of a CPU, or of a part of another size, by 1e-3.
-        torch.backends.cudnn.allow_tf32 = False
+        cudnn: Any = torch.backends.cudnn
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
         torch.set_float32_matmul_precision("highest")
         # Else each new tensor is filled, for nothing.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

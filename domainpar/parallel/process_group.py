@@ -293,17 +293,20 @@ class NcclTransport(GlooTransport):
 
     def _oldest(self) -> _UnderWay | None:
         # The watcher's thread asks; without a device of its own CUDA would make it a context on GPU 0, half a GiB.
-        with torch.cuda.device(self._gpu), self._lock:
-            self._drop_done()
-            oldest = self._under_way[0] if self._under_way else None
-            if oldest is not None and oldest.since is None and oldest.posted.query():
-                oldest.since = time.monotonic()
+        try:
+            with torch.cuda.device(self._gpu), self._lock:
+                self._drop_done()
+                oldest = self._under_way[0] if self._under_way else None
+                if oldest is not None and oldest.since is None and oldest.posted.query():
+                    oldest.since = time.monotonic()
+        except RuntimeError:  # a broken GPU, which the rank's own thread will meet
+            return None
         return oldest
 
     def late(self) -> str | None:
         group: Any = self._group or dist.group.WORLD
         # Asked first: once a connection is lost, torch says of every call that it is over, while the GPU waits on.
-        if (error := group._get_backend(self._gpu).get_error().name) != "SUCCESS":
+        if group is not None and (error := group._get_backend(self._gpu).get_error().name) != "SUCCESS":
             return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
         if oldest is None or oldest.since is None or time.monotonic() - oldest.since < self.deadline:
@@ -356,7 +359,6 @@ def of_group(
     # A group may have a backend for each kind of device: `cpu:gloo,cuda:nccl`.
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(","))
     if device.type == "cuda" and backends.get("cuda") == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)  # torch's messages take the current one, whatever their tensors lie on
         own_buffers = "cpu" if backends.get("cpu") == "gloo" else device
         return NcclTransport(device, group, own_buffers, deadline, on_abort=on_abort, owned=owned).connect()

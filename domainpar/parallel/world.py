@@ -165,7 +165,7 @@ class World:
 
         Args:
             group: A gloo or NCCL group, None for the default one. It stays the caller's: `close` leaves it alone.
-            device: Where this rank computes.
+            device: Where this rank computes. A GPU becomes the current one of the program; `cuda` is the one that is.
             domain_size: As for `launch`.
             timeout: As for `launch`; a shorter time limit of the group itself comes first. What GPUs wait for over NCCL
                 is bounded by the group's limit alone: nothing here watches a program's own processes.
@@ -175,7 +175,10 @@ class World:
         """
         from domainpar.parallel.process_group import of_group  # torch.distributed is for those who use it
 
-        transport = of_group(group, torch.device(device), timeout)
+        device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        transport = of_group(group, device, timeout)
         checked_domain_size(domain_size, transport.size)
         return cls.over(transport, device, domain_size, share_store(transport))
 

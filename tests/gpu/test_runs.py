@@ -171,7 +171,7 @@ def test_kernels_of_a_run_repeat_their_bits(store, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only)))
     records_of(store, tmp_path / "gpu", "cuda", {})
     assert asked == [(True, True)]
-    assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cudnn.rnn.fp32_precision == "ieee"
     records_of(store, tmp_path / "cpu", "cpu", {})
     assert len(asked) == 1
 

@@ -12,6 +12,7 @@ from domainpar.diagnosis.machine import check_gpus
 from domainpar.parallel import gpus
 from domainpar.parallel.gpus import Choice, Seen, choose_device, dealt, mixed_kinds
 from domainpar.parallel.meeting import choose_transport
+from domainpar.parallel.process_group import NcclTransport
 
 CPU = torch.device("cpu")
 
@@ -90,9 +91,14 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     here = Seen.here()
     assert (here.uuids, here.why) == (usable, str(error).split("\n")[0])
-    assert check_gpus(1, [here]).verdict is (Verdict.PASS if usable else Verdict.SKIP)
+    found = check_gpus(1, [here])
+    assert found.verdict is Verdict.PASS if usable else found.verdict in (Verdict.SKIP, Verdict.WARN)
+    assert here.why in found.found or found.verdict is Verdict.SKIP  # where there is no driver
     assert on("auto", [here, here]) == Choice(CPU)
-    if not usable:
+    if usable:
+        with pytest.raises(ValueError, match=r"shows 1 GPU to 2 ranks \(Invalid device id\)"):
+            on("cuda", [here, here])
+    else:
         with pytest.raises(ValueError, match=r"no GPU for ranks 0, 1 \(host .*\): The NVIDIA driver on your"):
             on("cuda", [here, here])
 
@@ -111,6 +117,18 @@ def test_nccl_wants_a_gpu_for_each_rank():
     assert choose_transport("auto", shared, has_mpi=False) == "gloo"
     with pytest.raises(ValueError, match="NCCL takes one rank on a GPU, but ranks share one"):
         choose_transport("nccl", shared, has_mpi=False)
+
+
+def test_a_gpu_that_is_broken_is_not_waited_for(monkeypatch):
+    """The watcher's thread, which asks, must live on: the error is for the rank's own thread."""
+
+    def broken(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "device", broken)
+    transport = object.__new__(NcclTransport)
+    transport._gpu, transport.waiting_since = torch.device("cuda", 0), None
+    assert transport.waits() is None
 
 
 def test_gpus_of_two_kinds_are_a_problem_for_those_who_compare_bits(monkeypatch):

@@ -19,7 +19,7 @@ fits the card's L2 up to 64 columns (33 MiB), not at 128 (83 MiB), if they run a
 
 @contextmanager
 def programs_at_most(number: int) -> Iterator[None]:
-    """Fewer programs than else: each does more, one piece after the other, in the same memory."""
+    """Fewer programs than else, of all threads: each does more, one piece after the other, in the same memory."""
     global PROGRAMS
     before, PROGRAMS = PROGRAMS, number
     try:
