@@ -3,7 +3,7 @@
 * What is received holds NaN (or the lowest integer) until `wait`.
 * A buffer that is sent from and changes before `wait` is a problem: NCCL reads it some time in between.
 * A tensor that is not on this rank's GPU, or not in one piece, is a problem; so is work that nobody waits for.
-* A lost connection is no error of a call: it counts as over, its `wait` never ends, the group knows of the loss.
+* A lost connection is no error of a call: it counts as over, its `wait` does not end, the group knows of the loss.
 * Two ranks on one GPU are refused in NCCL's words, unless they claim to be other hosts (`NCCL_HOSTID`).
 * Every call of every group is written down, and compared between the ranks by `problems_of`.
 
@@ -113,8 +113,9 @@ class Work:
             if "Connection closed" not in str(error) and "Connection reset" not in str(error):
                 raise
             _error.name = "REMOTE_ERROR"
-            while True:  # as the GPU does; after a minute torch would end the process by a signal
-                time.sleep(1.0)
+            write_log()
+            time.sleep(30)  # as the GPU does without end; torch ends the process by a signal, after a minute
+            os.abort()
         self._done = True
         for tensor, before in self._sends:
             if _checksum(tensor) != before:
