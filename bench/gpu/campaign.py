@@ -341,12 +341,12 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
     for one, several in ALIKE:
         pair = [notes.known.get(("ranks", name), {}) for name in (one, several)]
 
-        def alike(pair: Sequence[Mapping[str, Any]] = pair) -> dict[str, Any]:
+        def alike(pair: Sequence[Mapping[str, Any]] = pair, in_bf16: bool = "bf16" in one) -> dict[str, Any]:
             apart = float(np.abs(np.array(pair[0]["losses"]) / np.array(pair[1]["losses"]) - 1).max())
             promised = all(line["says"].startswith("the same bits") for line in pair)
             if promised and pair[0]["sha256"] != pair[1]["sha256"]:
                 raise RuntimeError(f"other parameters, losses differ by {apart:.1e}: own kernels give one hash")
-            if apart > BOUND_OF_BF16:
+            if not apart <= (BOUND_OF_BF16 if in_bf16 else BOUND):
                 raise RuntimeError(f"losses differ by {apart:.1e}")
             return {"losses differ by": apart}
 

@@ -69,6 +69,11 @@ def cards() -> tuple[list[Any], str]:
     return found, ""
 
 
+def uuid_of(device: torch.device) -> str:
+    """What tells a GPU from all others: ranks may call one by other numbers, or several by the same."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def seen_by(ranks: Ranks) -> list[Seen]:
     """The GPUs that each rank sees. *Collective*."""
     return [Seen(*one) for one in gather(ranks, Seen.here())]
@@ -136,12 +141,12 @@ def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
             "use --device cpu, or check CUDA_VISIBLE_DEVICES; a torch built for CPU sees none",
         )
     host = seen[without[0]].host
-    cards = {uuid for one in seen if one.host == host for uuid in one.uuids}
+    uuids = {uuid for one in seen if one.host == host for uuid in one.uuids}
     ranks = sum(one.host == host for one in seen)
     raise Problem(
-        f"{name_ranks(without)} would have no GPU alone: host {host} shows {several(len(cards), 'GPU')} to "
+        f"{name_ranks(without)} would have no GPU alone: host {host} shows {several(len(uuids), 'GPU')} to "
         f"{several(ranks, 'rank')}" + (f" ({seen[without[0]].why})" if seen[without[0]].why else ""),
-        f"start {several(len(cards), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",
+        f"start {several(len(uuids), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",
     )
 
 

@@ -286,22 +286,21 @@ class NcclTransport(GlooTransport):
             self._under_way.popleft()
 
     def waits(self) -> tuple[float, str] | None:
-        if (by_host := super().waits()) is not None:
-            return by_host
-        oldest = self._oldest()
-        return None if oldest is None or oldest.since is None else (oldest.since, oldest.doing)
+        return super().waits() or self._oldest()
 
-    def _oldest(self) -> _UnderWay | None:
+    def _oldest(self) -> tuple[float, str] | None:
+        """Since when the stream waits, and for what; None if it does not."""
         # The watcher's thread asks; without a device of its own CUDA would make it a context on GPU 0, half a GiB.
         try:
             with torch.cuda.device(self._gpu), self._lock:
                 self._drop_done()
                 oldest = self._under_way[0] if self._under_way else None
-                if oldest is not None and oldest.since is None and oldest.posted.query():
-                    oldest.since = time.monotonic()
+                if oldest is None or not oldest.posted.query():
+                    return None
         except RuntimeError:  # a broken GPU, which the rank's own thread will meet
             return None
-        return oldest
+        oldest.since = oldest.since or time.monotonic()
+        return oldest.since, oldest.doing
 
     def late(self) -> str | None:
         group: Any = self._group or dist.group.WORLD
@@ -309,9 +308,9 @@ class NcclTransport(GlooTransport):
         if group is not None and (error := group._get_backend(self._gpu).get_error().name) != "SUCCESS":
             return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
-        if oldest is None or oldest.since is None or time.monotonic() - oldest.since < self.deadline:
+        if oldest is None or time.monotonic() - oldest[0] < self.deadline:
             return None
-        return f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {oldest.doing} ({self.name})"
+        return f"{self.name_ranks([self.rank])} has waited {self.deadline:g} s for {oldest[1]} ({self.name})"
 
 
 def _is_done(work: Any) -> bool:

@@ -18,6 +18,7 @@ from domainpar.agreement import gather
 from domainpar.nn import fused
 from domainpar.nn.memory import Forecast, ModelSize
 from domainpar.parallel.allocator import give_back_freed
+from domainpar.parallel.gpus import uuid_of
 from domainpar.parallel.world import World
 from domainpar.training.parts import LabelledPart
 from domainpar.training.record import peak_rss_bytes
@@ -41,7 +42,7 @@ class Share:
         where: The memory all this lies in: a machine, or one of its GPUs.
         free: Bytes that nobody uses there.
         in_files: Bytes of tables that will lie in files.
-        card: What tells a GPU from all others: ranks may call one by other numbers, or several by the same.
+        card: UUID of a GPU; empty for a machine.
     """
 
     owned: int
@@ -162,7 +163,7 @@ class MemoryMeter:
         if isinstance(size, ModelSize) and size.in_files:
             in_memory = replace(size, in_files=False)
             in_files = int(in_memory.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
-        card = str(torch.cuda.get_device_properties(self._device).uuid) if self._of_gpu else ""
+        card = uuid_of(self._device) if self._of_gpu else ""
         share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
         return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
 

@@ -44,6 +44,7 @@ def own_group() -> None:
     words = world.transport.all_gather(b"x" * world.rank), world.transport.broadcast(b"root" if world.is_root else None)
     print(world.transport.name, rows.unique().tolist(), limbs.tolist(), on_host.tolist(), host_rows.tolist(), *words)
     world.close()
+    dist.destroy_process_group()  # left alone, its threads may abort the process at its end
 
 
 def part_of_a_group() -> None:
@@ -59,6 +60,7 @@ def part_of_a_group() -> None:
         print("rows", _exchange(world).unique().tolist(), world.domain.size, torch.cuda.current_device())
         world.close()
     dist.barrier()
+    dist.destroy_process_group()
 
 
 def met() -> None:

@@ -5,7 +5,7 @@
 - A sum at a node runs over its edges in stored order. No float is added by atomics.
 - Gradients of parameters are summed over the rows of a *chunk*: rows counted from the start of a tile, so that it is
   the same chunk on any number of ranks. Its sums become integers, `parallel.integer_sums`, which atomics may add.
-- Activations go through memory that their program alone uses and uses again and again, so that it stays in the caches.
+- Activations go through memory that their program alone uses, again and again; of narrow layers it stays in caches.
   Triton has no other way to cut a table in registers into columns, and a product of all columns at once spills.
 - Quotients and roots are rounded as IEEE 754 says (`div_rn`, `sqrt_rn`), and kernels are compiled without contracting
   products and sums (`enable_fp_fusion=False`): what is left to the architecture is exp and the sums of matrix units.

@@ -14,7 +14,7 @@ OPTIONS = {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 1, "maxnreg"
 
 PROGRAMS = 264
 """Of a launch, two for each processor of an H100: each goes on with the next block, in memory of its own. That of all
-fits the card's L2 up to 64 columns (33 MiB), not at 128 (83 MiB), if they run at once: the campaign tries 132, too."""
+fits its L2 up to 64 columns (33 MiB), not at 128 (83 MiB), if they run at once."""
 
 
 @contextmanager

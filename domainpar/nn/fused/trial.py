@@ -43,7 +43,7 @@ PIECES = 5
 
 
 def block_by_one_program(*given: Any) -> tuple[Tensor, ...]:
-    """`block`, one piece after the other in the same memory; at once otherwise."""
+    """`block` by a program that goes through all pieces in one memory; else one for each works beside the others."""
     with launching.programs_at_most(1):
         return block(*given)
 

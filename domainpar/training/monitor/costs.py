@@ -13,6 +13,7 @@ import torch
 from domainpar.agreement import gather
 from domainpar.compiling import clock
 from domainpar.nn.flops import counted
+from domainpar.parallel.gpus import uuid_of
 from domainpar.parallel.world import World
 
 POWERCAP = Path("/sys/class/powercap")
@@ -62,8 +63,7 @@ def of_gpu(device: torch.device) -> Counter | None:
         import pynvml  # type: ignore[import-not-found]
 
         pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid_of(device)}".encode())
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception:  # many kinds, all of which say that energy cannot be had
         return None
@@ -90,7 +90,7 @@ class Costs:
     def __post_init__(self) -> None:
         device, on_gpu = self.world.device, self.world.device.type == "cuda"
         self.machines = len(set(gather(self.world.transport, self.world.host)))
-        own = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else self.world.host
+        own = uuid_of(device) if on_gpu else self.world.host
         takers = gather(self.world.transport, own)  # of power, by rank
         counter = None
         if takers.index(own) == self.world.rank:  # one rank reads for its machine, or card

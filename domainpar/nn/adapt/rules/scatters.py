@@ -297,32 +297,31 @@ def bincount(watch: Watch, call: Call) -> Any:
     return mark(summed(mine.index_add(0, tensor.long(), each), watch.part), None)
 
 
-@rule("torch_scatter.scatter_max", "torch_scatter.scatter_min", takes="src index dim out dim_size", knows_numbers=True)
-def scatter_extreme(watch: Watch, call: Call) -> Any:
-    """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter in torch's words; which it was is not told."""
+_OF_TORCH_SCATTER = {"max": "amax", "min": "amin", "mul": "prod"}
+
+
+@rule(
+    *(f"torch_scatter.scatter_{kind}" for kind in _OF_TORCH_SCATTER),
+    takes="src index dim out dim_size",
+    knows_numbers=True,
+)
+def scatter_of_torch_scatter(watch: Watch, call: Call) -> Any:
+    """`scatter_max(src, index, dim, out, dim_size)` of torch_scatter, `_min` and `_mul`, in torch's words.
+
+    Of extremes, which it was is not told; a product is 1 where there are no rows.
+    """
     source, index, dim = call.get("src"), call.get("index"), call.get("dim", -1) % call.args[0].dim()
+    kind, size = call.name[-3:], call.get("dim_size")
     if call.get("out") is not None:
-        raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='max').")
-    how = "amax" if call.name.endswith("max") else "amin"
-    return Extreme(_scattered(watch, source, index, dim, call.get("dim_size"), how), Untold(call.name))
-
-
-@rule("torch_scatter.scatter_mul", takes="src index dim out dim_size", knows_numbers=True)
-def scatter_products(watch: Watch, call: Call) -> Any:
-    """`scatter_mul(src, index, dim, out, dim_size)` of torch_scatter: products of rows, 1 where there is none."""
-    source, dim = call.get("src"), call.get("dim", -1) % call.args[0].dim()
-    if call.get("out") is not None:
-        raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='mul').")
-    return _scattered(watch, source, call.get("index"), dim, call.get("dim_size"), "prod")
-
-
-def _scattered(watch: Watch, source: Tensor, index: Tensor, dim: int, size: Any, how: str) -> Tensor:
-    """What torch_scatter makes, in torch's words."""
+        raise NotExact(f"{call.name} into a given tensor; use torch_geometric.utils.scatter(..., reduce='{kind}').")
     with watch.in_other_words():
         if size is None:
             size = int(index.max()) + 1 if index.numel() else 0
         if index.dim() != source.dim():
             index = index.view([-1 if at == dim else 1 for at in range(source.dim())])
         shape = [size if at == dim else length for at, length in enumerate(source.shape)]
-        empty = source.new_ones(shape) if how == "prod" else source.new_zeros(shape)
-        return empty.scatter_reduce(dim, index.expand_as(source), source, how, include_self=how == "prod")
+        multiplies = kind == "mul"
+        empty = source.new_full(shape, int(multiplies))
+        how = _OF_TORCH_SCATTER[kind]
+        values = empty.scatter_reduce(dim, index.expand_as(source), source, how, include_self=multiplies)
+    return values if multiplies else Extreme(values, Untold(call.name))
