@@ -198,13 +198,14 @@ class SideChannel:
         if self.serves:  # the store goes with this process
             time.sleep(timeouts.LINGER)
 
-    def meet(self, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
-        """Wait until every rank wants to leave; *collective*. Threads need not: their store lives as long as they.
+    def meet(self, why: str, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
+        """Wait until every rank wants to compare, or to leave; *collective*. Threads need not: their store lives on.
 
         gloo needs this: a rank that closes its connections while others still read their last message can cost them
         that message.
 
         Args:
+            why: Another word for each time that they meet.
             deadline: Seconds to wait.
             hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
 
@@ -213,7 +214,7 @@ class SideChannel:
         """
         if not self.between_processes:
             return True
-        return self._unless_lost(partial(self._all_in, "leaving", deadline, hopeless), True)
+        return self._unless_lost(partial(self._all_in, why, deadline, hopeless), True)
 
     def leave(self, deadline: float) -> None:
         """Leave for good, after `meet` and once nobody watches any more; *collective*.

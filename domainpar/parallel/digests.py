@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -28,6 +28,15 @@ def digest(tensors: Mapping[str, Tensor]) -> int:
             bits = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             checksum = zlib.crc32(bits, checksum)  # type: ignore[arg-type]
     return checksum
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """A checksum of the bits of each tensor. The host waits for a GPU once."""
+    bits = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+    if any(each.is_cuda for each in bits):
+        joined = torch.cat([each.to(next(other.device for other in bits if other.is_cuda)) for each in bits]).cpu()
+        bits = list(joined.split([len(each) for each in bits]))
+    return [zlib.crc32(each.cpu().numpy()) for each in bits]  # type: ignore[arg-type]
 
 
 def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[str, list[int]] | None:

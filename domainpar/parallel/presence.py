@@ -103,23 +103,35 @@ class Presence:
             where = replace(where, event=problem.event or where.event, file=problem.file)
         return where
 
-    def close(self) -> None:
-        """Meet once more, then give back what the transports hold; *collective*. A second call does nothing."""
+    def close(self, compare: bool = True) -> None:
+        """Meet once more, then give back what the transports hold; *collective*. A second call does nothing.
+
+        Args:
+            compare: Whether to compare what ranks hold; not after they have found that it differs.
+
+        Raises:
+            Refused: On all ranks alike, or another Problem, if what they compare differs; call it again without.
+        """
         if self.closed:
             return
-        self.closed = True
         faults.reach("close")
-        if self.marks is not None:
-            with self.transport.waiting("close"):
-                self._meet(self.marks)
+        if compare:
+            self._meet("compare")  # who waits in another call is named here
+            for transport in self.transports:
+                for compare_all in transport.before_close:
+                    compare_all()
+        self.closed = True
+        self._meet("leave")
         self.stop_watching()  # not before: until all have come, one may still fail
         for transport in reversed(self.transports):  # the group before the whole that it was split from
             transport.close()
         if self.marks is not None:  # last: until its group has ended, NCCL's own watchdog looks at the store
             self.marks.leave(self.transport.deadline)
 
-    def _meet(self, marks: SideChannel) -> None:
+    def _meet(self, why: str) -> None:
         """Wait until all ranks close. One that waits in a call that this rank will never make does not."""
+        if self.marks is None:
+            return
         own_calls = self.look(0).calls
         waiting: list[tuple[int, Life]] = []
 
@@ -133,8 +145,9 @@ class Presence:
             ]
             return bool(waiting)
 
-        if marks.meet(self.transport.deadline, hopeless):
-            return
+        with self.transport.waiting("close"):
+            if self.marks.meet(why, self.transport.deadline, hopeless):
+                return
         if not waiting:
             self.transport.raise_timeout([], doing="close")
         rank, life = waiting[0]
@@ -158,7 +171,7 @@ def guard(presence: Presence) -> Iterator[None]:
     except Refused as refused:
         if presence.transport.rank == 0:
             write_error(refused.text)
-        presence.close()
+        presence.close(compare=False)
         raise SystemExit(2) from None
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # the program is done, as it says

@@ -94,6 +94,7 @@ class Transport(ABC):
         deadline: Seconds that anything may wait for other ranks before it raises.
         board: Where every rank was last seen; set by the `World`, read when a deadline passes.
         doing: What this rank is doing, in words for those who check calls; set by the `World`.
+        before_close: What ranks compare when all have come to close, alike on all; *collective*, with no argument.
         waiting_since: When this rank began to wait for others, on the monotonic clock; None if it does not wait.
         waiting_in: The call that it waits in.
         num_calls: Collective calls begun so far.
@@ -111,6 +112,7 @@ class Transport(ABC):
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
         self.board: SideChannel | None = None
         self.doing = ""
+        self.before_close: list[Callable[[], None]] = []
         self.waiting_since: float | None = None
         self.waiting_in = ""
         self.num_calls = self.num_exchanges = self.bytes_sent = 0

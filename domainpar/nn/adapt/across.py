@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ def shape_and_type(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
+_NUMBERS = itertools.count()
+
+
 class Member:
     """One of the ranks that share a graph, and its talk with the others.
 
@@ -37,6 +41,7 @@ class Member:
 
     Attributes:
         part: The number of this one.
+        number: Another number for each object of this class in a process.
         num_parts: Ranks that share the graph.
         num_exchanges: How often ghosts were filled in forward passes.
         num_sums: How often something was summed or compared over ranks in forward passes.
@@ -44,7 +49,7 @@ class Member:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.part, self.num_parts = transport.rank, transport.size
+        self.part, self.num_parts, self.number = transport.rank, transport.size, next(_NUMBERS)
         self.num_exchanges = self.num_sums = 0
 
     def gather(self, local: Tensor) -> list[Tensor]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-from domainpar.agreement import agree_on
+from domainpar.agreement import agree_on, gather, name_ranks
 from domainpar.nn.adapt.across import payload_of, shape_and_type, tensor_of
+from domainpar.nn.adapt.part import holds_rows
 from domainpar.nn.adapt.rows import version_of
-from domainpar.parallel.digests import what_differs
+from domainpar.parallel.digests import checksums, what_differs
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.places import in_words, where
 from domainpar.parallel.transport import RanksDiffer, Transport
@@ -21,7 +25,11 @@ NOT_FINITE = 10_000  # larger than any exponent of a double
 LOWEST = -1022  # below it numbers lose bits anyway
 _SUMMED = "_domainpar_summed"  # of a gradient that was summed: the version that was left
 LOOK_EVERY = 100  # passes
-ENOUGH_LOOKS = 3  # at parameters that changed without sums of ours, and are the same: somebody else sums
+DECIDED = (
+    "something else than optimizer.step() on summed gradients changed them, or a rank decided by a number of its own, "
+    "as its share of the loss (a schedule, an early stop, a clip, noise)"
+)
+DECIDE = "decide on every rank by what all of them have: part.sum(loss) is the loss; draw noise from equal seeds"
 
 
 class GradientSums:
@@ -88,7 +96,7 @@ def _is_summed(gradient: Tensor) -> bool:
 
 
 class Replicas:
-    """The parameters of a module, which every rank holds alike as long as each step's gradients are summed.
+    """What every rank holds alike of a module: its parameters; over groups that take graphs of their own, its buffers.
 
     Args:
         module: The module, as it is now on every rank.
@@ -96,45 +104,99 @@ class Replicas:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of a parameter: its version, its memory and checksum
         self._versions = self._look_at_versions()
-        self._summed, self._passes, self._same = False, 0, 0
+        self._buffers = {name: buffer.clone() for name, buffer in self._whole_buffers()}
+        self._summed, self._passes = False, 0
 
     def note_sum(self) -> None:
         """Gradients were summed."""
         self._summed = True
 
-    def doubt(self) -> int:
-        """How much this rank wants them to be compared, asked in every forward pass: 0, 1 to be sure, 2 with reason.
+    def state(self) -> bytes:
+        """What ranks tell each other in every pass: a checksum of the parameters, and whether the sum is missing.
 
-        There is reason where parameters changed, though gradients were not summed since the last pass.
+        Of those that torch has not counted a change of, the checksum is that of the last time, but for every 100th
+        pass: `.data` changes them behind its back.
         """
         versions = self._look_at_versions()
-        changed, summed = versions != self._versions, self._summed
-        self._passes += 1
-        if changed:
+        missing = versions != self._versions and not self._summed
+        if versions != self._versions:
             self._versions, self._summed = versions, False
-            if not summed and self._same < ENOUGH_LOOKS:
-                return 2
-        return int(self._passes % LOOK_EVERY == 2)  # the second pass is the first after a step
+        if self._passes % LOOK_EVERY == 0:
+            self._known.clear()
+        self._passes += 1
+        return bytes([missing]) + self.checksum().to_bytes(4, "little")
 
-    def compare(self, transport: Transport, doubt: int) -> None:
-        """Compare them over ranks. *Collective*.
+    def last_state(self) -> bytes:
+        """The state when the world closes, with every parameter looked at."""
+        self._known.clear()
+        return self.state()
+
+    def checksum(self) -> int:
+        """One of all parameters, in their order."""
+        parameters = list(self._module.parameters())
+        new = []
+        for parameter in parameters:
+            known = self._known.get(parameter)
+            if known is None or known[:2] != (version_of(parameter), parameter.data_ptr()):
+                new.append(parameter)
+        for parameter, checksum in zip(new, checksums(new)):
+            self._known[parameter] = (version_of(parameter), parameter.data_ptr(), checksum)
+        return zlib.crc32(json.dumps([self._known[parameter][2] for parameter in parameters]).encode())
+
+    def compare(self, states: Sequence[bytes], transport: Transport) -> None:
+        """Refuse where the states of the ranks differ; without talk where they do not. *Collective*.
 
         Raises:
             RanksDiffer: On all ranks alike, naming the ranks and the first parameter that differs.
         """
+        if len({state[1:] for state in states}) == 1:
+            return
+        self._known.clear()  # what was changed behind torch's back is known to one rank, and not to another, maybe
         differing = what_differs(dict(self._module.named_parameters()), transport)
         if differing is None:
-            # After reasons enough that came to nothing, somebody else sums: see `ENOUGH_LOOKS`.
-            self._same += doubt == 2
             return
-        if doubt == 2:
+        why, hint = DECIDED, DECIDE
+        if any(state[0] for state in states):
             why = "parameters changed without sum_gradients()"
             hint = "on every rank, call it after the last backward and before optimizer.step()"
-        else:
-            why = "something else than optimizer.step() on summed gradients changed them, or steps differ between ranks"
-            hint = "change parameters on every rank alike: clip, decay, load and average them by what all ranks have"
         raise RanksDiffer(f"{differing[0]}: {why}", hint)
+
+    def settle_groups(self, world: World) -> None:
+        """Where groups of ranks take graphs of their own: see that they hold one model, after each step. *Collective*.
+
+        A buffer in which the groups differ, running means say, has changed since the last time by the mean of what they
+        changed; one of integers by their sum.
+
+        Raises:
+            RanksDiffer: On all ranks alike, if parameters differ, or buffers of ranks that share a graph.
+            RuntimeError: On all ranks alike, if a buffer became infinite or NaN.
+        """
+        if world.num_data_groups == 1:
+            return  # all ranks compare what they hold in each pass
+        buffers = dict(self._whole_buffers())
+        held = gather(world.transport, [self.checksum(), dict(zip(buffers, checksums(list(buffers.values()))))])
+        self.compare([bytes(1) + of_rank.to_bytes(4, "little") for of_rank, _ in held], world.transport)
+        firsts = [held[ranks[0]][1] for ranks in world.groups]
+        for ranks, first in zip(world.groups, firsts):
+            if others := [rank for rank in ranks if held[rank][1] != first]:
+                raise RanksDiffer(
+                    f"buffers of {name_ranks(others)} are not those of rank {ranks[0]}, with which they share a graph",
+                    DECIDE,
+                )
+        if any(first.keys() != firsts[0].keys() for first in firsts):
+            raise RanksDiffer("groups of ranks hold other buffers", "make a module's buffers when it is made")
+        differing = [name for name in buffers if len({first[name] for first in firsts}) > 1]
+        before = [self._buffers.get(name, torch.zeros_like(buffers[name])) for name in differing]
+        changes = StepBuffers([buffers[name] for name in differing], before)
+        with changes.sample(counts=world.rank == world.groups[world.data_group][0]):
+            pass  # it was before this
+        changes.end(world.transport, world.num_data_groups)
+        self._buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+
+    def _whole_buffers(self) -> list[tuple[str, Tensor]]:
+        return [(name, buffer) for name, buffer in self._module.named_buffers() if not holds_rows(buffer)]
 
     def _look_at_versions(self) -> list[object]:
         return [version_of(parameter) for parameter in self._module.parameters()]
@@ -188,12 +250,13 @@ class StepBuffers:
     of what the samples changed, one of integers by their sum. With one sample that is what torch does.
 
     Args:
-        buffers: Those of the module that may change; as they are now, its step begins.
+        buffers: Those of the module that may change.
+        before: As its step begins; None: as they are now.
     """
 
-    def __init__(self, buffers: Sequence[Tensor]) -> None:
+    def __init__(self, buffers: Sequence[Tensor], before: Sequence[Tensor] | None = None) -> None:
         self._buffers = list(buffers)
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._before = [buffer.clone() for buffer in self._buffers] if before is None else list(before)
         self._changes = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
 
     @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from typing import Any
-from weakref import WeakKeyDictionary, proxy
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary, proxy
 
 import torch
 from torch import Tensor
@@ -20,6 +22,10 @@ from domainpar.parallel.transport import Transport
 
 HINT = (
     "give every rank the same whole tensor: draw random numbers from equal seeds, read the same files in the same order"
+)
+LEARNED = (
+    "it wants a gradient, of which each rank has a share: before it is changed, t.grad = part.sum(t.grad) on every "
+    "rank; or make it a parameter of the model"
 )
 
 
@@ -50,7 +56,20 @@ def in_words(tensor: Tensor) -> str:
 
 def input_log(transport: Transport) -> InputLog:
     """The log of all parts on a transport: the next forward pass may be on another part."""
-    return _LOGS.setdefault(transport, InputLog(transport))
+    if transport not in _LOGS:
+        log = _LOGS[transport] = InputLog(transport)
+        transport.before_close.append(log.close)
+    return _LOGS[transport]
+
+
+class Alike(Protocol):
+    """What every rank holds alike, as `Replicas` are."""
+
+    def last_state(self) -> bytes:
+        """This rank's, looked at anew."""
+
+    def compare(self, states: Sequence[bytes], transport: Transport) -> None:
+        """Raise on all ranks alike if those of the ranks differ; *collective*."""
 
 
 class InputLog:
@@ -64,8 +83,14 @@ class InputLog:
 
     def __init__(self, transport: Transport) -> None:
         self._transport: Transport = proxy(transport)  # which this must not keep
-        self._calls: list[tuple[str, str]] = []  # call and tensor in words, and where in the program
+        self._calls: list[tuple[str, str, bool]] = []  # call and tensor in words, where, and whether it is learned
         self._words: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._numbers = itertools.count()
+        self._models: WeakValueDictionary[int, Alike] = WeakValueDictionary()
+
+    def compare_at_the_end(self, model: Alike) -> None:
+        """Compare what ranks hold of a model when the world closes, if all still have it. *Collective*."""
+        self._models[next(self._numbers)] = model
 
     def remember(self, call: str, tensor: Tensor) -> None:
         """Note a tensor that every rank has to give in the same call."""
@@ -75,38 +100,61 @@ class InputLog:
         if version is None or version != version_of(tensor):
             words = in_words(tensor)
             self._words[tensor] = (version_of(tensor), words)
-        self._calls.append((f"{call} of {words}", where()[1]))
+        self._calls.append((f"{call} of {words}", where()[1], tensor.requires_grad))
 
-    def compare(self, asked: int = 0) -> int:
+    def compare(self, beside: bytes = b"") -> list[bytes]:
         """Compare what all ranks were given since the last time. *Collective*.
 
         Args:
-            asked: Something to ask all ranks on the way.
+            beside: Something to tell all ranks on the way.
 
         Returns:
-            The largest number that a rank asked.
+            What each rank told, in their order.
 
         Raises:
             Refused: On all ranks alike, naming the first call that differs, where it is and on which rank.
         """
         if self._transport.size == 1:
-            return 0
+            return [beside]
         calls, self._calls = self._calls, []
         # A few bytes as long as all is well: the places in the program may differ between ranks, the calls may not.
-        checksum = zlib.crc32(json.dumps([what for what, _ in calls]).encode())
-        answers = self._transport.all_gather(bytes([asked, *checksum.to_bytes(4, "little")]))
-        if len({answer[1:] for answer in answers}) == 1:
-            return max(answer[0] for answer in answers)
-        of_ranks = gather(self._transport, calls)
-        nothing_more = ["nothing more", "the next forward pass"]
+        checksum = zlib.crc32(json.dumps([what for what, *_ in calls]).encode())
+        answers = self._transport.all_gather(checksum.to_bytes(4, "little") + beside)
+        if len({answer[:4] for answer in answers}) > 1:
+            self._refuse(gather(self._transport, calls))
+        return [answer[4:] for answer in answers]
+
+    def close(self) -> None:
+        """Compare what the ranks were given after their last pass, and what they hold of models. *Collective*.
+
+        A rank may have been given more than others, to show it say: it is compared as far as all go.
+
+        Raises:
+            Refused: As `compare`.
+            RanksDiffer: On all ranks alike, if parameters differ.
+        """
+        calls, self._calls = self._calls, []
+        models = dict(sorted(self._models.items()))
+        states = {number: model.last_state().hex() for number, model in models.items()}
+        of_ranks = gather(self._transport, [calls, states])
+        shortest = min(len(calls) for calls, _ in of_ranks)
+        self._refuse([calls[:shortest] for calls, _ in of_ranks])
+        for number, model in models.items():
+            told = [states.get(str(number)) for _, states in of_ranks]
+            if None not in told:  # else it is garbage on one rank, and not yet on another
+                model.compare([bytes.fromhex(state) for state in told], self._transport)
+
+    def _refuse(self, of_ranks: list[list[tuple[str, str, bool]]]) -> None:
+        """Refuse the first call in which ranks differ; nothing where they do not."""
+        nothing_more = ("nothing more", "the next forward pass", False)
         for number in range(max(map(len, of_ranks))):
             here = [calls[number] if number < len(calls) else nothing_more for calls in of_ranks]
-            if odd := strays([what for what, _ in here]):
+            if odd := strays([what for what, *_ in here]):
                 usual = next(rank for rank in range(len(here)) if rank not in odd)
                 names = {rank: self._transport.name_ranks([rank]) for rank in (odd[0], usual)}
                 both = ", ".join(f"{name} {here[rank][0]} at {here[rank][1]}" for rank, name in names.items())
-                raise Refused(f"the ranks were given different tensors: {both}", HINT)
-        raise AssertionError("checksums differ where calls do not")
+                learned = any(here[rank][2] for rank in names)
+                raise Refused(f"the ranks were given different tensors: {both}", LEARNED if learned else HINT)
 
 
 _LOGS: WeakKeyDictionary[Transport, InputLog] = WeakKeyDictionary()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -96,6 +96,54 @@ def common_tensors(module: nn.Module) -> dict[str, Tensor]:
                     place = name if tensor is value else f"{name}[{number}]"
                     tensors[f"{path}.{place}" if path else place] = tensor
     return {name: tensor for name, tensor in tensors.items() if not holds_rows(tensor)}
+
+
+_ROWS = "_domainpar_rows_in"  # of a module: its buffers that held rows at the end of the last pass
+_KEEPS_OUT = "_domainpar_keeps_rows_out"
+
+
+def note_rows(module: nn.Module) -> None:
+    """Note which buffers hold rows of a part: on another device or of another type they no longer say so themselves."""
+    for child in module.modules():
+        if child._buffers:
+            vars(child)[_ROWS] = {
+                name for name, buffer in child._buffers.items() if buffer is not None and holds_rows(buffer)
+            }
+
+
+def keep_rows_out_of_state(module: nn.Module) -> None:
+    """Refuse from now on to take a state with rows of a part in it, or to load one into them. A second call is one."""
+    for child in module.modules():
+        if not vars(child).setdefault(_KEEPS_OUT, False):
+            vars(child)[_KEEPS_OUT] = True
+            child.register_state_dict_pre_hook(_refuse_to_take)
+            child.register_load_state_dict_pre_hook(_refuse_to_load)
+
+
+def check_state(module: nn.Module) -> None:
+    """Refuse a module whose state holds rows of a part.
+
+    Raises:
+        NotExact: Naming the buffer.
+    """
+    for path, child in module.named_modules():
+        _refuse_to_take(child, f"{path}." if path else "", False)
+
+
+def _refuse_to_take(child: nn.Module, prefix: str, keep_vars: bool) -> None:
+    for name, buffer in child._buffers.items():
+        if buffer is None or name in child._non_persistent_buffers_set:
+            continue
+        if holds_rows(buffer) or name in vars(child).get(_ROWS, ()):
+            raise NotExact(
+                f"the buffer {prefix}{name} holds rows of this rank's part of a graph, which mean nothing in a state: "
+                "keep them as a plain attribute, or register the buffer with persistent=False."
+            )
+
+
+def _refuse_to_load(child: nn.Module, state: Mapping[str, Tensor], prefix: str, *others: object) -> None:
+    if any(f"{prefix}{name}" in state for name in child._buffers):
+        _refuse_to_take(child, prefix, False)
 
 
 def owner_of(module: nn.Module, name: str) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
-from domainpar.nn.adapt.modules import check_module, common_tensors
+from domainpar.nn.adapt.modules import check_module, check_state, common_tensors, keep_rows_out_of_state
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import Rows, rows_of
@@ -58,6 +58,7 @@ class OnEvents(EdgeClassifier):
         if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
             raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
         self.module = module
+        keep_rows_out_of_state(module)
         self.recompute(recompute_every)
         self.exchanges = self.sums = 0
         self._wants = wanted_arguments(module)
@@ -141,6 +142,7 @@ class OnEvents(EdgeClassifier):
             with torch.no_grad():
                 check = partial(check_results, alone, self.heads, self._readouts(key))
                 Parallel(module).run(alone, (), inputs(alone), key, check)
+        check_state(module)  # now, and not when the first checkpoint is written
         verification = verify(
             self.module,
             (edge_index, len(x)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,10 +15,29 @@ from torch import Tensor, nn
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
 from domainpar.nn.adapt.across import Member, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
-from domainpar.nn.adapt.modules import check_module, common_tensors, owner_of, read_as_nodes, reason_of
+from domainpar.nn.adapt.input_log import input_log
+from domainpar.nn.adapt.modules import (
+    check_module,
+    common_tensors,
+    keep_rows_out_of_state,
+    note_rows,
+    owner_of,
+    read_as_nodes,
+    reason_of,
+)
 from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import UNKNOWN, NotExact, Rows, rows_of, unwatched
+from domainpar.nn.adapt.rows import (
+    UNKNOWN,
+    NotExact,
+    Rows,
+    counting,
+    mark,
+    rows_of,
+    unwatched,
+    was_written,
+    written_reason,
+)
 from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
@@ -57,7 +77,9 @@ def parallelize(
         raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
     parallel = Parallel(module, world, seed, node_parameters, recompute_every)
+    keep_rows_out_of_state(module)
     take_from_root(common_tensors(module), world)
+    parallel.begin()
     return parallel
 
 
@@ -94,7 +116,7 @@ class Parallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.world, self.seed, self.recompute_every = module, world, seed, checked(recompute_every)
-        self._replicas = Replicas(module)
+        self._replicas: Replicas | None = None
         self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
@@ -113,16 +135,40 @@ class Parallel(nn.Module):
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
             Refused: On all ranks alike, if they were given different tensors.
-            RanksDiffer: On all ranks alike, if their parameters are no longer the same; looked at after parameters
-                changed without `sum_gradients`, and every 100th pass.
+            RanksDiffer: On all ranks alike, if their parameters are no longer the same.
         """
         part = _part_of((args, kwargs))
-        doubt = self._replicas.doubt() if self.world is not None and torch.is_grad_enabled() else 0
-        if doubt := part.inputs.compare(doubt):
-            self._replicas.compare(part.transport, doubt)
+        if part.num_parts > 1:
+            args, kwargs = self._compared(part, args, kwargs)
         with torch.no_grad():
             self.calls += 1
         return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.calls)))
+
+    def _compared(self, part: GraphPart, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments as they are to be read, once all ranks have compared what they hold and were given."""
+        arguments = tensors_in((args, kwargs))
+        for tensor in arguments:
+            if rows_of(tensor) is None and was_written(tensor):
+                part.inputs.remember("an argument that is the same everywhere, changed in place,", tensor)
+        state = bytes(5) if self._replicas is None else self._replicas.state()
+        told = part.inputs.compare(state + bytes(was_written(tensor) for tensor in arguments))
+        if self._replicas is not None:
+            self._replicas.compare([of_rank[:5] for of_rank in told], part.transport)
+        # What one rank has written all ranks have: they read the same.
+        written = [any(of_ranks) for of_ranks in itertools.zip_longest(*(of_rank[5:] for of_rank in told))]
+        late = {id(tensor) for tensor, any_rank in zip(arguments, written) if any_rank}
+        if not late:
+            return args, kwargs  # the very objects that were given
+        args, kwargs = rebuilt(
+            (args, kwargs), lambda value: _without_ghosts(value, part) if id(value) in late else value
+        )
+        return args, kwargs
+
+    def begin(self) -> None:
+        """Take what the module holds now for what all ranks hold, compared until the world closes. *Collective*."""
+        self._replicas = Replicas(self.module)
+        if self.world is not None and self.world.size > 1:
+            input_log(self.world.transport).compare_at_the_end(self._replicas)
 
     def run(
         self,
@@ -147,15 +193,12 @@ class Parallel(nn.Module):
         arguments = tensors_in((args, kwargs))
         watch.numbering.give(arguments, "arguments")
         watch.versions.keep(arguments)
-        gradients = torch.is_grad_enabled()
         layers = [] if watch.alone else [layer for layer in self.module.modules() if _passes_messages(layer)]
         hooks = [layer.register_forward_pre_hook(partial(_refresh, watch), with_kwargs=True) for layer in layers]
         try:
             before = _random_state(part.device)
             with contextlib.ExitStack() as around:
-                # In inference mode tensors do not count their changes, so that nobody would see one.
-                around.enter_context(torch.inference_mode(False))
-                around.enter_context(torch.set_grad_enabled(gradients))
+                around.enter_context(counting())
                 for name, owner in self._node_parameters.items():
                     around.enter_context(read_as_nodes(name, owner, part))
                 around.enter_context(watch.tape.whole())
@@ -164,6 +207,7 @@ class Parallel(nn.Module):
             if not torch.equal(_random_state(part.device), before):
                 raise NotExact("it draws random numbers from torch's generator, which would be others on each rank.")
             watch.versions.check_at_the_end(tensors_in(result))
+            note_rows(self.module)
             check(result)
             return rebuilt(result, partial(_owned, watch))
         except NotExact as refused:
@@ -177,16 +221,22 @@ class Parallel(nn.Module):
 
         Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
         a step: what it leaves is summed already, so a second call without `zero_grad` in between is refused. Where it
-        was left out, the next forward pass finds parameters that differ between ranks.
+        was left out, the next forward pass, or the end of the world, finds parameters that differ between ranks.
+
+        Where groups of ranks take graphs of their own, buffers in which they differ (running means) have changed by the
+        mean of what the groups changed; integers by their sum.
 
         Raises:
-            RuntimeError: On all ranks alike, if a gradient is not finite, or was summed before.
+            RuntimeError: On all ranks alike, if a gradient is not finite, or was summed before; or, of groups, if their
+                parameters differ.
         """
         if self.world is None:
             raise RuntimeError("no ranks to sum over; make it with parallelize(module, world).")
         if GradientSums(self.module).reduce(self.world.transport):
             raise RuntimeError("a gradient of some rank is not finite; look at the loss and the learning rate.")
-        self._replicas.note_sum()
+        if self._replicas is not None:
+            self._replicas.note_sum()
+            self._replicas.settle_groups(self.world)
 
     def _explained(self, refused: NotExact) -> str:
         """The reason, with the innermost module whose code was running and what is known of such modules."""
@@ -220,6 +270,22 @@ def _with_ghosts(watch: Watch, value: Any) -> Any:
     return value
 
 
+def _without_ghosts(tensor: Tensor, part: GraphPart) -> Tensor:
+    """An argument that was written in place since it was marked, as it is to be read: the pass fetches its ghosts.
+
+    Raises:
+        NotExact: If there are copies of its rows that nothing fetches.
+    """
+    rows = rows_of(tensor)
+    if not isinstance(rows, Rows):
+        return tensor
+    if (reason := written_reason(tensor, rows)) is not None:
+        raise NotExact(reason)
+    if rows.axis is not part.node_axis or not rows.fresh:
+        return tensor
+    return mark(tensor.narrow(rows.dim, 0, part.plan.num_owned), rows.but(fresh=False))
+
+
 def _part_of(arguments: Any) -> GraphPart:
     for item in [*arguments[0], *arguments[1].values()]:
         if hasattr(item, "node_types") and hasattr(item, "edge_types"):
@@ -237,7 +303,8 @@ def _part_of(arguments: Any) -> GraphPart:
             raise NotExact(
                 f"an argument of shape {tuple(tensor.shape)} is not marked; say what its rows are with part.nodes, "
                 "part.edges or, for a tensor that every rank has, part.same_everywhere; edges are part.edge_index, or "
-                "part.src and part.dst by themselves."
+                "part.src and part.dst by themselves. A mark does not outlive a torch call outside of the model: what "
+                "that makes of marked tensors and results (x + model(x)) is to be made in the model, or in place."
             )
         if rows is not None:
             parts[id(rows.axis.part)] = rows.axis.part

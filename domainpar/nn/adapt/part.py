@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt.across import Member
 from domainpar.nn.adapt.input_log import input_log, tensor_given
-from domainpar.nn.adapt.rows import Axis, Names, Rows, mark, rows_of
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, mark, rows_of, see, seen_at
 from domainpar.nn.adapt.slices import Slices
 from domainpar.parallel.halo import AdjointHalo
 from domainpar.parallel.transport import Transport
@@ -58,7 +58,7 @@ class GraphPart(Member):
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
-        self.edge_index = mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends))
+        self.edge_index = see(mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends)))
 
     @property
     def src(self) -> Tensor:
@@ -71,14 +71,16 @@ class GraphPart(Member):
         return self._end(1)
 
     def _end(self, end: int) -> Tensor:
-        return mark(self.edge_index[end], Rows(self.edge_axis, 0, names=(self.ends[end],)))
+        of_end = mark(self.edge_index[end], Rows(self.edge_axis, 0, names=(self.ends[end],)))
+        return see(of_end, seen_at(self.edge_index))  # they count their changes together
 
     def nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all nodes, ghosts included, marked as nodes.
 
         Args:
-            whole: One row for each node of the whole graph, the same on every rank, which the next forward pass checks;
-                gradients flow back to it. An array of numpy will do.
+            whole: One row for each node of the whole graph, the same on every rank, which the next forward pass or the
+                end of the world checks. An array of numpy will do. Gradients flow back to it, this rank's share:
+                `whole.grad = part.sum(whole.grad)` makes it whole.
             dim: The dimension along which the nodes lie.
 
         Raises:
@@ -97,27 +99,35 @@ class GraphPart(Member):
 
     def owned_nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all nodes that this part owns, as in a model's result: targets, masks, weights."""
-        return self._taken("part.owned_nodes", whole, dim, self.node_axis, self.node_axis.keys)
+        return self._own(self._taken("part.owned_nodes", whole, dim, self.node_axis, self.node_axis.keys))
 
     def owned_edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all edges that this part owns, as in a model's result."""
-        return self._taken("part.owned_edges", whole, dim, self.edge_axis, self.edge_axis.keys[self._edge_owned])
+        keys = self.edge_axis.keys[self._edge_owned]
+        return self._own(self._taken("part.owned_edges", whole, dim, self.edge_axis, keys))
 
     def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
-        """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date."""
+        """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date.
+
+        Its owned rows may be written in place, `local[: part.plan.num_owned] += ...`: the next pass fetches those of
+        ghosts.
+        """
         self._check(local, dim, self.plan.num_local, "owned nodes and ghosts")
-        return _marked(local.to(self.device).view_as(local), Rows(self.node_axis, dim % local.dim()))
+        return _marked(_counting(local.to(self.device)), Rows(self.node_axis, dim % local.dim()))
 
     def local_edges(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's local edges in the plan's order."""
         self._check(local, dim, self.plan.num_edges, "local edges")
-        return _marked(local.to(self.device).view_as(local), Rows(self.edge_axis, dim % local.dim()))
+        return _marked(_counting(local.to(self.device)), Rows(self.edge_axis, dim % local.dim()))
 
     def same_everywhere(self, tensor: Tensor | npt.ArrayLike) -> Tensor:
-        """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph."""
+        """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph.
+
+        A gradient that flows back to it is this rank's share: `t.grad = part.sum(t.grad)` makes it whole.
+        """
         taken = tensor_given(tensor, "what is the same everywhere")
         self.inputs.remember("part.same_everywhere", taken)
-        return mark(taken.to(self.device).view_as(taken), None)
+        return see(mark(_counting(taken.to(self.device)), None))
 
     def sum(self, owned: Tensor) -> Tensor:
         """Add up a tensor over all parts, without gradient: a loss to print, a count. *Collective*."""
@@ -144,6 +154,13 @@ class GraphPart(Member):
     def _mean(self, each: Tensor, weights: Tensor | None, axis: Axis, num_owned: int) -> Tensor:
         for tensor in [each] if weights is None else [each, weights]:
             self._check(tensor, 0, num_owned, f"owned {axis.name}")
+            rows = rows_of(tensor)
+            of = rows.axis.part.number if isinstance(rows, Rows) else tensor.__dict__.get(_OWNED_BY, self.number)
+            if of != self.number:
+                raise NotExact(
+                    f"a mean over {axis.name} was given a tensor of shape {tuple(tensor.shape)} with rows of another "
+                    "part; take results, targets and weights of one part, and its own mean."
+                )
         numbers_each = each.shape[1:].numel()
         if weights is None:
             return each.sum() / (axis.total * numbers_each)
@@ -158,6 +175,11 @@ class GraphPart(Member):
             axis = self._joined[key] = Axis.joined(tuple(pieces))
         return axis
 
+    def _own(self, owned: Tensor) -> Tensor:
+        """Note whose rows they are, in a number: copies and files of the tensor may outlive this part."""
+        owned.__dict__[_OWNED_BY] = self.number
+        return owned
+
     def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
         tensor.untyped_storage().__dict__[_OF_A_PART] = True
@@ -170,7 +192,8 @@ class GraphPart(Member):
         tensor = tensor_given(whole, f"what {call} takes")
         self._check(tensor, dim, axis.total, f"{axis.name} of the whole graph")
         self.inputs.remember(call, tensor)
-        return tensor.index_select(dim, ids.to(tensor.device)).to(self.device)
+        with counting():
+            return tensor.index_select(dim, ids.to(tensor.device)).to(self.device)
 
     def _check(self, tensor: Tensor, dim: int, expected: int, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.size(dim) != expected:
@@ -181,12 +204,19 @@ class GraphPart(Member):
 
 # Set on the memory of a tensor, as views of it have no `Rows` of their own where nobody watches.
 _OF_A_PART = "_domainpar_of_a_part"
+_OWNED_BY = "_domainpar_owned_by"  # of targets and weights: the number of the part whose owned rows they are
+
+
+def _counting(tensor: Tensor) -> Tensor:
+    """A view that counts what is written into the tensor; of one of inference mode, which does not count, a copy."""
+    with counting():
+        return tensor.clone() if tensor.is_inference() else tensor.view_as(tensor)
 
 
 def _marked(tensor: Tensor, rows: Rows) -> Tensor:
     """Say what the rows of a tensor are, and of its memory that there are rows of a part in it."""
     tensor.untyped_storage().__dict__[_OF_A_PART] = True
-    return mark(tensor, rows)
+    return see(mark(tensor, rows))
 
 
 def holds_rows(tensor: Tensor) -> bool:

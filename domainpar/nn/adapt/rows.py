@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,6 +31,14 @@ BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 def unwatched() -> Any:
     """A context in which torch calls go through no rule."""
     return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """Inside, new tensors count their changes, as those of inference mode do not; gradients are as they were."""
+    gradients = torch.is_grad_enabled()  # which leaving inference mode turns on
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield
 
 
 class NotExact(Exception):
@@ -361,6 +371,63 @@ def rows_of(tensor: Tensor) -> Any:
 def version_of(tensor: Tensor) -> object:
     """Changes when a tensor's values do; tensors of inference mode do not know, so nothing equals theirs."""
     return object() if tensor.is_inference() else tensor._version
+
+
+class _Seen:
+    """A tensor as it was when its mark was true: its version then. A copy of one that was written since is late, too.
+
+    Args:
+        version: Of the tensor.
+        tensor: The tensor; None of a copy.
+    """
+
+    def __init__(self, version: object, tensor: weakref.ref[Tensor] | None = None) -> None:
+        self.version, self._tensor = version, tensor
+
+    def __deepcopy__(self, memo: Any) -> _Seen:
+        tensor = None if self._tensor is None else self._tensor()
+        return _Seen(NEVER if tensor is not None and was_written(tensor) else 0)  # with which tensors begin
+
+    def __reduce__(self) -> tuple[type[_Seen], tuple[object]]:
+        return _Seen, (self.__deepcopy__(None).version,)
+
+
+NEVER = -1  # no tensor has this version
+_SEEN = "_domainpar_seen"
+
+
+def see(tensor: Tensor, version: object = None) -> Tensor:
+    """Note that the mark of a tensor is true of it as it is now, or was at a version. Returns the tensor."""
+    tensor.__dict__[_SEEN] = _Seen(version_of(tensor) if version is None else version, weakref.ref(tensor))
+    return tensor
+
+
+def seen_at(tensor: Tensor) -> object:
+    """The version that `see` noted; None where it was never noted."""
+    seen = tensor.__dict__.get(_SEEN)
+    return None if seen is None else seen.version
+
+
+def was_written(tensor: Tensor) -> bool:
+    """Whether a tensor, or a view of it, was written in place since `see` noted its version."""
+    version = seen_at(tensor)
+    return version is not None and version != version_of(tensor)
+
+
+def written_reason(tensor: Tensor, rows: Rows) -> str | None:
+    """Why a tensor that was written since it was marked cannot be read; None if it can, once its ghosts are fetched."""
+    if rows.names is not None:
+        return (
+            f"the row numbers of a tensor of shape {tuple(tensor.shape)} (part.edge_index, part.src, part.dst) were "
+            "written in place since they were marked; split the new graph with split_graph."
+        )
+    if rows.axis.counted is not None:
+        return (
+            f"a tensor of {rows.axis.name} of shape {tuple(tensor.shape)} was written in place since it was marked, "
+            "and other ranks hold copies of its rows (edges='incident'); keep what changes of edges in the model, or "
+            "mark it anew with part.edges or part.local_edges, the copies alike."
+        )
+    return None
 
 
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from domainpar.nn.adapt.rows import NotExact
+from domainpar.nn.adapt.rows import Axis, NotExact, Rows, rows_of, see, seen_at, was_written, written_reason
 
 _STANDS_IN = (
     "one tensor stands for another or a view of it here (node values with those of other ranks, rows picked by their "
@@ -43,9 +43,11 @@ class Versions:
 
     Args:
         held: Tensors that the model held before, by their `id`; the caller keeps them alive.
+        with_ghosts: The rows of which other ranks hold copies; None if there is no other rank.
     """
 
-    def __init__(self, held: Mapping[int, Tensor]) -> None:
+    def __init__(self, held: Mapping[int, Tensor], with_ghosts: Axis | None = None) -> None:
+        self._with_ghosts = with_ghosts
         self._held = {key: tensor for key, tensor in held.items() if _counts(tensor)}
         self._of_held = {key: tensor._version for key, tensor in self._held.items()}
         self._sharing: dict[int, list[int]] = {}
@@ -56,6 +58,7 @@ class Versions:
         self._spoiled: dict[int, StorageWeakRef] = {}  # for the same reason not a set
         self._of_caller: set[int] = set()
         self._stand_ins: dict[int, _StandIn] = {}
+        self._marked: dict[int, Tensor] = {}  # outside of passes, and seen in this one
 
     def check(self, tensors: Iterable[Tensor]) -> None:
         """Refuse a tensor that was changed since it was last seen.
@@ -66,6 +69,8 @@ class Versions:
         for tensor in tensors:
             if not _counts(tensor):
                 continue
+            if was_written(tensor) and id(tensor) not in self._marked:
+                self._check_written(tensor)
             if self._spoiled and memory_of(tensor) in self._spoiled:
                 raise NotExact(
                     f"a tensor of shape {tuple(tensor.shape)} is used after rows were summed into it in place; use "
@@ -80,11 +85,27 @@ class Versions:
                     "torch function, or one that returns a new tensor."
                 )
 
+    def _check_written(self, tensor: Tensor) -> None:
+        """Refuse what the model keeps, somebody wrote into between two passes, and other ranks hold copies of."""
+        rows = rows_of(tensor)
+        if self._with_ghosts is None or not isinstance(rows, Rows):
+            return
+        reason = written_reason(tensor, rows)
+        if reason is None and rows.axis is self._with_ghosts and rows.fresh:
+            reason = (
+                f"a tensor of nodes of shape {tuple(tensor.shape)} that the model keeps was written in place between "
+                "two passes, and other ranks hold copies of its rows; give it to the model as an argument."
+            )
+        if reason is not None:
+            raise NotExact(reason)
+
     def seen(self, tensors: Iterable[Tensor]) -> None:
         """Note the versions of tensors as they are now."""
         for tensor in tensors:
             if not _counts(tensor):
                 continue
+            if seen_at(tensor) is not None:
+                self._marked[id(tensor)] = tensor
             memory = memory_of(tensor)
             self._check_stand_in(memory, tensor._version)
             for key in self._sharing.get(memory, ()):
@@ -134,6 +155,8 @@ class Versions:
         for stand_in in self._stand_ins.values():
             if (tensor := stand_in.tensor()) is not None and tensor._version != stand_in.version:
                 raise NotExact(_STANDS_IN)
+        for tensor in self._marked.values():  # what the pass wrote into them left their marks true
+            see(tensor)
 
 
 def _counts(tensor: Tensor) -> bool:

@@ -73,7 +73,7 @@ class Watch(TorchFunctionMode):
         self.alone = part.num_parts == 1
         self._constants = constants
         self.numbering = Numbering()
-        self.versions = Versions(constants)
+        self.versions = Versions(constants, None if self.alone else part.node_axis)
         self.selected: dict[int, Axis] = {}
         self.slices: dict[tuple[int, int, int, int], tuple[Axis, Tensor]] = {}
         self._filled: dict[int, Tensor] = {}

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from whole_and_split import USUAL
 
-from domainpar.nn.adapt.gradient_sums import Replicas
+from domainpar.nn.adapt import gradient_sums
 from domainpar.nn.adapt.parallelize import Parallel, parallelize
 from domainpar.nn.adapt.split import split_graph
+from domainpar.parallel.transport import RanksDiffer
 from domainpar.testing import run_ranks
 
 torch.manual_seed(0)
@@ -163,33 +164,154 @@ def test_where_others_sum_gradients_nobody_looks():
     assert everywhere(work, lambda net, world: Parallel(net)) == ["nothing"] * 4
 
 
-def test_parameters_changed_behind_torchs_back_are_found_in_the_second_pass_and_every_100th():
+def moved_after_a_step(steps):
+    steps.step()
+    if steps.world.rank == 1:
+        steps.net[2].bias.data += 1e-12
+
+
+def scheduled_by_a_share(steps):
+    for _ in range(2):
+        share = steps.loss().item()
+        steps.step()
+        if share == 0:  # on the rank that owns nothing
+            steps.optimizer.param_groups[0]["lr"] /= 2
+
+
+def clipped_before_the_sum(steps):
+    steps.optimizer.zero_grad()
+    steps.loss().backward()
+    steps.model.sum_gradients()
+    nn.utils.clip_grad_norm_(steps.net.parameters(), 0.1 + 0.1 * steps.world.rank)
+    steps.optimizer.step()
+
+
+def noise_on_weights(steps):
+    with torch.no_grad():
+        for parameter in steps.net.parameters():
+            parameter += torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(steps.world.rank), dtype=parameter.dtype
+            )
+
+
+def averaged_by_one(steps):
+    steps.step()
+    average = torch.optim.swa_utils.AveragedModel(steps.net)
+    steps.step()
+    if steps.world.rank == 3:
+        steps.net.load_state_dict(average.module.state_dict())
+
+
+def replaced(steps):
+    steps.net[0].weight = nn.Parameter(steps.net[0].weight.detach() + steps.world.rank)
+
+
+def memory_replaced(steps):
+    steps.step()
+    steps.loss()
+    steps.net[0].weight.data = steps.net[0].weight.data + steps.world.rank
+
+
+PARTED = [
+    moved_after_a_step,
+    scheduled_by_a_share,
+    clipped_before_the_sum,
+    noise_on_weights,
+    averaged_by_one,
+    replaced,
+    memory_replaced,
+]
+
+
+@pytest.mark.parametrize("without_gradient", [False, True], ids=["training", "no gradient"])
+@pytest.mark.parametrize("work", PARTED)
+def test_parameters_that_parted_are_refused_in_the_next_pass_whatever_changed_them(work, without_gradient):
+    def then_a_pass(steps):
+        work(steps)
+        with torch.set_grad_enabled(not without_gradient):
+            steps.loss()
+
+    for message in everywhere(then_a_pass):
+        assert "no longer hold" in message
+        assert "part.sum(loss)" in message or "without sum_gradients()" in message
+
+
+@pytest.mark.parametrize("work", PARTED)
+def test_parameters_that_parted_are_refused_when_the_world_closes(work):
+    def then_the_end(steps):
+        work(steps)
+        steps.world.close()
+
+    for message in everywhere(then_the_end):
+        assert "no longer hold" in message
+
+
+def test_what_torch_counts_no_change_of_is_found_every_100th_pass():
     def work(steps, passes):
         for _ in range(passes):
-            steps.step()
+            steps.loss()
         if steps.world.rank == 1:
             steps.net[2].bias.data += 1e-12
         steps.loss()
 
-    for passes in (1, 101):
-        for message in everywhere(lambda steps, passes=passes: work(steps, passes)):
-            assert message.startswith(
-                "rank 1 no longer holds what the others hold: 2.bias of 4 tensors differ: something"
-            )
-    assert everywhere(lambda steps: work(steps, 2)) == ["nothing"] * 4
+    told = ["nothing"] * 4
+    assert everywhere(lambda steps: work(steps, 5)) == told
+    for message in everywhere(lambda steps: work(steps, 100)):
+        assert message.startswith("rank 1 no longer holds what the others hold: 2.bias of 4 tensors differ: something")
 
 
-def test_ranks_that_sum_by_themselves_are_looked_at_a_few_times_only():
-    module = nn.Linear(2, 2)
-    replicas, doubts = Replicas(module), []
+def test_a_pass_looks_at_those_parameters_only_that_changed(monkeypatch):
+    looked_at = []
+    of_all = gradient_sums.checksums
+    monkeypatch.setattr(gradient_sums, "checksums", lambda some: looked_at.append(len(some)) or of_all(some))
+    module = copy.deepcopy(NETWORK)
+    replicas = gradient_sums.Replicas(module)
+    states = [replicas.state(), replicas.state()]
+    with torch.no_grad():
+        module[2].bias += 1
+    states.append(replicas.state())
+    assert looked_at == [4, 0, 1]
+    assert states[0] == states[1] != states[2]
 
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda width: nn.BatchNorm1d(width, momentum=None)])
+def test_groups_with_graphs_of_their_own_end_a_step_with_one_set_of_buffers(kind):
     def work(world):
-        for _ in range(120):
-            doubts.append(replicas.doubt())
-            if doubts[-1]:
-                replicas.compare(world.transport, doubts[-1])
-            with torch.no_grad():
-                module.weight += 1
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), kind(3)).double()
+        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, among="domain")
+        model = parallelize(net, world)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        means = []
+        for step in range(3):
+            optimizer.zero_grad()
+            before = net[1].running_mean.clone()
+            part.mean_over_nodes(model(part.nodes(USUAL.x + step + 5 * world.data_group)).square()).backward()
+            of_group = net[1].running_mean - before
+            model.sum_gradients()
+            optimizer.step()
+            means.append((net[1].running_mean - before, of_group, world.data_group))
+        return means, {name: buffer.tolist() for name, buffer in net.named_buffers()}
 
-    run_ranks(work, 1)
-    assert [number for number, doubt in enumerate(doubts, 1) if doubt] == [2, 3, 4, 102]
+    results = run_ranks(work, 4, domain_size=2)
+    assert all(buffers == results[0][1] for _, buffers in results)
+    assert results[0][1]["1.num_batches_tracked"] == 3
+    for step in range(3):
+        change, one, _ = results[0][0][step]
+        other = next(of_group for means, _ in results for _, of_group, group in [means[step]] if group == 1)
+        assert not torch.allclose(one, other)
+        torch.testing.assert_close(change, (one + other) / 2, rtol=1e-12, atol=1e-14)
+
+
+def test_parameters_that_parted_between_groups_are_refused_in_the_next_sum():
+    def work(world):
+        net = copy.deepcopy(NETWORK)
+        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, among="domain")
+        model = parallelize(net, world)
+        with torch.no_grad():
+            net[0].weight += world.data_group
+        part.mean_over_nodes(model(part.nodes(USUAL.x)).square()[:, 0]).backward()
+        with pytest.raises(RanksDiffer, match=r"ranks 2, 3 no longer hold what rank 0 holds: 0.weight"):
+            model.sum_gradients()
+
+    run_ranks(work, 4, domain_size=2)

@@ -182,6 +182,22 @@ def test_a_module_that_takes_arguments_by_place_only_is_refused():
         OnEvents(own_models.ByPlace())
 
 
+def test_a_module_that_keeps_rows_in_its_state_is_refused_before_training():
+    class Keeps(own_models.Small):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", None)
+
+        def forward(self, x, edge_index):
+            self.seen = x > 0
+            return super().forward(x, edge_index)
+
+    event = TiledEvent.random(5, 30, 60, 6)
+    x = torch.randn(30, 3, dtype=torch.float64)
+    with pytest.raises(NotExact, match="the buffer seen holds rows of this rank's part"):
+        OnEvents(own_models.filled(Keeps()).double()).verify(torch.from_numpy(event.edge_index), x, torch.zeros(60, 6))
+
+
 def test_hooks_on_parameters_are_refused():
     """They would be called with one rank's share of a gradient."""
     with pytest.raises((ValueError, NotExact), match="hook"):
