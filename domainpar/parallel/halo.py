@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from domainpar import faults
 from domainpar.parallel.tables import empty_table
@@ -206,10 +205,25 @@ class _ExtendAdjoint(torch.autograd.Function):
         return table
 
     @staticmethod
-    @once_differentiable  # a gradient of this gradient would not be exchanged
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        num_owned = ctx.halo.plan.num_owned
-        return grads[0][:num_owned] + ctx.halo.sum_to_owners(grads[0][num_owned:]), None
+        return _ReturnAdjoint.apply(grads[0], ctx.halo), None  # type: ignore[no-untyped-call]
+
+
+class _ReturnAdjoint(torch.autograd.Function):
+    """Ghost -> owner sum. Each of the two is the adjoint of the other, so a gradient has gradients of any order.
+
+    Ranks exchange in one order in all of them: of what is ready, autograd takes what was made last, and whatever uses a
+    tensor was made after it. So it goes back through all that a rank made, and ranks make exchanges in one order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, halo: Halo) -> Tensor:
+        ctx.halo, num_owned = halo, halo.plan.num_owned
+        return local[:num_owned] + halo.sum_to_owners(local[num_owned:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _ExtendAdjoint.apply(grads[0], ctx.halo), None  # type: ignore[no-untyped-call]
 
 
 def ask_owners(transport: Transport) -> Ask:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import reduce, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from domainpar.parallel.transport import Transport
 
@@ -83,17 +84,13 @@ def largest(local: Tensor, part: Member) -> Tensor:
 
 
 def multiplied(local: Tensor, part: Member) -> Tensor:
-    """The product of every rank's tensor, in their order. *Collective*, forward and backward.
-
-    Its derivative by one rank's factor is the product of the others.
-    """
-    total, others = torch.ones_like(local), torch.ones_like(local)
-    for rank, factor in enumerate(part.gather(local)):
-        total = total * factor
-        others = others if rank == part.part else others * factor
-    if not (total.is_floating_point() or total.is_complex()):
-        return total
-    return with_gradient_of(total, summed(local * others, part))
+    """The product of every rank's tensor, in their order. *Collective*, forward and backward."""
+    if part.num_parts == 1:
+        return local
+    # A sum that gathers every rank's factor, so that autograd knows of each: gradients of any order are exact.
+    nothing = torch.zeros_like(local, requires_grad=False)
+    mine = torch.stack([local if rank == part.part else nothing for rank in range(part.num_parts)])
+    return reduce(torch.mul, summed(mine, part).unbind())
 
 
 def shared_by(value: Tensor, mine: Tensor, chosen: Tensor, dims: tuple[int, ...], part: Member) -> Tensor:
@@ -124,6 +121,31 @@ def counted_once(result: Tensor, part: Member) -> Tensor:
     return kept
 
 
+def once_differentiable(name: str, instead: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the backward of a Function one whose gradients have no gradient, and say so where one is asked for.
+
+    As torch's decorator, with words for the user: all ranks come to the same place, so all are refused.
+
+    Args:
+        name: What was called, for the message.
+        instead: What to do.
+    """
+    refusal = f"a gradient of a gradient through {name} has no form here; {instead}."
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def once(ctx: Any, *grads: Tensor) -> Any:
+            with torch.no_grad():
+                results = backward(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return results
+            return tuple(None if it is None else _Last.apply(it.requires_grad_(), refusal) for it in results)  # type: ignore[no-untyped-call]
+
+        return once
+
+    return decorate
+
+
 class _SumOverRanks(torch.autograd.Function):
     """Its own adjoint: what all ranks make of a sum comes back to every summand."""
 
@@ -133,9 +155,8 @@ class _SumOverRanks(torch.autograd.Function):
         return part.sum_over_ranks(local)
 
     @staticmethod
-    @once_differentiable  # a gradient of this gradient would not be summed over ranks
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.part.sum_over_ranks(grads[0]), None
+        return _SumOverRanks.apply(grads[0], ctx.part), None  # type: ignore[no-untyped-call]
 
 
 class _WithGradientOf(torch.autograd.Function):
@@ -148,6 +169,19 @@ class _WithGradientOf(torch.autograd.Function):
         return None, grads[0]
 
 
+class _Last(torch.autograd.Function):
+    """A gradient that has none."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, refusal: str) -> Tensor:
+        ctx.refusal = refusal
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(ctx.refusal)
+
+
 class _CountedOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: Tensor, counts: bool) -> Tensor:
@@ -156,4 +190,7 @@ class _CountedOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] if ctx.counts else torch.zeros_like(grads[0]), None
+        (gradient,) = grads
+        # Not new zeros: of these the gradient is asked for on every rank, whoever counts.
+        others = torch.zeros((), dtype=torch.bool, device=gradient.device)
+        return gradient if ctx.counts else torch.where(others, gradient, 0.0), None

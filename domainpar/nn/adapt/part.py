@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.across import Member
+from domainpar.nn.adapt.across import Member, summed
 from domainpar.nn.adapt.input_log import input_log, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, mark, rows_of, see, seen_at
 from domainpar.nn.adapt.slices import Slices
@@ -129,9 +129,16 @@ class GraphPart(Member):
         self.inputs.remember("part.same_everywhere", taken)
         return see(mark(_counting(taken.to(self.device)), None))
 
-    def sum(self, owned: Tensor) -> Tensor:
-        """Add up a tensor over all parts, without gradient: a loss to print, a count. *Collective*."""
-        return self.sum_over_ranks(owned.detach())
+    def sum(self, owned: Tensor, *, gradient: bool = False) -> Tensor:
+        """Add up a tensor over all parts: a loss to print, a count, forces to train on. *Collective*.
+
+        Args:
+            owned: This rank's share, of the same shape and type on every rank.
+            gradient: Whether backward goes through, which is *collective* as well. What every rank makes of the sum is
+                then a share: each share sends its gradient back to what every rank gave. So a loss that is made of all
+                of the sum on every rank would count once for each rank.
+        """
+        return summed(owned, self) if gradient else self.sum_over_ranks(owned.detach())
 
     def mean_over_nodes(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
         """This rank's share of the mean over all nodes of the graph; the shares of all ranks add up to it.

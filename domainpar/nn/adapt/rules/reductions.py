@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from domainpar.nn.adapt.across import Member, largest, multiplied, shared_by, summed
+from domainpar.nn.adapt.across import Member, largest, multiplied, once_differentiable, shared_by, summed
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark, places_of
@@ -216,7 +215,7 @@ class _Normed(torch.autograd.Function):
         return normed if shift is None else normed.add_(shift)
 
     @staticmethod
-    @once_differentiable  # a gradient of this gradient would not be summed over ranks
+    @once_differentiable("batch norm in training", "call eval(), use LayerNorm, or ask for no forces (create_graph)")
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, mean, inverse = ctx.saved_tensors
         gradient = grads[0]
