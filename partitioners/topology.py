@@ -25,6 +25,7 @@ class Topology:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
         num_nodes: Number of nodes N; nodes without edges count.
         position: x, y, z in any one unit of length, float [N, 3]; None for a graph without a geometry.
+        edges: Which edges a part computes on, and so what a node costs it.
 
     Raises:
         ValueError: If an edge names a node that does not exist, a shape does not fit, or a position is not finite.
@@ -33,6 +34,7 @@ class Topology:
     edge_index: IntArray
     num_nodes: int
     position: FloatArray | None = None
+    edges: EdgePolicy = "incident"
 
     def __post_init__(self) -> None:
         check_edge_index(self.edge_index, self.num_nodes)
@@ -53,11 +55,12 @@ class Topology:
         return int(self.edge_index.shape[1])
 
     def costs(self) -> IntArray:
-        """Return the cost of each node, in-degree + out-degree + 1, int64 [N].
+        """Return the cost of each node, in-degree + out-degree + 1, int64 [N]; for `incoming` without out-degree.
 
         Time and memory follow the edges; the 1 gives nodes without edges a share too.
         """
-        return np.bincount(self.edge_index.ravel(), minlength=self.num_nodes) + 1
+        ends = self.edge_index[1] if self.edges == "incoming" else self.edge_index.ravel()
+        return np.bincount(ends, minlength=self.num_nodes) + 1
 
 
 Partitioner = Callable[[Topology, int], IntArray]

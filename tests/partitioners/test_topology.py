@@ -12,6 +12,31 @@ NO_EDGES = np.zeros((2, 0), np.int64)
 def test_the_cost_of_a_node_is_its_in_and_out_degree_and_one():
     edges = np.array([[0, 0, 2, 2], [1, 1, 2, 0]])  # duplicates count twice, a self-loop as one in and one out
     assert Topology(edges, 4).costs().tolist() == [4, 3, 4, 1]
+    assert Topology(edges, 4, edges="incoming").costs().tolist() == [2, 3, 2, 1]  # those that a part computes on
+
+
+def attached(num_nodes, each, rng):
+    """Edges of preferential attachment: every node sends some to nodes drawn by their degree; old ones get many."""
+    ends = [0, 1]
+    edges = []
+    for node in range(2, num_nodes):
+        for to in rng.choice(ends, each):
+            edges.append((node, to))
+            ends += [node, to]
+    return np.array(edges).T
+
+
+@pytest.mark.parametrize("num_blocks", [3, 16])
+@pytest.mark.parametrize("name", ["metis", "contiguous"])
+@pytest.mark.parametrize("graph", ["out of one node", "preferential attachment"])
+def test_edges_are_dealt_evenly_to_parts_that_compute_on_incoming_ones(graph, name, num_blocks):
+    if graph == "out of one node":
+        edges = np.stack([np.zeros(4999, np.int64), np.arange(1, 5000)])
+    else:
+        edges = attached(5000, 4, np.random.default_rng(0))[::-1]  # from old nodes, which have many, to new ones
+    parts = get_partitioner(name)(Topology(edges, 5000, edges="incoming"), num_blocks)
+    per_part = np.bincount(parts[edges[1]], minlength=num_blocks)
+    assert per_part.max() / per_part.mean() < 1.06
 
 
 def test_edges_that_name_no_node_are_refused_with_the_first_bad_one():

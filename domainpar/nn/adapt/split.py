@@ -109,7 +109,7 @@ def split_slices(
     alike = {f"split_slices' {name}": words for name, words in alike.items()}
     agree(world.transport, difference(transport, alike, "give every rank a slice of the same graph"))
     if own_parts is None:
-        costs = torch.from_numpy(np.bincount(mine.ravel(), minlength=num_nodes))
+        costs = torch.from_numpy(Topology(mine, num_nodes, edges=edges).costs() - 1)
         transport.all_reduce(costs)
         owner = split_evenly(costs.numpy() + 1, transport.size)
     else:
@@ -158,19 +158,18 @@ def _handed(of_ranks: list[IntArray], transport: Transport) -> IntArray:
     return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
 
 
-def _topology(edge_index: Any, num_nodes: int, edges: str, position: Any) -> Topology:
+def _topology(edge_index: Any, num_nodes: int, edges: EdgePolicy, position: Any) -> Topology:
     """The graph to be split, looked at.
 
     Raises:
         ValueError: If it will not do.
     """
     _check_policy(edges)
-    ends, *where = (
-        tensor_given(value, f"the {name} of split_graph").detach().cpu().numpy()
+    ends, where = (
+        None if value is None else tensor_given(value, f"the {name} of split_graph").detach().cpu().numpy()
         for name, value in (("edge_index", edge_index), ("position", position))
-        if value is not None
     )
-    return Topology(ends, num_nodes, *where)
+    return Topology(ends, num_nodes, where, edges)
 
 
 def _check_policy(edges: str) -> None:

@@ -8,7 +8,7 @@ from whole_and_split import ODD, USUAL
 from domainpar import World
 from domainpar.agreement import Refused
 from domainpar.nn.adapt.rows import Rows, rows_of
-from domainpar.nn.adapt.split import split_graph
+from domainpar.nn.adapt.split import split_graph, split_slices
 from domainpar.testing import run_ranks
 
 
@@ -270,3 +270,16 @@ def test_a_mean_of_what_are_not_the_owned_rows_is_refused():
         part.mean_over_nodes(torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"shape \(12,\) .* 40 owned edges"):
         part.mean_over_edges(torch.ones(40), torch.ones(12))
+
+
+@pytest.mark.parametrize("split", [split_graph, split_slices])
+def test_parts_have_equal_numbers_of_the_edges_that_they_compute_on(split):
+    star = torch.stack([torch.zeros(4999, dtype=torch.int64), torch.arange(1, 5000)])
+
+    def local_edges(world):
+        slice_here = star if split is split_graph else star.tensor_split(world.size, 1)[world.rank]
+        return split(slice_here, 5000, world).plan.num_edges
+
+    found = run_ranks(local_edges, 3)
+    assert sum(found) == 4999
+    assert max(found) < 1.05 * 4999 / 3
