@@ -17,6 +17,10 @@ import psutil
 from domainpar import timeouts
 from domainpar.problems import Problem
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
+WHOLE_MACHINE = "pid:[4026531836]"  # Linux's own number of the PID namespace that is no container's
+
 SAME_START = 2.0  # seconds; the clock of a machine may be set right while a process runs
 
 _MOST_OF_A_LOCK = 10_000  # bytes
@@ -52,6 +56,9 @@ class Holder:
         job: Its SLURM job; empty without one.
         restart: Number of times that SLURM had requeued that job.
         key: Tells two locks of the same process apart.
+        boot: The start of its machine, by the number that Linux gives it; empty where nothing tells.
+        processes: The PID namespace that its number is from: containers count for themselves, under one host name or
+            several.
     """
 
     host: str
@@ -60,11 +67,16 @@ class Holder:
     job: str
     restart: int
     key: str
+    boot: str = ""
+    processes: str = ""
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Holder:
         """This process."""
         restart = environ.get("SLURM_RESTART_COUNT", "0")
+        boot, processes = "", ""
+        with suppress(OSError):
+            boot, processes = BOOT_ID.read_text().strip(), os.readlink(PROCESSES)
         return cls(
             host=platform.node(),
             pid=os.getpid(),
@@ -72,12 +84,24 @@ class Holder:
             job=environ.get("SLURM_JOB_ID", ""),
             restart=int(restart) if restart.isdecimal() else 0,
             key=uuid.uuid4().hex,
+            boot=boot,
+            processes=processes,
         )
+
+    def seen_by(self, other: Holder) -> bool:
+        """Whether this holder's number means something to another process: same machine, and no wall of a container."""
+        if self.host != other.host:
+            return False
+        return not self.boot or (self.boot, self.processes) == (other.boot, other.processes)  # none in earlier locks
 
     def gone_for(self, other: Holder) -> str | None:
         """Why this holder cannot be at work any more, as far as another process can tell; None if it may be."""
-        if self.host == other.host:
+        if self.seen_by(other):
             return None if _runs(self.pid, self.started) else f"process {self.pid} on {self.host} is gone"
+        # A reboot, not another machine of this name: that would be a run from before this machine's start.
+        of_machines = {self.processes, other.processes} == {WHOLE_MACHINE}
+        if self.host == other.host and self.boot != other.boot and of_machines and self.started < psutil.boot_time():
+            return f"{self.host} was started anew since"
         if self.job and self.job == other.job and self.restart < other.restart:
             return f"SLURM has requeued job {self.job} since"
         return None
@@ -172,8 +196,8 @@ def _read(path: Path) -> tuple[Holder | None, bytes]:
             return None, b""
         with suppress(ValueError, TypeError):  # a lock that is being filled, or is none
             of = Holder(**json.loads(content))
-            holder = Holder(str(of.host), int(of.pid), float(of.started), str(of.job), int(of.restart), of.key)
-            return holder, content
+            host, job, key, boot, processes = map(str, (of.host, of.job, of.key, of.boot, of.processes))
+            return Holder(host, int(of.pid), float(of.started), job, int(of.restart), key, boot, processes), content
         if time.monotonic() > give_up_at:
             return None, content or b"\n"
         time.sleep(timeouts.ANSWER_POLL)
@@ -201,13 +225,14 @@ def _held(path: Path, work: Work, holder: Holder | None, mine: Holder) -> Proble
     if holder is None:
         what = f"{directory} is locked, but its lock cannot be read"
         hint = f"make sure that no {work.name} works there, then remove {path}"
-    elif holder.host == mine.host:
+    elif holder.seen_by(mine):
         what = f"another {work.name} is at work in {directory}: {holder}"
         hint = f"wait for it, stop it, or choose another {work.flag}"
     else:
-        what = (
-            f"another {work.name} is, or was, at work in {directory}: {holder}; from host {mine.host} it cannot be seen"
-        )
-        check = f"squeue -j {holder.job}" if holder.job else f"ps -p {holder.pid} on {holder.host}"
+        unseen, there = f"from host {mine.host} it cannot be seen", f"on {holder.host}"
+        if holder.host == mine.host:
+            unseen, there = "it is in another container, or on another machine of that name", "there"
+        what = f"another {work.name} is, or was, at work in {directory}: {holder}; {unseen}"
+        check = f"squeue -j {holder.job}" if holder.job else f"ps -p {holder.pid} {there}"
         hint = f"check with {check}; if it is gone, remove {path}"
     return Problem(what, hint, file=path)

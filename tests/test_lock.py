@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -102,6 +103,64 @@ def test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_
     with pytest.raises(Problem, match="of SLURM job 77") as refused:
         Claim.take(tmp_path, RUN)
     assert "check with squeue -j 77" in refused.value.hint
+
+
+WALLS = {
+    "another container": ({"processes": "pid:[4026532999]"}, "is in another container, or on another machine"),
+    "a container that has its machine's number": ({"boot": "b", "processes": "pid:[4026532999]"}, "another container"),
+    "another machine of that name": (
+        {"boot": "another", "processes": lock.WHOLE_MACHINE},
+        "another machine of that name",
+    ),
+}
+
+
+@fault(47)
+@pytest.mark.parametrize(("changes", "said"), WALLS.values(), ids=WALLS)
+def test_where_a_number_of_a_process_means_nothing_its_lock_is_never_taken_over(tmp_path, ended, changes, said):
+    mine = replace(Holder.here({}), boot="b", processes=lock.WHOLE_MACHINE)
+    left_by(tmp_path, **{"boot": "b", **ended, **changes})
+    before = (tmp_path / LOCK).read_bytes()
+    with pytest.raises(Problem, match=f"{said}") as refused:
+        Claim.take(tmp_path, RUN, mine)
+    assert refused.value.hint == f"check with ps -p {ended['pid']} there; if it is gone, remove {tmp_path / LOCK}"
+    assert (tmp_path / LOCK).read_bytes() == before
+
+
+def test_a_machine_that_was_started_anew_runs_nothing_of_before(tmp_path):
+    mine = replace(Holder.here({}), boot="this", processes=lock.WHOLE_MACHINE)
+    left_by(tmp_path, started=psutil.boot_time() - 60, boot="the one before", processes=lock.WHOLE_MACHINE)
+    assert "was started anew since; taken over" in Claim.take(tmp_path, RUN, mine).note
+
+
+def test_a_lock_of_before_locks_named_machines_is_read_as_it_was(tmp_path, ended):
+    holder = asdict(replace(Holder.here({}), **ended))
+    (tmp_path / LOCK).write_text(
+        json.dumps({name: holder[name] for name in holder if name not in ("boot", "processes")})
+    )
+    assert "is gone; taken over" in Claim.take(tmp_path, RUN).note
+
+
+HOLDS = "import sys, pathlib; from domainpar.lock import RUN, Claim; Claim.take(pathlib.Path(sys.argv[1]), RUN); "
+
+
+@fault(47)
+def test_of_two_containers_with_one_host_name_the_second_does_not_take_over_from_the_first(tmp_path):
+    contained = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*contained, ""], capture_output=True, timeout=60).returncode:
+        pytest.skip("making PID namespaces needs unshare and root")
+    first = subprocess.Popen(
+        [*contained, HOLDS + "print(1, flush=True); input()", str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert first.stdout.readline() == "1\n"
+        # Numbers count anew in each: the first one's is none of the second's, or the second's own.
+        second = subprocess.run([*contained, HOLDS, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    finally:
+        first.communicate("\n")
+    assert "another run is, or was, at work" in second.stderr
+    assert "another container" in second.stderr
 
 
 SLURM = {"SLURM_JOB_ID": "77"}
