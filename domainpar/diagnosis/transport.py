@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domainpar.agreement import gather
+from domainpar.agreement import Refused, gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
 from domainpar.events.store import EventStore
@@ -26,6 +26,7 @@ from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import MpiTransport
 from domainpar.parallel.part_loading import load_part
+from domainpar.parallel.proof import proved
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.plan import IntArray
@@ -144,10 +145,10 @@ def form(name: str, world: World, gpu: int | None) -> Second | Finding:
     try:
         if name == "mpi":
             comm = sys.modules["mpi4py.MPI"].COMM_WORLD.Dup()
-            second = Second(MpiTransport(comm, world.transport.deadline), torch.device("cpu"))
+            second = Second(proved(MpiTransport(comm, world.transport.deadline)), torch.device("cpu"))
         else:
             second = _by_torch(name, world, gpu)
-    except RuntimeError as error:
+    except (RuntimeError, Refused) as error:
         why = str(error).split("\n", 1)[0]
     reasons = [f"rank {rank}: {text}" for rank, text in enumerate(gather(world.transport, why)) if text]
     if second is not None and not reasons:
@@ -174,7 +175,7 @@ def _by_torch(name: str, world: World, gpu: int | None) -> Second:
     if name == "nccl":
         torch.cuda.set_device(device)
     process_group.form_group(device, store, world.rank, world.size, deadline)
-    return Second(process_group.of_group(None, device, deadline, owned=True), device, shared)
+    return Second(proved(process_group.of_group(None, device, deadline, owned=True), device), device, shared)
 
 
 # --- the halo on top of it, and a network split by it: on a toy event ------------------------------------------------

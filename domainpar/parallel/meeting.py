@@ -17,6 +17,7 @@ from domainpar.parallel import gpus, side_channel
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.proof import proved
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem
@@ -47,7 +48,8 @@ def meet(
 
     Raises:
         ValueError: If an argument is wrong, on every rank alike.
-        Refused: If launcher and MPI library do not belong together, or the ranks cannot meet.
+        Refused: If launcher and MPI library do not belong together, the ranks cannot meet, or what they send each other
+            arrives changed.
     """
     if transport not in get_args(TransportName):
         raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
@@ -70,7 +72,8 @@ def meet(
     else:
         from domainpar.parallel.mpi import MpiTransport
 
-        by_mpi = MpiTransport(comm.Dup(), timeout)  # a communicator of our own: no message of the program meets ours
+        # A communicator of our own: no message of the program meets ours.
+        by_mpi = proved(MpiTransport(comm.Dup(), timeout))
         checked_domain_size(domain_size, by_mpi.size)
         own = gpus.choose_device(device, share_gpu, by_mpi)
         name = choose_transport(transport, own, has_mpi=True)
@@ -265,10 +268,12 @@ def _of_store(
     try:
         by_nccl = device if name == "nccl" else torch.device("cpu")
         form_group(by_nccl, side_channel.prefixed("group", marks.store), rank, size, deadline)
-        return of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True)
-    except RuntimeError as error:
+        return proved(of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True), device)
+    except (RuntimeError, Refused) as error:
         if dist.is_initialized():  # in part; left as it is, its threads would end this process by a signal at its exit
             dist.destroy_process_group()
+        if isinstance(error, Refused):
+            raise
         raise _no_group(name, rank, size, error) from None
 
 

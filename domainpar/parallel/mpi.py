@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -16,6 +17,9 @@ from torch import Tensor
 from domainpar import timeouts
 from domainpar.parallel.launcher import cores_here
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
+
+NO_COPY = "MPIR_CVAR_CH4_CMA_ENABLE=0"
+"""MPICH's setting: large messages on a machine go through shared memory, not straight from the sender's memory."""
 
 NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
 
@@ -48,8 +52,34 @@ def library_of(mpi: Any) -> str:
 def start_mpi(mpi: Any) -> Any:
     """Start MPI unless the program has done so; returns COMM_WORLD. A wrong library may end the process here."""
     if not mpi.Is_initialized():
+        # MPICH does not look whether it was refused: its sums are then wrong, without an error. Not switched off where
+        # it works: 16 MiB each way between two ranks took 1.8 ms with it and 6.4 ms without, 64 KiB 13 and 23 us.
+        if not reads_memory():
+            os.environ.setdefault(*NO_COPY.split("="))
         mpi.Init_thread()
     return mpi.COMM_WORLD
+
+
+def reads_memory() -> bool:
+    """Whether the system lets processes read each other's memory by `process_vm_readv`, as far as one alone can tell.
+
+    Sandboxes, containers and emulators may refuse the call (seccomp). This process asks for its own memory, to which
+    it has every right.
+    """
+    call = getattr(ctypes.CDLL(None), "process_vm_readv", None) if sys.platform == "linux" else None
+    if call is None:
+        return False
+    theirs, ours = ctypes.create_string_buffer(b"domainpar"), ctypes.create_string_buffer(len(b"domainpar") + 1)
+    blocks = [_Block(ctypes.addressof(buffer), len(buffer)) for buffer in (ours, theirs)]
+    call.restype = ctypes.c_ssize_t
+    call.argtypes = [ctypes.c_int, *[ctypes.POINTER(_Block), ctypes.c_ulong] * 2, ctypes.c_ulong]
+    return bool(call(os.getpid(), blocks[0], 1, blocks[1], 1, 0) == len(ours) and ours.raw == theirs.raw)
+
+
+class _Block(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class MpiTransport(Transport):
@@ -66,6 +96,10 @@ class MpiTransport(Transport):
     """
 
     name: ClassVar[str] = "mpi"
+    remedy: ClassVar[str] = (
+        f"--transport gloo does without MPI; with MPICH, {NO_COPY} in the environment lets large messages pass through "
+        "shared memory"
+    )
 
     def __init__(
         self,
@@ -76,6 +110,7 @@ class MpiTransport(Transport):
     ) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), deadline, world_ranks)
         self._mpi = import_mpi()
+        self.library = library_of(self._mpi)
         self._comm = comm
         self._status = self._mpi.Status()
         if own_cores is None:
@@ -112,7 +147,8 @@ class MpiTransport(Transport):
         sizes = np.zeros(self.size, np.int64)
         own_size = np.array([len(payload)], np.int64)
         self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather", own_size, sizes)
-        self.check_payload(int(sizes.sum()), "all_gather")
+        self.check_sizes(sizes.tolist(), "all_gather", len(payload))
+        self.check_payload(sum(sizes.tolist()), "all_gather")
         stops = np.cumsum(sizes)
         starts = stops - sizes
         everything = np.zeros(int(sizes.sum()), np.uint8)
@@ -125,6 +161,7 @@ class MpiTransport(Transport):
     def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
         size = np.array([len(payload)], np.int64)
         self._wait_for_all(self._comm.Ibcast(size, root), "broadcast", size)
+        self.check_sizes(size.tolist(), "a broadcast")
         self.check_payload(int(size[0]), "broadcast")
         is_root = self.rank == root
         content = np.frombuffer(payload, np.uint8).copy() if is_root else np.zeros(int(size[0]), np.uint8)

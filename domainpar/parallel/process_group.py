@@ -67,6 +67,7 @@ class ProcessGroupTransport(Transport):
         owned: bool = False,
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), deadline, world_ranks)
+        self.library = f"torch {torch.__version__}"
         self._group = group
         self._device = torch.device(device)
         self._owned = owned
@@ -96,6 +97,7 @@ class ProcessGroupTransport(Transport):
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
         sizes[self.rank] = len(payload)
         self._post_reduction(sizes, "sum", call).finish()
+        self.check_sizes(sizes.tolist(), "all_gather", len(payload))
         longest = int(sizes.max())
         self.check_payload(longest * self.size, "all_gather")
         if longest == 0:
@@ -111,6 +113,7 @@ class ProcessGroupTransport(Transport):
         size = torch.tensor([len(payload) if self.rank == root else 0], device=self._device)
         self._post_reduction(size, "sum", call).finish()
         num_bytes = int(size)
+        self.check_sizes([num_bytes], "a broadcast")
         self.check_payload(num_bytes, "broadcast")
         if num_bytes == 0:
             return b""
@@ -167,6 +170,9 @@ class GlooTransport(ProcessGroupTransport):
     """
 
     name: ClassVar[str] = "gloo"
+    remedy: ClassVar[str] = (
+        "--transport mpi, started by mpiexec, does without gloo; is the network between the hosts sound?"
+    )
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         # gloo would take rows of another type or width without a word, so a tag holds the bytes of a row, too.
@@ -214,6 +220,10 @@ class NcclTransport(GlooTransport):
     """
 
     name: ClassVar[str] = "nccl"
+    remedy: ClassVar[str] = (
+        "--transport gloo or mpi does without NCCL; NCCL_P2P_DISABLE=1 in the environment keeps it from copying "
+        "straight between GPUs, which some settings of a machine (ACS, IOMMU) spoil"
+    )
     takes_cuda: ClassVar[bool] = True
 
     def __init__(self, gpu: torch.device, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from domainpar.agreement import name_ranks, strays
 from domainpar.parallel.board import Entry, SideChannel, describe, missing
 from domainpar.parallel.places import in_words, where
 from domainpar.problems import Problem
+from domainpar.words import some_of
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -88,6 +90,8 @@ class Transport(ABC):
 
     Attributes:
         name: What it is called in flags and messages.
+        remedy: What to do where it is wrong.
+        library: What moves its bytes, with its version.
         rank: This rank, in [0, size).
         size: Ranks in the group.
         world_ranks: What each rank of the group is called in messages to the user: its rank in the whole world.
@@ -106,10 +110,12 @@ class Transport(ABC):
 
     name: ClassVar[str] = "?"
     takes_cuda: ClassVar[bool] = False  # others get copies on the host
+    remedy: ClassVar[str] = "put this into an issue"
 
     def __init__(self, rank: int, size: int, deadline: float, world_ranks: Sequence[int] | None = None) -> None:
         self.rank, self.size, self.deadline = rank, size, deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
+        self.library = "domainpar's own"
         self.board: SideChannel | None = None
         self.doing = ""
         self.before_close: list[Callable[[], None]] = []
@@ -189,7 +195,7 @@ class Transport(ABC):
         call = self._next_call("all_gather")
         with self.waiting("all_gather"):
             # With the place of each rank's call: all have gathered, but maybe not for the same purpose.
-            letters = self._all_gather(json.dumps(where()).encode() + b"\n" + payload, call)
+            letters = self._gather_letters(json.dumps(where()).encode() + b"\n" + payload, call)
         calls, payloads = zip(*(letter.split(b"\n", 1) for letter in letters), strict=True)
         self._check_same([json.loads(text) for text in calls])
         return list(payloads)
@@ -200,12 +206,33 @@ class Transport(ABC):
             raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
         call = self._next_call(f"broadcast from {self.name_ranks([root])}")
         with self.waiting("broadcast"):
-            return self._broadcast(payload or b"", root, call)
+            return self._opened(self._broadcast(_sealed(payload or b""), root, call), root, "a broadcast")
 
     def check_payload(self, size: int, doing: str) -> None:
         """Refuse payloads of all ranks together that no message can hold, on all ranks alike."""
         if size > MAX_MESSAGE_BYTES:
-            raise ValueError(f"{doing} of {size} bytes in all; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
+            raise ValueError(
+                f"{doing} of {size} bytes in all ({self.name}); the limit is {MAX_MESSAGE_BYTES}. Send it in pieces."
+            )
+
+    def check_sizes(self, sizes: Sequence[int], doing: str, own: int | None = None) -> None:
+        """Look at sizes of payloads that came from other ranks, before memory is asked for by them.
+
+        Args:
+            sizes: Bytes that each rank, or the root, is said to bring.
+            doing: The call.
+            own: Bytes that this rank brings, if its own size is among them.
+
+        Raises:
+            Garbled: If they cannot be sizes, or this rank's own has changed on the way.
+        """
+        if min(sizes) < 0 or (own is not None and sizes[self.rank] != own):
+            of_own = "" if own is None else f", of which {self.name_ranks([self.rank])} brought {own} bytes"
+            raise self.garbled(f"the sizes of {doing}{of_own} came as {some_of([str(size) for size in sizes])}")
+
+    def garbled(self, seen: str) -> Garbled:
+        """The error of something that did not arrive as it was sent."""
+        return Garbled(f"{seen}: {self.name} ({self.library}) changes what it carries", self.remedy)
 
     def barrier(self) -> None:
         """Wait until every rank has come here; *collective*."""
@@ -271,6 +298,20 @@ class Transport(ABC):
     @abstractmethod
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport: ...
 
+    def _gather_letters(self, payload: bytes, call: int) -> list[bytes]:
+        letters = self._all_gather(_sealed(payload), call)
+        return [self._opened(letter, rank, "an all_gather") for rank, letter in enumerate(letters)]
+
+    def _opened(self, letter: bytes, sender: int, doing: str) -> bytes:
+        """What was sealed, if it has arrived as it was sent: whoever reads it trusts it."""
+        payload = letter[_SEAL_BYTES:]
+        if letter[:_SEAL_BYTES] != _seal_of(payload):
+            raise self.garbled(
+                f"{len(payload)} bytes of {doing} from {self.name_ranks([sender])} to {self.name_ranks([self.rank])} "
+                "are not those that were sent"
+            )
+        return payload
+
     def _reduce_later(self, values: Tensor, op: Reduction) -> _Exchange:
         if values.dtype != torch.int64 or not values.is_contiguous():
             raise ValueError(
@@ -290,7 +331,7 @@ class Transport(ABC):
             call, place = where()
             own = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
             with self.waiting("check of calls"):
-                self._check_same([json.loads(text) for text in self._all_gather(own.encode(), self.num_calls)])
+                self._check_same([json.loads(text) for text in self._gather_letters(own.encode(), self.num_calls)])
         return self.num_calls
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
@@ -415,6 +456,22 @@ class _Exchange:
                     self.wanted.copy_(self.arrived)
                 self.keep = None
         return self.wanted
+
+
+_SEAL_BYTES = 4
+
+
+def _seal_of(payload: bytes) -> bytes:
+    return zlib.crc32(payload).to_bytes(_SEAL_BYTES, "little")
+
+
+def _sealed(payload: bytes) -> bytes:
+    """A payload behind its checksum: it will be read as sizes, names and numbers of rows."""
+    return _seal_of(payload) + payload
+
+
+class Garbled(Problem, RuntimeError):
+    """Something did not arrive as it was sent; says what, and over which transport."""
 
 
 class RanksDiffer(Problem, RuntimeError):

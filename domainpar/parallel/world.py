@@ -23,6 +23,7 @@ from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import cores_here, started_as_root
 from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
+from domainpar.parallel.proof import proved
 from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
@@ -137,7 +138,8 @@ class World:
 
         Raises:
             ValueError: If an argument is wrong, on every rank alike.
-            Refused: If launcher and MPI library do not belong together, or the ranks cannot meet.
+            Refused: If launcher and MPI library do not belong together, the ranks cannot meet, or what they send each
+                other arrives changed.
         """
         joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
         ranks = cls.over(joined, own_device, domain_size, marks)
@@ -172,6 +174,7 @@ class World:
 
         Raises:
             ValueError: If there is no such group.
+            Refused: On every rank, if the group spoils what it carries.
         """
         from domainpar.parallel.process_group import of_group  # torch.distributed is for those who use it
 
@@ -180,6 +183,7 @@ class World:
             device = torch.device("cuda", torch.cuda.current_device())
         transport = of_group(group, device, timeout)
         checked_domain_size(domain_size, transport.size)
+        proved(transport, device)
         return cls.over(transport, device, domain_size, share_store(transport))
 
     @classmethod

@@ -36,7 +36,7 @@ def table(name):
 
 
 def test_faults_are_numbered_from_one_without_a_gap():
-    assert list(FAULTS) == list(range(1, 48))
+    assert sorted(FAULTS) == list(range(1, len(FAULTS) + 1))
 
 
 def test_every_fault_of_the_page_has_a_test():

@@ -1,0 +1,102 @@
+"""A transport is tried, once, when its ranks meet: libraries may carry and add up wrong numbers without an error.
+
+It happens. MPICH 5.0.2, where the system refuses it the memory of other processes, leaves sums of some thousand numbers
+unfinished and reports that all is well; a few numbers it sends another way, and those are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from domainpar.agreement import Refused
+from domainpar.parallel.transport import RankMissing, RanksFailed, Transport
+
+NUM_SUMMED = 100_000
+NUM_SENT = 2**16  # 512 KiB: above the size at which libraries ask the receiver first, 4 to 256 KiB
+FAILED = -1  # in place of a count: the library itself said that something was wrong
+
+AnyTransport = TypeVar("AnyTransport", bound=Transport)
+
+
+def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTransport:
+    """A transport over which a large sum and large messages came right; *collective*.
+
+    Milliseconds: 100,000 numbers are summed, and each rank sends 512 KiB to some others, near ones and far ones.
+
+    Args:
+        transport: Joins the ranks, which have just met.
+        device: Where they compute: what a transport takes from a GPU is tried from there, too.
+
+    Raises:
+        Refused: On every rank, naming transport, library and ranks, if anything came out wrong on any.
+        RuntimeError: If another rank failed, or did not come before the deadline.
+    """
+    if transport.size == 1:
+        return transport
+    devices = {"cpu", str(device)} if transport.takes_cuda else {"cpu"}
+    for place in sorted(devices):
+        wrong = torch.zeros(2, transport.size, dtype=torch.int64)
+        counts = [_tried(count, transport, place) for count in (_wrong_sums, _wrong_rows)]
+        wrong[:, transport.rank] = torch.tensor(counts)
+        own = wrong.clone()
+        # A few numbers, which libraries send another way. If even these are wrong, each rank still knows its own.
+        transport.all_reduce(wrong)
+        wrong[:, transport.rank] = own[:, transport.rank]
+        if wrong.any():
+            raise Refused(_in_words(transport, place, wrong), transport.remedy)
+    transport.bytes_sent = 0
+    transport.seconds_exchanging = transport.seconds_waiting = 0.0
+    return transport
+
+
+def _tried(count: Callable[[Transport, str], int], transport: Transport, device: str) -> int:
+    try:
+        return count(transport, device)
+    except (RankMissing, RanksFailed):  # nobody can go on
+        raise
+    except RuntimeError:
+        return FAILED
+
+
+def _wrong_sums(transport: Transport, device: str) -> int:
+    """Numbers of a sum over all ranks that came out wrong here. *Collective*."""
+    numbers = torch.arange(1, NUM_SUMMED + 1, device=device)
+    sums = transport.start_all_reduce(numbers * (transport.rank + 1)).finish()
+    return int((sums != numbers * (transport.size * (transport.size + 1) // 2)).sum())
+
+
+def _wrong_rows(transport: Transport, device: str) -> int:
+    """Numbers from ranks 1, 2, 4, ... before this one that arrived changed. *Collective*."""
+    # Neighbours may be on one machine or all on different ones, as the launcher deals them.
+    steps = [2**power for power in range((transport.size - 1).bit_length())]
+    receivers = {(transport.rank + step) % transport.size for step in steps}
+    senders = {(transport.rank - step) % transport.size for step in steps}
+    send_counts = [int(peer in receivers) for peer in range(transport.size)]
+    receive_counts = [int(peer in senders) for peer in range(transport.size)]
+    send = torch.stack([_row_between(transport.rank, peer, device) for peer in sorted(receivers)])
+    wanted = torch.stack([_row_between(peer, transport.rank, device) for peer in sorted(senders)])
+    arrived = transport.start(send, send_counts, torch.zeros_like(wanted), receive_counts).finish()
+    return int((arrived != wanted).sum())
+
+
+def _row_between(sender: int, receiver: int, device: str) -> Tensor:
+    """A row that tells who sent it to whom, another number at every place."""
+    return torch.arange(NUM_SENT, device=device) * (1 + 31 * sender + 57 * receiver) + sender
+
+
+def _in_words(transport: Transport, device: str, wrong: Tensor) -> str:
+    """Which sums and messages came out wrong, and where."""
+    tried = (f"of {NUM_SUMMED:,} sums over the ranks", f"of {NUM_SENT:,} numbers from another rank")
+    said = []
+    for what, of_ranks in zip(tried, wrong.tolist(), strict=True):
+        ranks = [rank for rank, count in enumerate(of_ranks) if count]
+        if ranks:
+            worst = max(of_ranks)
+            count = f"{worst:,} came out wrong" if worst > 0 else "not all came, as the library says,"
+            said.append(f"{what} {count} on {transport.name_ranks(ranks)}")
+    place = "" if device == "cpu" else f" from {device}"
+    return f"{transport.name} ({transport.library}) spoils what it carries{place}: {'; '.join(said)}"
