@@ -97,7 +97,7 @@ def training_asked(config: EstimateConfig) -> TrainConfig:
 
 def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
-    from domainpar.parallel.launcher import cores_here
+    from domainpar.limits import cores_here
     from domainpar.planner.crowd import crowd
     from domainpar.testing import find_mpiexec, run_ranks
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from domainpar.limits import cores_here
 
 
 def several(count: int, what: str) -> str:
@@ -28,7 +29,7 @@ def some_of(names: Sequence[str], most: int = 8) -> str:
 
 def on_ranks() -> list[str]:
     """The words that start a command on the ranks of this machine, 8 at most; none where there is one core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(cores_here())
     return [its_mpiexec(), "-n", str(min(8, cores))] if cores > 1 else []
 
 

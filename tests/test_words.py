@@ -20,7 +20,7 @@ def test_the_first_of_many_names_are_told():
 
 @pytest.mark.parametrize(("cores", "ranks"), [(1, []), (2, ["2"]), (64, ["8"])])
 def test_no_more_ranks_are_proposed_than_the_machine_has_cores(monkeypatch, cores, ranks):
-    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     assert words.on_ranks()[2:] == ranks
 
 

@@ -18,9 +18,10 @@ from domainpar.diagnosis.files import check_run, check_store
 from domainpar.diagnosis.finding import Finding, as_record, attempted, exit_code, failed, gathered, show, write_json
 from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import check_halo, check_rows, check_split, check_transport, check_transports
+from domainpar.limits import cores_here
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.gpus import Seen, seen_by
-from domainpar.parallel.launcher import Launcher, cores_here, detect, started_as_root
+from domainpar.parallel.launcher import Launcher, detect, started_as_root
 from domainpar.parallel.meeting import NobodyServes
 from domainpar.parallel.presence import guard
 from domainpar.parallel.thread_ranks import run_threads

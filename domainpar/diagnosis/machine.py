@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -20,11 +21,12 @@ import psutil
 import torch
 
 import domainpar
+from domainpar import limits
 from domainpar.agreement import gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
+from domainpar.limits import cores_here
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.gpus import Seen, cards
-from domainpar.parallel.launcher import cores_here
 from domainpar.parallel.world import World
 from domainpar.training.memory import free_memory
 from domainpar.training.origin import installed
@@ -109,7 +111,7 @@ def check_processor(local_ranks: int) -> Finding:
     cores, threads = len(cores_here()), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
     text = (
-        f"{cpu_model()}; {several(cores, 'core')} for {several(local_ranks, 'rank')} here; "
+        f"{cpu_model()}; {several(cores, 'core')}{_of_quota()} for {several(local_ranks, 'rank')} here; "
         f"OMP_NUM_THREADS {asked or 'unset'}, torch would take {several(threads, 'thread')}"
     )
     advice = ""
@@ -121,11 +123,19 @@ def check_processor(local_ranks: int) -> Finding:
     return works("cores", text, advice, **figures)
 
 
+def _of_quota() -> str:
+    """How many cores a group allows the time of, in words; empty without a quota."""
+    quota = limits.quota()
+    return "" if quota == math.inf else f" (a quota of {quota:g})"
+
+
 def check_memory(local_ranks: int, free: int | None = None) -> Finding:
     """Memory for each rank of this machine; `free`: bytes nobody uses, also within a container's limit, looked up."""
     total = psutil.virtual_memory().total
     share = (free_memory(torch.device("cpu"))[1] if free is None else free) // max(1, local_ranks)
     text = f"{share / 2**30:.1f} GiB free for each rank; the machine has {total / 2**30:.1f} GiB"
+    if (limit := limits.memory().limit) < total:
+        text += f", of which {limit / 2**30:.1f} GiB are allowed here (a memory group)"
     little = "a full event needs some GiB: fewer ranks here, or another machine" if share < ENOUGH_MEMORY else ""
     return works("memory", text, little, free_bytes_of_a_rank=share, total_bytes=total)
 

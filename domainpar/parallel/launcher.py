@@ -34,11 +34,6 @@ class Launcher:
     has_pmi: bool = False
 
 
-def cores_here() -> list[int]:
-    """Numbers of the cores that this process may use; on systems that bind nothing, all of the machine."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process should talk to the user, as far as the environment says; never raises."""
     try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.launcher import cores_here
+from domainpar.limits import cores_here
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 NO_COPY = "MPIR_CVAR_CH4_CMA_ENABLE=0"

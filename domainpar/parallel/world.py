@@ -18,9 +18,10 @@ from torch import Tensor
 from domainpar import faults, timeouts
 from domainpar.agreement import Refused, agree, agree_on, gather
 from domainpar.compiling import watch_compiling
+from domainpar.limits import cores_here
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
-from domainpar.parallel.launcher import cores_here, started_as_root
+from domainpar.parallel.launcher import started_as_root
 from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
 from domainpar.parallel.proof import proved

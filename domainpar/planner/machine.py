@@ -13,7 +13,8 @@ import psutil
 import torch
 import yaml
 
-from domainpar.parallel.launcher import cores_here
+from domainpar import limits
+from domainpar.limits import cores_here
 from domainpar.problems import Problem
 
 SQUARE = 768
@@ -136,7 +137,7 @@ def this_machine(**measured: float) -> Machine:
         ranks=len(cores_here()),
         operations=operations_of_core(),
         bandwidth=bandwidth_of_core(),
-        memory=float(psutil.virtual_memory().total),
+        memory=float(min(psutil.virtual_memory().total, limits.memory().limit)),
         **{"latency": 1e-6, "rate": 5e9, **measured},  # type: ignore[arg-type]
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ import numpy as np
 import psutil
 import torch
 
+from domainpar import limits
 from domainpar.agreement import gather
 from domainpar.nn import fused
 from domainpar.nn.memory import Forecast, ModelSize
@@ -22,8 +22,6 @@ from domainpar.parallel.gpus import uuid_of
 from domainpar.parallel.world import World
 from domainpar.training.parts import LabelledPart
 from domainpar.training.record import peak_rss_bytes
-
-CGROUPS = Path("/sys/fs/cgroup")
 
 OF_PROCESS = 2**24
 """Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
@@ -181,7 +179,7 @@ def free_memory(device: torch.device) -> tuple[str, int]:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return f"GPU {index} of {platform.node()}", torch.cuda.mem_get_info(device)[0]
-    return platform.node(), int(min(psutil.virtual_memory().available, free_in_cgroup()))
+    return platform.node(), int(min(psutil.virtual_memory().available, limits.memory().free))
 
 
 def byte_size(count: int) -> str:
@@ -190,25 +188,3 @@ def byte_size(count: int) -> str:
         if count >= 2**power:
             return f"{count / 2**power:.2f} {unit}"
     return f"{count / 2**20:.0f} MiB"
-
-
-def free_in_cgroup(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
-    """Bytes that a batch system or container leaves to this process and its neighbours; infinite without a limit.
-
-    Linux shows its control groups (version 2) in `cgroups`, and names this process's own in `membership`.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
-    except (OSError, StopIteration):
-        return math.inf
-    group, free = cgroups / own, math.inf
-    # The limit of any group around it is a limit, too.
-    for place in (group, *group.parents):
-        with suppress(OSError, ValueError, KeyError):
-            limit, used = (place / "memory.max").read_text().strip(), int((place / "memory.current").read_text())
-            statistics = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-            if place.is_relative_to(cgroups) and limit != "max":
-                # Files in memory count as used, but give way.
-                free = min(free, int(limit) - used + int(statistics["inactive_file"]))
-    return free

@@ -53,9 +53,9 @@ def test_this_machine_can_be_written_and_described_again(store, tmp_path, capsys
 
 @pytest.mark.slow
 def test_ranks_of_this_machine_tell_what_they_feel_of_each_other(store, monkeypatch):
-    from domainpar.parallel import launcher
+    from domainpar import limits
 
-    monkeypatch.setattr(launcher, "cores_here", lambda: [0, 1])
+    monkeypatch.setattr(limits, "cores_here", lambda: [0, 1])
     config = estimate.training_asked(estimate.EstimateConfig(hidden=16, graph_iters=1))
     found = estimate._of_all_cores(config, store)
     assert found["busy"] >= 1

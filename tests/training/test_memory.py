@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +12,14 @@ import torch
 from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
+from domainpar import limits
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.nn.memory import ModelSize
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import run_ranks
 from domainpar.training import memory, summary
-from domainpar.training.memory import Expectation, MemoryMeter, Share, free_in_cgroup, free_memory
+from domainpar.training.memory import Expectation, MemoryMeter, Share, free_memory
 from domainpar.training.parts import PartLoader
 from domainpar.training.run import train
 from domainpar.training.sampler import samples_of
@@ -209,33 +208,6 @@ def test_on_a_gpu_it_is_the_gpus_memory(monkeypatch):
     assert run_ranks(lambda world: watch.taken(world), 1) == [[2 * MIB]]
 
 
-# --- what a batch system leaves ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cgroups(tmp_path):
-    """A tree of control groups: the batch job has a limit, the task within it none."""
-    membership = tmp_path / "membership"
-    membership.write_text("0::/job/task\n")
-    for group, limit in (("job", str(10 * GIB)), ("job/task", "max")):
-        (tmp_path / "groups" / group).mkdir(parents=True)
-        (tmp_path / "groups" / group / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "groups" / group / "memory.current").write_text(f"{7 * GIB}\n")
-        (tmp_path / "groups" / group / "memory.stat").write_text(f"anon 5\ninactive_file {2 * GIB}\n")
-    return SimpleNamespace(cgroups=tmp_path / "groups", membership=membership)
-
-
-def test_the_limit_of_a_batch_job_counts_and_files_in_memory_give_way(cgroups):
-    assert free_in_cgroup(**vars(cgroups)) == 5 * GIB
-
-
-def test_without_a_limit_there_is_none(cgroups, tmp_path):
-    (cgroups.cgroups / "job" / "memory.max").write_text("max\n")
-    assert free_in_cgroup(**vars(cgroups)) == math.inf
-    assert free_in_cgroup(tmp_path / "none", cgroups.membership) == math.inf
-    assert free_in_cgroup(cgroups.cgroups, tmp_path / "none") == math.inf
-
-
 def test_a_limit_is_less_than_what_the_machine_has_free(monkeypatch):
-    monkeypatch.setattr(memory, "free_in_cgroup", lambda: 5 * MIB)
+    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(8 * MIB, 5 * MIB))
     assert free_memory(CPU)[1] == 5 * MIB
