@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.spawn
 import os
 import pickle
 import shutil
@@ -41,7 +42,8 @@ def run_ranks(
     cases. What a process returns is pickled.
 
     Args:
-        function: The work of a rank. For processes: importable by name (not a lambda, not nested), like its arguments.
+        function: The work of a rank. For processes: importable by name (not a lambda, not nested), like its arguments;
+            one of the script itself is, if the script calls `run_ranks` under `if __name__ == "__main__":`.
         num_ranks: Ranks to run.
         *args: Passed on, the same to every rank; with `threads` they are the same objects, so leave them unchanged.
         transport: `threads`, `gloo` or `mpi`.
@@ -52,17 +54,35 @@ def run_ranks(
         What each rank returned, in the order of ranks.
 
     Raises:
+        ValueError: If processes cannot import the function.
         TimeoutError: If ranks were still at work after `timeout`.
         Exception: What the first failing rank raised (`threads`), or a RuntimeError with its traceback (processes).
     """
     if transport == "threads":
         return run_threads(function, num_ranks, *args, timeout=timeout, domain_size=domain_size)
+    _check_importable(function)
     call = pickle.dumps((function, args, domain_size, timeout))
     if transport == "gloo":
         return _run_gloo(call, num_ranks, timeout)
     if transport == "mpi":
         return _run_mpi(call, num_ranks, timeout)
     raise ValueError(f"unknown transport {transport!r}; run_ranks knows threads, gloo and mpi.")
+
+
+def _check_importable(function: Callable[..., Any]) -> None:
+    """Refuse what processes would fail at one by one, or what would start ranks of ranks without end."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    # Python's own mark of a process that reads the script which started it; set in `_mpi_rank`, too.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a rank that reads the script of run_ranks came to run_ranks itself; "
+            'write the call under if __name__ == "__main__":'
+        )
+    if getattr(function, "__module__", None) == "__main__" and script is None:
+        raise ValueError(
+            f"ranks that are processes cannot import {getattr(function, '__name__', function)}, which was typed and is "
+            "in no file; save it as one, or use transport='threads'."
+        )
 
 
 def find_mpiexec() -> str | None:
@@ -147,6 +167,10 @@ def _run_mpi(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "call.pkl").write_bytes(call)
+        # The script that calls, by its name or path: its functions are read from it, as in processes of Python's own.
+        main = multiprocessing.spawn.get_preparation_data("rank")
+        main = {name: main[name] for name in main if name.startswith("init_main")}
+        (folder / "main.pkl").write_bytes(pickle.dumps(main))
         command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "domainpar.testing", name]
         code, output = run_command(command, timeout)
         errors = [path.read_text() for path in sorted(folder.glob("error_*.txt"))]
@@ -182,6 +206,9 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
 
 def _mpi_rank(folder: Path) -> None:
     """One rank of `_run_mpi`, in a process that mpiexec started."""
+    multiprocessing.current_process()._inheriting = True  # type: ignore[attr-defined]
+    multiprocessing.spawn.prepare(pickle.loads((folder / "main.pkl").read_bytes()))
+    multiprocessing.current_process()._inheriting = False  # type: ignore[attr-defined]
     function, args, domain_size, timeout = pickle.loads((folder / "call.pkl").read_bytes())
     torch.set_num_threads(1)
     world = World.launch("mpi", domain_size=domain_size, timeout=timeout)
