@@ -5,6 +5,7 @@ Imports neither torch nor MPI, so that help and mistakes cost a fraction of a se
 
 import argparse
 import difflib
+import io
 import os
 import re
 import sys
@@ -65,6 +66,7 @@ def run_command(
     Raises:
         SystemExit: With code 0 after `--help`.
     """
+    _print_by_lines()
     try:
         config = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
         # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
@@ -117,6 +119,15 @@ def refused_as_asked(command: str) -> Iterator[None]:
         about = told(error)
         hint = about.pop("hint") or f"python -m domainpar.{command} --help explains the flags"
         raise ConfigError(hint=hint, **about) from error
+
+
+def _print_by_lines() -> None:
+    """Write each line of standard output when it is complete, also into a pipe or a file.
+
+    Under a launcher Python would keep 8 KiB, the lines of minutes, and a process that is killed would lose them.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a notebook's or a test's own
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _flush() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from marks import fault, slow_fault
 from random_store import write_random_store
 
 from domainpar import train
+from domainpar.__main__ import COMMANDS
+from domainpar.testing import run_command
 from domainpar.training.checkpoint_files import CheckpointFiles
 
+BUFFERED = {"PYTHONUNBUFFERED": ""}  # as users have it: Python then keeps what it prints into a pipe or a file
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 
@@ -132,6 +136,28 @@ def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path,
     assert run_json(out)["state"] == "failed"
     assert CheckpointFiles(out / "checkpoints").choose(strict=True).name == "step_000003"
     assert train.main(["--out", str(out), "--resume", "auto", "--max-steps", "4"]) == 0
+
+
+@fault(30)
+@pytest.mark.parametrize("launcher", [None, pytest.param("mpiexec", marks=needs_mpi)])
+def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path, launcher):
+    flags = words(store, tmp_path / "run", "--epochs", "100000", "--log-every", "1")
+    with started(launcher, 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
+        job.wait(60)
+    assert job.code in (-9, 9, 137), job.text
+    lines = [line.split() for line in job.text.splitlines() if line.startswith("split=train")]
+    assert [line[2] for line in lines] == ["step=1", "step=2", "step=3"]
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_prints_each_line_when_it_is_complete(command):
+    program = (
+        "import importlib, os, sys; from domainpar import command_line\n"
+        "def parsed(*given): print('said'); os._exit(7)\n"
+        "command_line.parse = parsed\n"
+        "importlib.import_module('domainpar.' + sys.argv[1]).main([])"
+    )
+    assert run_command([sys.executable, "-c", program, command], 60, **BUFFERED) == (7, "said\n")
 
 
 def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, capfd):
