@@ -27,6 +27,7 @@ from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.limits import cores_here
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.gpus import Seen, cards
+from domainpar.parallel.launcher import alone_in_job
 from domainpar.parallel.world import World
 from domainpar.training.memory import free_memory
 from domainpar.training.origin import installed
@@ -190,8 +191,7 @@ def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Findi
     if not values:
         return skipped("slurm", "no Slurm variables: not inside a job")
     words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in values.items())
-    without_srun = "inside a job but not started by srun: srun -n N python -m domainpar..."
-    return works("slurm", words, "" if started else without_srun, **values)
+    return works("slurm", words, "" if started else alone_in_job(environ), **values)
 
 
 def check_gpus(local_ranks: int, seen: Sequence[Seen]) -> Finding:

@@ -42,11 +42,15 @@ def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
         return True
 
 
-def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
+def detect(environ: Mapping[str, str] = os.environ, has_terminal: bool | None = None) -> Launcher:
     """Find out which launcher started this process.
 
     Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
     torchrun, `jsrun`, MPICH or Open MPI's `mpiexec`, PALS and flux among them, `srun`, plain `RANK` and `WORLD_SIZE`.
+
+    Args:
+        environ: The variables of this process.
+        has_terminal: Whether a terminal controls it; None: look.
 
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
@@ -71,6 +75,10 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launcher:
         return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     if by_srun:
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        # The one task with the terminal, or what is typed there. The shell's own srun starts tasks that inherit these
+        # variables, but no terminal.
+        if _by_pty(environ) and (_has_terminal() if has_terminal is None else has_terminal):
+            return Launcher("none", "no launcher")
         has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
         return _read(environ, "srun", "srun", "SLURM_PROCID", size, has_pmi=has_pmi)
     if "PMIX_RANK" in environ:
@@ -102,6 +110,16 @@ def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tupl
     )
 
 
+def alone_in_job(environ: Mapping[str, str] = os.environ) -> str:
+    """What to say of a process without a launcher in a Slurm job of several tasks; empty where there is no such job."""
+    nodes, on_each = environ.get("SLURM_NNODES", "1"), environ.get("SLURM_NTASKS_PER_NODE", "1")
+    tasks = int(environ.get("SLURM_NTASKS") or int(nodes) * int(on_each))
+    if "SLURM_JOB_ID" not in environ or tasks == 1:
+        return ""
+    started, how = ("srun --pty", "srun --overlap") if _by_pty(environ) else ("a script or shell, not srun", "srun")
+    return f"alone in a Slurm job of {tasks} tasks, started by {started}: {how} -n {tasks} python -m domainpar..."
+
+
 def _inside_flux(environ: Mapping[str, str]) -> bool:
     """Whether an mpiexec inside a task of flux gave this process numbers of its own."""
     own = environ.get("PMI_RANK", environ["FLUX_TASK_RANK"]), environ.get("PMI_SIZE", environ["FLUX_JOB_SIZE"])
@@ -117,6 +135,19 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
     # An mpiexec inside an srun step gives its children numbers of its own.
     own_numbers = "MPI_LOCALRANKID" in environ or environ.get("PMI_RANK") != environ["SLURM_PROCID"]
     return "PMI_RANK" not in environ or not own_numbers
+
+
+def _by_pty(environ: Mapping[str, str]) -> bool:
+    return "SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal controls this process, wherever its input and output go."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _read(

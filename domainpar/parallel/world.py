@@ -21,7 +21,7 @@ from domainpar.compiling import watch_compiling
 from domainpar.limits import cores_here
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
-from domainpar.parallel.launcher import started_as_root
+from domainpar.parallel.launcher import alone_in_job, detect, started_as_root
 from domainpar.parallel.meeting import NobodyServes, TransportName, checked_domain_size, meet
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
 from domainpar.parallel.proof import proved
@@ -224,6 +224,8 @@ class World:
             else:
                 time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
+        if detect().kind == "none" and (seen := alone_in_job()):
+            write_error(f"WARNING: {seen}\n")
         watch_compiling(talks=ranks.is_root)
         try:
             with ranks:

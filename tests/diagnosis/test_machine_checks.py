@@ -78,6 +78,8 @@ def test_a_slurm_job_without_srun_is_seen():
     assert machine.check_slurm(False, {"OTHER": "1"}).verdict is Verdict.SKIP
     assert machine.check_slurm(True, job).found == "job_id=7, ntasks=8"
     assert machine.check_slurm(False, job).verdict is Verdict.WARN
+    assert "srun -n 8 " in machine.check_slurm(False, job).advice
+    assert machine.check_slurm(False, job | {"SLURM_NTASKS": "1"}).verdict is Verdict.PASS
 
 
 def test_gpus_are_counted_against_ranks(monkeypatch):

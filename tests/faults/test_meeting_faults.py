@@ -74,6 +74,23 @@ def test_another_number_of_ranks_than_asked_for_is_refused(launcher):
     assert "hint: mpiexec -n 8 " in output
 
 
+@fault(4)
+def test_a_job_of_several_tasks_that_srun_did_not_start_is_told_so_and_runs_alone():
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+    code, output = run_command([sys.executable, PROGRAM], 90, **job)
+    said = "WARNING: alone in a Slurm job of 4 tasks, started by a script or shell, not srun: srun -n 4 python -m "
+    assert code == 0
+    assert output.startswith(said), output
+    assert output.endswith("\nrank 0 of 1 over threads\n")
+    step = job | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}
+    pty_of_srun = step | {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120"}
+    with_terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]
+    code, output = run_command([*with_terminal, sys.executable, PROGRAM], 90, **pty_of_srun)
+    assert code == 0, output
+    assert "started by srun --pty: srun --overlap -n 4 " in output
+    assert "rank 0 of 1 over threads" in output
+
+
 @fault(6)
 def test_a_port_that_is_taken_is_named():
     with closing(socket.socket()) as taken:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domainpar.parallel.launcher import Launcher, address, detect, first_host, started_as_root
+from domainpar.parallel.launcher import Launcher, address, alone_in_job, detect, first_host, started_as_root
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "PMI_FD": "7"}
@@ -74,6 +74,25 @@ def test_without_a_launcher_there_is_one_rank():
 def test_a_batch_script_or_interactive_shell_is_not_a_rank(step):
     assert detect(SLURM_JOB).kind == "none"
     assert detect(SLURM_JOB | {"SLURM_STEP_ID": step}).kind == "none"
+
+
+PTY = {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120", "SLURM_PTY_WIN_ROW": "40"}
+
+
+@pytest.mark.parametrize("pmi", [{}, {"PMI_RANK": "3", "PMI_SIZE": "8"}, {"PMIX_RANK": "3"}])
+def test_the_task_that_srun_gives_a_terminal_is_alone_and_what_its_shell_starts_is_not(pmi):
+    assert detect(SRUN | PTY | pmi, has_terminal=True).kind == "none"
+    assert detect(SRUN | PTY | pmi, has_terminal=False).size == 8, "srun inside of srun --pty bash"
+    assert detect(SRUN | pmi, has_terminal=True).size == 8
+    assert detect(SRUN | PTY | {"SLURM_PROCID": "0"} | MPICH, has_terminal=True).size == 8, "mpiexec in that shell"
+
+
+def test_one_process_in_a_job_of_several_tasks_is_told_what_starts_them():
+    assert [alone_in_job({}), alone_in_job(SLURM_JOB | {"SLURM_NTASKS": "1"})] == ["", ""]
+    assert "job of 16 tasks, started by a script or shell, not srun: srun -n 16 " in alone_in_job(SLURM_JOB)
+    assert "started by srun --pty: srun --overlap -n 16 " in alone_in_job(SLURM_JOB | PTY)
+    by_node = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
+    assert "srun -n 8 " in alone_in_job(by_node)
 
 
 @pytest.mark.parametrize(("environ", "kind"), [(MPICH, "mpich"), (OPEN_MPI, "openmpi"), (TORCHRUN, "torchrun")])
