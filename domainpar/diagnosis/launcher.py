@@ -24,7 +24,8 @@ from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skip
 from domainpar.diagnosis.transport import check_halo, check_transport
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.mpi import import_mpi, library_of
+from domainpar.parallel.meeting import unsuited
+from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of
 from domainpar.parallel.world import World
 from domainpar.words import several
 
@@ -71,7 +72,10 @@ def check_mpi(launcher: Launcher) -> Finding:
         return skipped("MPI", "mpi4py is not installed; torchrun works without", "pip install 'domainpar[mpi]'")
     try:
         if launcher.has_pmi:
-            library = library_of(import_mpi())
+            mpi = import_mpi()
+            library = library_of(mpi)
+            if (refused := unsuited(launcher, library, knows_pmix(mpi))) is not None:
+                return works("MPI", f"not here: {refused.what}", refused.hint, library=library)
             return works("MPI", f"mpi4py uses {library}, as {launcher.command} does", library=library)
         # Without an MPI launcher loading the library may crash: a process of its own is asked.
         ended = run_limited([sys.executable, "-c", ASK_FOR_LIBRARY], timeouts.LAUNCHER_ANSWER, [_path()], OF_LAUNCHERS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,6 +19,7 @@ from domainpar.parallel import gpus, side_channel
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.presence import write_error
 from domainpar.parallel.proof import proved
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
@@ -150,23 +153,26 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
             hint = by_srun if launcher.kind == "srun" else "use mpiexec, or --transport gloo"
             raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
-    if transport in ("gloo", "nccl") and "MASTER_ADDR" in os.environ:  # the user has said where to meet without MPI
+    # Where to meet without MPI is known, by the user or by Slurm: a library that ends the process is not even loaded.
+    if transport in ("gloo", "nccl") and ("MASTER_ADDR" in os.environ or launcher.kind == "srun"):
         return None
     try:
-        return _mpi_world(launcher)
-    except Refused:
+        return _mpi_world(launcher, insists=transport == "mpi")
+    except Refused as refused:
         if launcher.kind == "srun" and transport != "mpi":
+            if launcher.rank == 0:
+                write_error(f"note: without MPI: {refused.what}\n      {refused.hint}\n")
             return None
         raise
 
 
-def _mpi_world(launcher: Launcher) -> Any:
-    """COMM_WORLD.
+def _mpi_world(launcher: Launcher, insists: bool) -> Any:
+    """COMM_WORLD; `insists`: whether the user asked for MPI.
 
     Raises:
         Refused: If the MPI library does not work, or is not that of the launcher.
     """
-    from domainpar.parallel.mpi import import_mpi, library_of, start_mpi
+    from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of, start_mpi
 
     seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
     started = f"{launcher.command} started {launcher.size or 'several'} processes ({seen})"
@@ -187,10 +193,42 @@ def _mpi_world(launcher: Launcher) -> Any:
     # MPICH ends the process when it is started by Open MPI's mpiexec; Open MPI only sees one rank the other way round.
     if launcher.kind == "openmpi" and any(name in library for name in ("MPICH", "Intel", "MVAPICH")):
         raise Refused(f"{started}, it is Open MPI's, but mpi4py uses {library}", advice)
+    if (refused := unsuited(launcher, library, knows_pmix(mpi), insists)) is not None:
+        raise refused
+    if "PMI_SIZE" in os.environ and "PMIX_NAMESPACE" in os.environ:  # of something around the launcher: MPICH aborts
+        os.environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
     comm = start_mpi(mpi)
     if launcher.size is not None and comm.Get_size() != launcher.size:
         raise Refused(f"{started} but mpi4py ({library}) sees {comm.Get_size()}", advice)
     return comm
+
+
+def unsuited(
+    launcher: Launcher, library: str, with_pmix: bool, insists: bool = False, environ: Mapping[str, str] = os.environ
+) -> Refused | None:
+    """Why an MPI library cannot be started the way that these ranks were: known before it ends the process itself.
+
+    Args:
+        launcher: The launcher of these ranks.
+        library: Name and version of the library.
+        with_pmix: Whether it is linked with PMIx; asked of MPICH and its kin.
+        insists: Whether the user asked for MPI: what may work is then tried.
+        environ: The variables of this process.
+    """
+    by_pmi, by_pmix = "PMI_RANK" in environ, "PMIX_RANK" in environ
+    hint = "for MPI take that of your site ('domainpar[site-mpi]'), or mpiexec inside the job; else --transport gloo"
+    of_mpich = re.match(r"(?:MPICH|MVAPICH)\D*(\d+)", library)
+    if of_mpich and by_pmix and not by_pmi and not with_pmix:
+        return Refused(f"{launcher.command} starts ranks by PMIx, which mpi4py's {library} does not know", hint)
+    if launcher.kind != "srun" or insists:
+        return None
+    if of_mpich and by_pmi and library.startswith("MPICH") and int(of_mpich[1]) >= 5:
+        # Its messages carry what was in the memory around them. Slurm's pmi2 stumbles over some, at random.
+        return Refused(f"by srun --mpi=pmi2 mpi4py's {library} starts at random only", hint)
+    if library.startswith("Open MPI") and by_pmi and not by_pmix:
+        what = f"srun starts ranks by PMI, for which mpi4py's {library} is seldom built"
+        return Refused(what, "use srun --mpi=pmix, or --transport mpi if it is; else --transport gloo")
+    return None
 
 
 def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> SideChannel:

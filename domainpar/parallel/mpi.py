@@ -49,6 +49,11 @@ def library_of(mpi: Any) -> str:
     return " ".join(first_line.split(",")[0].split())
 
 
+def knows_pmix(mpi: Any) -> bool:
+    """Whether the MPI library is linked with PMIx, as one of MPICH's kin must be to be started by it."""
+    return any(hasattr(ctypes.CDLL(name), "PMIx_Init") for name in (mpi.__file__, None))
+
+
 def start_mpi(mpi: Any) -> Any:
     """Start MPI unless the program has done so; returns COMM_WORLD. A wrong library may end the process here."""
     if not mpi.Is_initialized():

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,17 +18,39 @@ from marks import fault, slow_fault
 
 import domainpar
 from domainpar.agreement import agree_on
+from domainpar.parallel.launcher import Launcher
+from domainpar.parallel.meeting import unsuited
 from domainpar.testing import find_mpiexec, run_command
 
 PROGRAM = str(Path(__file__).with_name("meeting_program.py"))
-MPIEXEC = find_mpiexec()
+MPIEXEC, WHEEL = find_mpiexec(), "0"
+with suppress(PackageNotFoundError):
+    WHEEL = version("mpich")
+needs_wheel = pytest.mark.skipif(int(WHEEL.split(".")[0]) < 5, reason="no MPICH of the wheel, from 5 on")
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 
 
 def by_hand(ranks: Sequence[int], size: int, *words: str, **more: str) -> tuple[list[str], str]:
     """Start some of `size` ranks as `RANK=... program`; returns exit codes and output."""
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | more
-    start = " ".join(f"RANK={r} '{sys.executable}' '{PROGRAM}' {' '.join(words)} & p{r}=$!;" for r in ranks)
+    return in_shell("RANK={}", ranks, words, shared)
+
+
+def by_srun(pmi: str, size: int, *words: str) -> tuple[list[str], str]:
+    """Start ranks with the variables that srun gives its tasks; `pmi`: those of `--mpi=...`, `{}` being the rank."""
+    job = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    step = {"SLURM_STEP_NUM_TASKS": str(size), "PYTHONPROFILEIMPORTTIME": "1"}
+    codes, output = in_shell("SLURM_PROCID={} " + pmi, range(size), words, job | step)
+    imported = [line for line in output.splitlines() if line.startswith("import time:")]
+    assert imported
+    said = "\n".join(line for line in output.splitlines() if not line.startswith("import time:"))
+    return codes, said + "\nMPI was loaded" * any("mpi4py.MPI" in line for line in imported)
+
+
+def in_shell(own: str, ranks: Sequence[int], words: Sequence[str], shared: dict[str, str]) -> tuple[list[str], str]:
+    """Start ranks with variables of their own, in which `{}` is the rank; returns exit codes and output."""
+    program = f"'{sys.executable}' '{PROGRAM}' {' '.join(words)}"
+    start = " ".join(f"{own.replace('{}', str(r))} {program} & p{r}=$!;" for r in ranks)
     collect = " ".join(f'wait $p{r}; codes="$codes $?";' for r in ranks)
     _, output = run_command(["/bin/sh", "-c", f"{start} {collect} echo codes $codes"], timeout=90, **shared)
     said, _, codes = output.rpartition("codes")
@@ -60,6 +83,67 @@ def test_another_mpis_launcher_is_refused_at_once():
     assert (bare.returncode, code) == (0, 2)
     assert "mpiexec started 8 processes" in output
     assert time.monotonic() - began - importing < 10, "2 s where nothing else runs"
+
+
+PMIX = "PMIX_RANK={} PMIX_NAMESPACE=slurm.pmix.7.0"
+PMI2 = "PMI_RANK={} PMI_SIZE=2 PMI_JOBID=7.0"
+
+
+@fault(1)
+@needs_wheel
+@pytest.mark.parametrize(
+    ("pmi", "what"), [(PMIX, "by PMIx, which mpi4py's MPICH"), (PMI2, "by srun --mpi=pmi2 mpi4py's MPICH")]
+)
+def test_what_srun_cannot_start_as_mpi_meets_over_gloo_before_mpi_can_end_it(pmi, what):
+    codes, output = by_srun(pmi, 2, "join=30")
+    assert codes == ["0", "0"], output
+    assert output.count("note: without MPI: ") == output.count(what) == 1
+    assert output.count("of 2 over gloo") == 2
+
+
+@fault(1)
+@needs_wheel
+def test_under_srun_gloo_touches_no_mpi_and_mpi_that_pmix_cannot_start_is_refused():
+    for pmi in (PMIX, PMI2):
+        codes, output = by_srun(pmi, 2, "join=30", "transport=gloo")
+        assert (codes, sorted(output.split("\n"))) == (["0", "0"], ["rank 0 of 2 over gloo", "rank 1 of 2 over gloo"])
+    codes, output = by_srun(PMIX, 2, "join=30", "transport=mpi")
+    assert codes == ["2", "2"]
+    assert output.count("domainpar: error:") == output.count("by PMIx, which mpi4py's MPICH") == 1
+
+
+@fault(1)
+@needs_mpi
+def test_variables_of_pmix_around_an_mpiexec_are_no_trouble():
+    command = [MPIEXEC, "-n", "2", sys.executable, PROGRAM]
+    code, output = run_command(command, timeout=90, PMIX_NAMESPACE="job.1")
+    assert code == 0, output
+    assert sorted(output.splitlines()) == ["rank 0 of 2 over mpi", "rank 1 of 2 over mpi"]
+
+
+OF_SRUN = Launcher("srun", "srun", 0, 2, has_pmi=True)
+
+
+@fault(1)
+@pytest.mark.parametrize(
+    ("library", "pmi", "with_pmix", "words"),
+    [
+        ("MPICH Version: 5.0.2", {"PMI_RANK": "0"}, False, "at random"),
+        ("MPICH Version: 4.0.2", {"PMI_RANK": "0"}, False, None),
+        ("MPICH Version: 4.0.2", {"PMIX_RANK": "0"}, False, "PMIx"),
+        ("MPICH Version: 5.0.2", {"PMIX_RANK": "0"}, True, None),
+        ("MVAPICH Version: 4.0", {"PMIX_RANK": "0"}, False, "PMIx"),
+        ("MPI VERSION : CRAY MPICH version 8.1.29.29", {"PMIX_RANK": "0"}, False, None),
+        ("Intel(R) MPI Library 2021.14 for Linux* OS", {"PMI_RANK": "0"}, False, None),
+        ("Open MPI v4.1.4", {"PMI_RANK": "0"}, False, "PMI"),
+        ("Open MPI v5.0.11", {"PMIX_RANK": "0"}, True, None),
+    ],
+)
+def test_which_libraries_srun_starts_by_which_pmi(library, pmi, with_pmix, words):
+    refused = unsuited(OF_SRUN, library, with_pmix, environ=pmi)
+    assert refused is None if words is None else words in refused.what
+    by_mpiexec = unsuited(Launcher("mpich", "mpiexec", 0, 2, has_pmi=True), library, with_pmix, environ=pmi)
+    assert (by_mpiexec is None) == (words != "PMIx")
 
 
 @fault(4)
