@@ -11,6 +11,8 @@ from domainpar.events.detector import SURFACES, Barrel
 from domainpar.events.simulate import simulate_event
 
 SAMPLE = "ttbar_pu200"
+OWN_VOLUMES = (16, 17, 18, 23, 24, 25, 28, 29, 30)
+"""Of the OpenDataDetector, by the code of the subdetector."""
 
 
 def moved(hits):
@@ -35,6 +37,7 @@ def tables_of(hits):
         "time": np.zeros(len(hits), np.float32),
         "particle_id": hits.particle_id.astype(np.uint64),
         "detector": np.array([CODE_OF_VOLUME[volume] for volume in hits.volume.tolist()], np.uint8),
+        "volume_id": np.array([OWN_VOLUMES[CODE_OF_VOLUME[volume]] for volume in hits.volume.tolist()], np.uint8),
         "layer_id": hits.layer.astype(np.uint16),
         "surface_id": hits.module.astype(np.uint32),
     }

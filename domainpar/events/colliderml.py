@@ -1,13 +1,14 @@
 """ColliderML events, and those that ACTS writes in its schema: parquet, a row for each event, lists in its columns.
 
-    ttbar_pu200_tracker_hits/.../train-00000-of-01000.parquet     event_id; x, y, z of hits in mm, detector, surface_id,
-                                                                  particle_id; true_*, time and the rest are left alone
+    ttbar_pu200_tracker_hits/.../train-00000-of-01000.parquet     event_id; x, y, z of hits in mm, volume_id, layer_id,
+                                                                  detector, surface_id, particle_id; the rest is left
     ttbar_pu200_particles/.../train-00000-of-01000.parquet        event_id; particle_id, px, py, pz in GeV, vx, vy, vz
                                                                   in mm, charge, num_tracker_hits, pdg_id, primary
 
 A file may hold a thousand events of ten megabytes: rows are decoded one by one, in the order in which they are asked.
-The OpenDataDetector has the layers of TrackML's detector, some a little further out: hits get TrackML's numbers, each
-that of the nearest layer of its subdetector. So layer pairs, selections and module maps are the same for both.
+The OpenDataDetector has the layers of TrackML's detector, some a little further out: hits get TrackML's numbers. So
+layer pairs, selections and module maps are the same for both, and ACTS's files of either are read. A hit's volume and
+layer in the file decide: codes of `detector` are another number for the same in each program that writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from partitioners.topology import FloatArray, IntArray
 HITS, PARTICLES = "tracker_hits", "particles"
 _NEEDED = {HITS: ("x", "y", "z"), PARTICLES: ("particle_id", "px", "py", "pz")}
 _OPTIONAL = {
-    HITS: ("detector", "volume_id", "surface_id", "particle_id"),
+    HITS: ("detector", "volume_id", "layer_id", "surface_id", "particle_id"),
     PARTICLES: ("vx", "vy", "vz", "charge", "num_tracker_hits", "pdg_id", "primary"),
 }
 
@@ -48,7 +49,10 @@ VOLUME_OF_DETECTOR = dict(enumerate((7, 8, 9, 12, 13, 14, 16, 17, 18)))
 barrel, the end at positive z."""
 
 DETECTOR_OF_VOLUME = {volume: code for code, volume in enumerate((16, 17, 18, 23, 24, 25, 28, 29, 30))}
-"""The same codes for the detector's own volumes, where a file has no column `detector`."""
+"""The same codes for the detector's own volumes."""
+
+_READ_AT_ONCE = 2**18
+"""Bytes of a column that are read from the file at a time."""
 
 PARTICLE_0 = -1
 """Stands for a particle 0 of the files."""
@@ -214,7 +218,8 @@ class _Rows:
         pa, pq = import_parquet()
         try:
             if not 0 <= self._next <= row:
-                file = pq.ParquetFile(self._path)
+                # Else the whole row group is read first, and that may be the whole file.
+                file = pq.ParquetFile(self._path, buffer_size=_READ_AT_ONCE, pre_buffer=False)
                 sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
                 starts = np.concatenate([[0], np.cumsum(sizes)])
                 group = int(np.searchsorted(starts, row, side="right")) - 1
@@ -300,6 +305,8 @@ def _wanted(kind: str, path: Path) -> list[str]:
             file=path,
         )
     wanted = [name for name in (*_NEEDED[kind], *_OPTIONAL[kind]) if name in schema.names]
+    if "volume_id" in wanted and "detector" in wanted:
+        wanted.remove("detector")
     for name in wanted:
         kind_of = schema.field(name).type
         if not (pa.types.is_list(kind_of) or pa.types.is_large_list(kind_of)) or not _is_number(kind_of.value_type):
@@ -323,39 +330,59 @@ def _ids(values: Any) -> IntArray:
 
 def _layers(columns: Mapping[str, Any], position: FloatArray, place: Place) -> tuple[IntArray, IntArray]:
     """TrackML's volume and layer for each hit."""
-    if "detector" in columns:
-        code = columns["detector"].astype(np.int64)
-    else:
-        own = columns["volume_id"].astype(np.int64)
+    by = "volume_id" if "volume_id" in columns else "detector"
+    numberings = (DETECTOR_OF_VOLUME, CODE_OF_VOLUME) if by == "volume_id" else ({code: code for code in range(9)},)
+    own, layer_id = columns[by].astype(np.int64), columns.get("layer_id") if by == "volume_id" else None
+    fits = []
+    for numbering in numberings:
         code = np.full(len(own), -1)
-        for volume, detector in DETECTOR_OF_VOLUME.items():
-            code[own == volume] = detector
-    numbers, astray = np.zeros((2, len(code)), np.int32), np.zeros(len(code))
-    radius = np.hypot(position[:, 0], position[:, 1])
-    for detector, rows, middles in _surfaces(code):
-        along = radius[rows] if detector in BARREL_RADII else position[rows, 2]
-        distance = np.abs(along[:, None] - np.array(middles))
-        numbers[0, rows], numbers[1, rows] = VOLUME_OF_DETECTOR[detector], 2 * (distance.argmin(axis=1) + 1)
-        astray[rows] = distance.min(axis=1)
-    unknown = numbers[0] == 0
-    if unknown.any():
-        name = "detector" if "detector" in columns else "volume_id"
-        codes = some_of([str(one) for one in np.unique(columns[name][unknown])])
+        for number, detector in numbering.items():
+            code[own == number] = detector
+        numbers, astray = _nearest(code, layer_id, position)
+        fits.append((int((code < 0).sum()), int((astray > NEAR).sum()), astray, numbers))
+    # Volumes 16 to 18 are pixels of one detector and long strips of the other: where hits lie tells.
+    unknown, far, astray, numbers = min(fits, key=lambda fit: fit[:2])
+    if unknown:
+        codes = some_of([str(one) for one in np.unique(own[numbers[0] == 0])])
         raise place.problem(
-            f"{unknown.sum():,} of {len(code):,} hits have a {name} that the OpenDataDetector does not have: {codes}",
+            f"{unknown:,} of {len(own):,} hits have a {by} that the OpenDataDetector does not have: {codes}",
             "only its trackers are read; docs/another_detector.md shows how to bring hits of another one",
         )
-    if (astray > NEAR).sum() > MOST_ASTRAY * len(astray):
+    if far > MOST_ASTRAY * len(own):
+        hint = "is volume_id that of the OpenDataDetector (16 to 30) or of TrackML's detector (7 to 18)"
+        if by == "detector":
+            hint = "a column volume_id would decide; without it detector is read as ColliderML counts, 0 to 8"
         raise place.problem(
-            f"{(astray > NEAR).sum():,} of {len(astray):,} hits lie more than {NEAR:g} mm from every layer of their "
-            f"subdetector, half of all more than {np.median(astray):.3g} mm; largest r {radius.max():.4g}",
-            "expected are x, y, z in mm, of the OpenDataDetector",
+            f"{far:,} of {len(own):,} hits lie more than {NEAR:g} mm from every layer of their subdetector, which {by} "
+            f"names, half of all more than {np.median(astray):.3g} mm; largest r {np.hypot(*position.T[:2]).max():.4g}",
+            f"{hint}, and are x, y, z in mm?",
         )
     return numbers[0], numbers[1]
 
 
-def _surfaces(code: IntArray) -> Iterator[tuple[int, IntArray, tuple[float, ...]]]:
-    """Each subdetector that hits lie on: its code, those hits, and the middles of its layers."""
+def _nearest(code: IntArray, layer_id: IntArray | None, position: FloatArray) -> tuple[IntArray, FloatArray]:
+    """TrackML's volume and layer of hits [2, N], 0 of an unknown code, and how far each hit lies from its layer, in mm.
+
+    The layer of all hits of one `layer_id` is the nearest to the middle one of them; without ids, each hit's nearest.
+    """
+    numbers, astray = np.zeros((2, len(code)), np.int32), np.zeros(len(code))
+    radius = np.hypot(position[:, 0], position[:, 1])
+    for detector, rows, middles in _surfaces(code):
+        along = radius[rows] if detector in BARREL_RADII else position[rows, 2]
+        middle = along.copy()
+        if layer_id is not None:
+            for one in np.unique(layer_id[rows]):
+                middle[layer_id[rows] == one] = np.median(along[layer_id[rows] == one])
+        nearest = np.abs(middle[:, None, None] - middles).min(axis=1).argmin(axis=1)
+        numbers[0, rows], numbers[1, rows] = VOLUME_OF_DETECTOR[detector], 2 * (nearest + 1)
+        astray[rows] = np.abs(along - middles[:, nearest]).min(axis=0)
+    return numbers, astray
+
+
+def _surfaces(code: IntArray) -> Iterator[tuple[int, IntArray, FloatArray]]:
+    """Each subdetector that hits lie on: its code, those hits, and the middles of its layers here and in TrackML's."""
     for detector, middles in {**BARREL_RADII, **DISK_Z}.items():
         if len(rows := np.flatnonzero(code == detector)):
-            yield detector, rows, middles
+            theirs = [one.radius if isinstance(one, Barrel) else one.z
+                      for one in SURFACES if one.volume == VOLUME_OF_DETECTOR[detector]]  # fmt: skip
+            yield detector, rows, np.array([middles, theirs])

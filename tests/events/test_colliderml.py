@@ -1,5 +1,6 @@
 """ColliderML's parquet: hits, particles and truth as simulated, on TrackML's layers; what is wrong in one line."""
 
+import gc
 import shutil
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install '.[parquet]')")
 
 import collider_files
+import pyarrow as pa
 import pyarrow.parquet as pq
-from collider_files import SAMPLE, write_sample, write_table
+from collider_files import SAMPLE, tables_of, write_sample, write_table
 
 from domainpar.events.colliderml import LAYER_PAIRS, ColliderMLEvents
 from domainpar.events.detector import DEFAULT_LAYER_PAIRS
 from domainpar.events.preparation import prepare
+from domainpar.events.simulate import simulate_event
 from domainpar.events.sources import layer_pairs_of, open_source
 from domainpar.problems import Problem
 
@@ -99,14 +102,83 @@ def test_without_truth_or_particles_hits_are_read_all_the_same(tmp_path):
     assert hits.particles is None
 
 
-def test_volumes_of_the_detector_itself_stand_in_for_its_code(tmp_path):
-    own = np.array([16, 17, 18, 23, 24, 25, 28, 29, 30], np.uint8)
+def of_acts(hits):
+    # What ACTS's example for this detector writes: codes of volumes 7 to 18, though its volumes are 16 to 30.
+    hits["detector"] = np.select([hits["volume_id"] == one for one in (16, 17, 18)], [6, 7, 8], 255).astype(np.uint8)
 
-    def renumber(number, hits, particles):
-        hits["volume_id"] = own[hits.pop("detector")]
 
-    simulated = write_sample(tmp_path, 1, change=renumber)
-    assert np.array_equal(ColliderMLEvents(tmp_path).read("000000000").volume, simulated[0].volume)
+def of_none(hits):
+    del hits["detector"]
+
+
+def of_codes_alone(hits):
+    del hits["volume_id"], hits["layer_id"]
+
+
+def without_layers(hits):
+    of_acts(hits)
+    del hits["layer_id"]
+
+
+def counted_on(hits):
+    """Layers 1, 2, 3, ... of each volume, as a newer geometry of ACTS has them."""
+    hits["layer_id"] = hits["layer_id"] // 2
+
+
+NUMBERINGS = (of_acts, of_none, of_codes_alone, without_layers, counted_on)
+
+
+@pytest.mark.parametrize("numbering", NUMBERINGS)
+def test_volume_and_layer_decide_however_a_file_counts_its_detectors(tmp_path, numbering):
+    simulated = write_sample(tmp_path, 1, 6000, change=lambda number, hits, particles: numbering(hits))
+    hits, expected = ColliderMLEvents(tmp_path).read("000000000"), simulated[0]
+    assert np.array_equal(hits.volume, expected.volume)
+    assert np.array_equal(hits.layer, expected.layer)
+    assert len(set(zip(hits.volume.tolist(), hits.layer.tolist()))) == 48
+
+
+def test_a_hit_far_from_its_layer_stays_on_it(tmp_path):
+    def shift(number, hits, particles):
+        innermost = (hits["volume_id"] == 23) & (hits["layer_id"] == 12)
+        hits["z"][np.flatnonzero(innermost)[0]] -= 200  # mm: nearer to the next disk
+
+    simulated = write_sample(tmp_path, 1, change=shift)
+    assert np.array_equal(ColliderMLEvents(tmp_path).read("000000000").layer, simulated[0].layer)
+
+
+def test_files_of_trackmls_detector_in_the_same_schema_are_read(tmp_path):
+    simulated = simulate_event(0, num_hits=6000)
+
+    def unmoved(number, hits, particles):
+        hits |= {axis: simulated.position[:, i] for i, axis in enumerate("xyz")}
+        hits["volume_id"] = simulated.volume.astype(np.uint8)
+        of_acts(hits)
+
+    write_sample(tmp_path, 1, 6000, change=unmoved)
+    hits = ColliderMLEvents(tmp_path).read("000000000")
+    assert np.array_equal(hits.volume, simulated.volume)
+    assert np.array_equal(hits.layer, simulated.layer)
+
+
+def bytes_held(directory, num_events):
+    """Bytes that pyarrow holds after one event of a row group of so many has been read."""
+    hits = simulate_event(0, num_hits=2000)
+    rng = np.random.default_rng(0)
+    rows = [tables_of(hits)[0] | {"particle_id": rng.integers(1, 2**60, len(hits)).astype(np.uint64)}] * num_events
+    path = directory / f"{SAMPLE}_tracker_hits" / "train.parquet"
+    write_table(path, range(num_events), rows, compression="none", use_dictionary=False, data_page_size=2**14)
+    events = ColliderMLEvents(directory)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    events.read(events.names[num_events // 2])
+    assert pq.ParquetFile(path).num_row_groups == 1
+    return pa.total_allocated_bytes() - before, path.stat().st_size
+
+
+def test_an_event_takes_as_much_memory_in_a_large_row_group_as_in_a_small_one(tmp_path):
+    (few, _), (many, size) = (bytes_held(tmp_path / str(count), count) for count in (150, 450))
+    assert many < 1.1 * few
+    assert many < size / 4
 
 
 def test_a_particle_0_is_a_particle_and_ids_of_64_bits_stay_apart(tmp_path):
@@ -152,17 +224,23 @@ def not_finite(row):
 
 
 def in_a_calorimeter(row):
-    row["detector"] = np.where(np.arange(len(row["detector"])) < 2, 9, row["detector"])
+    row["volume_id"] = np.where(np.arange(len(row["volume_id"])) < 2, 9, row["volume_id"])
+
+
+def coded_by_acts(row):
+    of_acts(row)
+    row.pop("volume_id")
 
 
 SPOILT = {
     "no column": (0, lambda row: row.pop("x"), "no column x; found ['event_id', 'y'"),
-    "no detector": (0, lambda row: row.pop("detector"), "no column detector"),
+    "no detector": (0, lambda row: (row.pop("detector"), row.pop("volume_id")), "no column detector"),
     "no momentum": (1, lambda row: row.pop("px"), "no column px"),
     "metres": (0, in_metres, "hits lie more than 60 mm from every layer of their subdetector"),
     "ragged": (0, shorten, "lists of one event differ in length"),
     "not finite": (0, not_finite, "column z holds 1 numbers that are not finite, first at 5"),
-    "calorimeter": (0, in_a_calorimeter, "2 of 629 hits have a detector that the OpenDataDetector does not have: 9"),
+    "calorimeter": (0, in_a_calorimeter, "2 of 629 hits have a volume_id that the OpenDataDetector does not have: 9"),
+    "codes of others": (0, coded_by_acts, "have a detector that the OpenDataDetector does not have: 255"),
     "no list": (0, lambda row: row.update(x=1.0), "column x holds double, not a list of numbers an event"),
     "twice": (1, lambda row: row.update(particle_id=np.ones_like(row["particle_id"])), "lists 1 more than once"),
 }
