@@ -1,11 +1,17 @@
 """Arrays of a zarr zip are read as zarr reads them, however they are cut into chunks."""
 
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 import zarr
+from random_events import random_assignment, random_event
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.storage import ZipStore
 
+from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.events.store.archive import Archive
 
 ARRAYS = {
@@ -45,3 +51,26 @@ def test_any_rows_are_those_that_zarr_reads(file, name):
             assert rows.flags.writeable
             assert rows.flags.c_contiguous
         assert np.array_equal(archive.whole(name), array[...])
+
+
+def test_children_of_a_fork_read_an_open_event_and_spawned_ones_open_it_anew(tmp_path):
+    path = tmp_path / event_file_name("1")
+    write_event(path, random_event(1, num_nodes=3000, num_edges=9000), random_assignment(1, 3000, 6), 6)
+    with StoredEvent(path) as event:
+        ids = np.arange(0, event.num_nodes, 97)
+        first, last = (event.read_nodes("features", ids[::step]).tobytes() for step in (1, -1))
+        children = []
+        for _ in range(4):
+            if (child := os.fork()) == 0:
+                wrong = 1
+                try:
+                    order = 400 * [ids, ids[::-1]]
+                    reads = [event.read_nodes("features", of).tobytes() for of in order]
+                    wrong = int(reads != 400 * [first, last])
+                finally:
+                    os._exit(wrong)
+            children.append(child)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+        for again in (pickle.loads(pickle.dumps(event)), copy.deepcopy(event)):
+            with again:
+                assert again.read_nodes("features", ids).tobytes() == first

@@ -14,9 +14,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +49,16 @@ _FIELDS = {
 """Of an array; a description with others may mean something else."""
 
 _MEMBER = re.compile(r"(?:[A-Za-z0-9_]+/)*(?:zarr\.json|c(?:/\d+)+)")
+_HEADER = 30  # bytes of what stands before a member, without its name
 _FRAME = b"\x28\xb5\x2f\xfd"
 _ZSTD = Zstd()
 
 
 class Archive:
     """The arrays of one zarr zip. Use as a context manager, or call `close`.
+
+    Members are read by their place in the file, without a position or a lock that processes or threads could share: an
+    archive that was opened before a fork is read by every child.
 
     Args:
         path: The file.
@@ -67,15 +73,17 @@ class Archive:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = zipfile.ZipFile(path)
+        self._file = path.open("rb")
         try:
-            self._members = _members(self._file)
-            root, descriptions = _descriptions(self._file, self._members)
+            with zipfile.ZipFile(self._file) as listed:
+                self._members = _members(listed)
+            sizes = {name: member.file_size for name, member in self._members.items()}
+            root, descriptions = _descriptions(self._read, sizes)
             self.attributes = dict(_mapping(root.get("attributes"), "attributes"))
             self.layouts = {
                 name: _layout(name, about) for name, about in descriptions.items() if about.get("node_type") == "array"
             }
-            _check_members(self._members, descriptions, self.layouts)
+            _check_members(sizes, descriptions, self.layouts)
         except BaseException:
             self._file.close()
             raise
@@ -98,7 +106,7 @@ class Archive:
         return values
 
     def _chunk(self, layout: Layout, member: str) -> Array:
-        packed = self._file.read(member)
+        packed = self._read(member)
         frame, checksum = packed[:-4], int.from_bytes(packed[-4:], "little")
         if (declared := unpacked_size(frame[:18])) != layout.chunk_bytes:  # the longest header of a zstd frame
             raise ValueError(f"{member} claims {declared} bytes, a chunk has {layout.chunk_bytes}")
@@ -116,7 +124,19 @@ class Archive:
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
         """Read every member, or one share of them, from end to end: a damaged one fails its checksum."""
         for name in sorted(self._members)[share::of]:
-            self._file.read(name)
+            self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        """The bytes of one member."""
+        member, file = self._members[name], self._file.fileno()
+        header = os.pread(file, _HEADER + len(name), member.header_offset)
+        if header[:4] != b"PK\x03\x04" or header[_HEADER:] != name.encode():
+            raise zipfile.BadZipFile(f"{name} is not where the list of members has it")
+        start = member.header_offset + len(header) + int.from_bytes(header[28:30], "little")
+        content = os.pread(file, member.file_size, start)
+        if zlib.crc32(content) != member.CRC:
+            raise zipfile.BadZipFile(f"Bad CRC-32 of {name}, of which {len(content)} bytes are there")
+        return content
 
     def close(self) -> None:
         """Close the file; nothing can be read any more."""
@@ -183,22 +203,22 @@ def unpacked_size(start: bytes) -> int | None:
     return int.from_bytes(start[at : at + length], "little") + (256 if length == 2 else 0)
 
 
-def _members(file: zipfile.ZipFile) -> dict[str, int]:
-    """Bytes of the members by name, of which none is packed or there twice."""
+def _members(file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The members by name, of which none is packed or there twice."""
     members = file.infolist()
-    sizes = {member.filename: member.file_size for member in members}
-    if len(sizes) != len(members):
-        raise ValueError(f"{len(members) - len(sizes)} of {len(members)} members are there twice")
+    named = {member.filename: member for member in members}
+    if len(named) != len(members):
+        raise ValueError(f"{len(members) - len(named)} of {len(members)} members are there twice")
     for member in members:
         if not _MEMBER.fullmatch(member.filename):
             raise ValueError(f"a member is called {member.filename[:80]!r}, which no array needs")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ValueError(f"{member.filename} is packed; members are stored as they are")
-    return sizes
+    return named
 
 
 def _descriptions(
-    file: zipfile.ZipFile, members: Mapping[str, int]
+    read: Callable[[str], bytes], members: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The descriptions of the file, and of each of its groups and arrays."""
     descriptions: dict[str, dict[str, Any]] = {}
@@ -207,7 +227,7 @@ def _descriptions(
             if (size := members[member]) > LARGEST_DESCRIPTION:
                 raise ValueError(f"{member} has {size} bytes, at most {LARGEST_DESCRIPTION} are read")
             name = member.removesuffix(DESCRIPTION).rstrip("/")
-            descriptions[name] = dict(_mapping(parsed_json(file.read(member)), member))
+            descriptions[name] = dict(_mapping(parsed_json(read(member)), member))
             if descriptions[name].get("zarr_format") != 3:
                 raise ValueError(f"{member} is of zarr's format {descriptions[name].get('zarr_format')}, expected 3")
     root = descriptions.pop("", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from partitioners.topology import EdgePolicy, IntArray
 class StoredEvent:
     """One event in stored order, read piece by piece: a rank reads the chunks of its tiles, not the event.
 
-    Use as a context manager, or call `close`.
+    Use as a context manager, or call `close`. Children of a fork read an open event as their parent does; pickled, as
+    for a worker that is spawned, it is its path, and opens anew.
 
     Args:
         path: The zarr zip.
@@ -322,6 +323,9 @@ class StoredEvent:
     def close(self) -> None:
         """Close the file."""
         self._archive.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StoredEvent, event_id=self.event_id, sha256=self._sha256), (self.path.absolute(),)
 
     def __enter__(self) -> StoredEvent:
         return self
