@@ -165,11 +165,10 @@ def _topology(edge_index: Any, num_nodes: int, edges: EdgePolicy, position: Any)
         ValueError: If it will not do.
     """
     _check_policy(edges)
-    ends, where = (
-        None if value is None else tensor_given(value, f"the {name} of split_graph").detach().cpu().numpy()
-        for name, value in (("edge_index", edge_index), ("position", position))
-    )
-    return Topology(ends, num_nodes, where, edges)
+    ends = tensor_given(edge_index, "the edge_index of split_graph").detach().cpu().numpy()
+    if position is not None:
+        position = tensor_given(position, "the position of split_graph").detach().cpu().numpy()
+    return Topology(ends, num_nodes, position, edges)
 
 
 def _check_policy(edges: str) -> None:
