@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
 from domainpar.events.graph import EventGraph, Hits, check_hits, surface_numbers
@@ -222,7 +222,7 @@ def label_note(hits: Hits) -> str | None:
 # --- edges -----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@compiled
 def _join_modules(rows: Any, cylinder: Any, module: Any, phi_slope: float, z0: float, along_z: float, along_r: float
                   ) -> Any:  # fmt: skip
     """Edges between hits of one surface, sorted by phi, that lie on different modules; from nearer the origin outward.
@@ -256,7 +256,7 @@ def _join_modules(rows: Any, cylinder: Any, module: Any, phi_slope: float, z0: f
     return edges[:, :count].copy()
 
 
-@numba.njit(cache=True)
+@compiled
 def _edge_features(edge_index: Any, cylinder: Any) -> Any:
     features = np.empty((edge_index.shape[1], 6), np.float32)
     for e in range(edge_index.shape[1]):

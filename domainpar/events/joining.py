@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events.graph import Hits
 from partitioners.topology import FloatArray, IntArray
 
@@ -179,7 +179,7 @@ def kinds(values: FloatArray, z0_limits: FloatArray, slope_limits: FloatArray) -
 # --- in compiled code ------------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@compiled
 def wrapped(angle: float) -> float:
     """An angle in (-3 pi, 3 pi) brought into [-pi, pi)."""
     if angle >= np.pi:
@@ -187,7 +187,7 @@ def wrapped(angle: float) -> float:
     return angle + TWO_PI if angle < -np.pi else angle
 
 
-@numba.njit(cache=True)
+@compiled
 def longer(edges: Any) -> Any:
     """The same edges with room for twice as many."""
     room = np.empty((len(edges), 2 * edges.shape[1]), np.int64)
@@ -195,7 +195,7 @@ def longer(edges: Any) -> Any:
     return room
 
 
-@numba.njit(cache=True)
+@compiled
 def grouped(ends: Any, num_hits: int) -> Any:
     """First place of each hit's segments in a list grouped by hits, [num_hits + 1], and that list, in stable order."""
     first = np.zeros(num_hits + 1, np.int64)
@@ -209,7 +209,7 @@ def grouped(ends: Any, num_hits: int) -> Any:
     return first, listed
 
 
-@numba.njit(cache=True)
+@compiled
 def _quantities(cylinder: Any, edge_index: Any) -> Any:
     values = np.empty((edge_index.shape[1], 5))
     for e in range(edge_index.shape[1]):
@@ -222,7 +222,7 @@ def _quantities(cylinder: Any, edge_index: Any) -> Any:
     return values
 
 
-@numba.njit(cache=True)
+@compiled
 def _place(limits: Any, value: float) -> int:
     """Number of ascending limits that a value has reached."""
     place = 0
@@ -231,7 +231,7 @@ def _place(limits: Any, value: float) -> int:
     return place
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _join(pairs: Any, box_of_kind: Any, bounds: Any, cylinder: Any, rows: Any, first: Any, low: Any, high: Any,
           z0_limits: Any, slope_limits: Any, keep: bool) -> Any:  # fmt: skip
     """`src`, `dst` and box of each edge, int64 [3, E], if they are kept; and the number of edges in each box, [B]."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events import detector
 from domainpar.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
@@ -204,7 +204,7 @@ def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[Int
     )
 
 
-@numba.njit(cache=True)
+@compiled
 def _field_at(field: Any, z: float) -> float:
     """B_z at z, linear between the nodes of an even table; constant outside."""
     place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
@@ -212,7 +212,7 @@ def _field_at(field: Any, z: float) -> float:
     return float(field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1]))
 
 
-@numba.njit(cache=True)
+@compiled
 def _advance(state: Any, slope: float, k: float, s: float) -> Any:
     """The point (x, y, z, direction) after the transverse arc length s on a helix of curvature k.
 
@@ -224,7 +224,7 @@ def _advance(state: Any, slope: float, k: float, s: float) -> Any:
     return x + chord * np.cos(psi + half), y + chord * np.sin(psi + half), z + slope * s, psi + 2 * half
 
 
-@numba.njit(cache=True)
+@compiled
 def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) -> float:
     """Arc length in [0, h] at which the helix passes a radius that lies between those of its ends (bisection)."""
     low, high = 0.0, h
@@ -239,7 +239,7 @@ def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) 
     return 0.5 * (low + high)
 
 
-@numba.njit(cache=True)
+@compiled
 def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) -> Any:
     """Meeting point of the helix and a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
     s = guess
@@ -262,7 +262,7 @@ def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) 
     return abs(u) < half_u and abs(v) < module.half_v, s, u, v, du, dv
 
 
-@numba.njit(cache=True)
+@compiled
 def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, crossed: Any,
                  local: Any, count: int) -> int:  # fmt: skip
     """Append the modules of one barrel or ring that the track meets near arc length s; returns the new count."""
@@ -281,7 +281,7 @@ def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float,
     return count
 
 
-@numba.njit(cache=True)
+@compiled
 def _crossing(state: Any, end: Any, slope: float, k: float, h: float, surface: Any, barrel_open: bool) -> float:
     """Arc length at which a step from `state` to `end` crosses a surface, or -1."""
     arc: float = -1.0
@@ -294,7 +294,7 @@ def _crossing(state: Any, end: Any, slope: float, k: float, h: float, surface: A
     return arc
 
 
-@numba.njit(cache=True)
+@compiled
 def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) -> Any:
     """Direction, slope and pt after one surface: scattered in the two directions across the track, and slower."""
     per_sine = np.sqrt(1 + slope * slope)
@@ -306,7 +306,7 @@ def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) 
     return psi + angle * per_sine * kick[0], slope + angle * per_sine**2 * kick[1], pt * (1 - lost)
 
 
-@numba.njit(cache=True)
+@compiled
 def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, groups: Any, modules: Any, field: Any,
             crossed: Any, local: Any) -> int:  # fmt: skip
     """Follow one track to its end, writing the modules it meets; returns how many."""
@@ -344,7 +344,7 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
     return count
 
 
-@numba.njit(cache=True)
+@compiled
 def _propagate(starts: Any, momenta: Any, kicks: Any, fates: Any, luck: Any, surfaces: Any, groups: Any, modules: Any,
                field: Any) -> Any:  # fmt: skip
     """Follow all tracks; returns track, module and local coordinates of each hit, track by track."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events.graph import Hits
 from domainpar.events.joining import grouped
 from partitioners.topology import BoolArray, FloatArray, IntArray
@@ -145,7 +145,7 @@ def _directions(hits: Hits, edges: IntArray) -> tuple[FloatArray, FloatArray]:
     return np.stack([dx, dy, length], axis=1), np.arctan((z[dst] - z[src]) / length)
 
 
-@numba.njit(cache=True)
+@compiled
 def _turn_and_bend(way: Any, theta: Any, inner: int, outer: int) -> Any:
     """Turn and bend from one edge to the next; an edge that goes back has an infinite turn."""
     lengths = way[inner, 2] * way[outer, 2]
@@ -157,7 +157,7 @@ def _turn_and_bend(way: Any, theta: Any, inner: int, outer: int) -> Any:
     return turn, abs(theta[outer] - theta[inner])
 
 
-@numba.njit(cache=True)
+@compiled
 def _turns_and_bends(way: Any, theta: Any, inner: Any, outer: Any) -> Any:
     values = np.empty((len(inner), 2))
     for t in range(len(inner)):
@@ -165,7 +165,7 @@ def _turns_and_bends(way: Any, theta: Any, inner: Any, outer: Any) -> Any:
     return values
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _confirmed(edges: Any, way: Any, theta: Any, layer: Any, three: Any, most: Any, confirmed: Any) -> Any:
     num_hits = len(layer)
     first_in, arriving = grouped(edges[1], num_hits)

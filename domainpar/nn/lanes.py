@@ -19,11 +19,12 @@ the package, and what breaks when they go:
     `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `microkernel`: the same
     `get_compile_result`, `fndesc.llvm_cfunc_wrapper_name`      `operations`: no address of an operation, an error at
                                                                 its first use
-    `_cache._cache_file._source_stamp` of compiled functions    `compiled`: an error at import; if the last name alone
-                                                                changes, kernels on disk outlive a change of another
-                                                                file (tests/nn/test_compiled.py)
-    `numba.core.caching.Cache.load_overload`                    `domainpar.compiling`: an error at import; if it is no
-                                                                longer called, ranks compile side by side
+    `_cache` of compiled functions, a                           `domainpar.compiling`: an error at import; if it is no
+        `numba.core.caching.FunctionCache` with                 longer asked, nothing is kept (tests/test_compiling.py)
+        `load_overload`, `save_overload`, `_impl_class`
+    `_cache_file._source_stamp` of that                         the same: an error at import
+    "no locator available", `_locator_classes`,                 the same: an error at import where nothing can be
+        `UserWideCacheLocator`                                  written, or a directory "~" of who has no home
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from domainpar.nn.compiled import compiled
+from domainpar.compiling import compiled
 
 
 def key_of(*parts: int | str) -> int:

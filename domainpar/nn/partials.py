@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from domainpar.compiling import compiled
 from domainpar.nn import operations
-from domainpar.nn.compiled import compiled
 from domainpar.nn.mlp import ends_in_order
 from domainpar.nn.program import Operand, Program, When
 from domainpar.plan import IntArray

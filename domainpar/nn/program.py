@@ -35,7 +35,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from domainpar.nn.compiled import compiled
+from domainpar.compiling import compiled
 from domainpar.parallel import tables
 from domainpar.plan import IntArray
 from domainpar.words import several

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar.compiling import compiled
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import IntArray
 
@@ -215,7 +215,7 @@ def _carry_over(hi: Any, lo: Any) -> None:
     lo &= 2**CARRY_BITS - 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _carry_arrays(hi: Any, lo: Any) -> None:
     """The same on CPU, in one pass."""
     for i in range(len(hi)):
@@ -252,7 +252,7 @@ def _add_arrays(partials: Tensor, limbs: Tensor, start: int) -> None:
     _add_in_one_pass(partials.contiguous().numpy(), limbs.numpy(), start, CARRY_EVERY)
 
 
-@numba.njit(cache=True, nogil=True)  # nogil: other threads of this rank compute meanwhile
+@compiled
 def _add_in_one_pass(rows: Any, limbs: Any, start: int, carry_every: int) -> None:
     size, width = len(limbs) // 2, rows.shape[1]
     his, los = limbs[start : start + width], limbs[size + start : size + start + width]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events.graph import IntArray
 from domainpar.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, field_at, misfit
 from domainpar.reco.segments import TrackHits, long_enough
@@ -112,7 +112,7 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
 
 
-@numba.njit(cache=True)
+@compiled
 def _root(parent: Any, hit: int) -> int:
     while parent[hit] != hit:
         parent[hit] = parent[parent[hit]]  # halving the path keeps later searches short
@@ -120,7 +120,7 @@ def _root(parent: Any, hit: int) -> int:
     return int(hit)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface: Any, module: Any,
           most_misfit: float) -> Any:  # fmt: skip
     num_hits = len(position)
@@ -153,7 +153,7 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
     return parent
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, distance: Any, bz: Any, surface: Any,
            module: Any, most_misfit: float) -> Any:  # fmt: skip
     """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
@@ -177,7 +177,7 @@ def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, di
     return taken
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _on_helix(members: Any, distance: Any, position: Any, bz: Any, most_misfit: float) -> bool:
     """Whether one helix goes through hits, given the distance of each from the origin."""
     outward = members[np.argsort(distance, kind="mergesort")]
@@ -185,7 +185,7 @@ def _on_helix(members: Any, distance: Any, position: Any, bz: Any, most_misfit: 
     return bool(off <= most_misfit)
 
 
-@numba.njit(cache=True)
+@compiled
 def _beside(ours: Any, theirs: Any, position: Any, surface: Any, module: Any) -> bool:
     """Whether hits of both on one surface lie beside each other, on different modules; 0 is no surface."""
     for i in ours:

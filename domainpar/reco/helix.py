@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
 
@@ -120,7 +120,7 @@ def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
     return bz
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def misfit(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
     """Mean square distance of hits from their common helix, in units of the errors that are allowed.
 
@@ -148,7 +148,7 @@ def misfit(position: Any, bz: Any, position_error: float, along_error: float, sc
     return squares / len(position)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def distance_from_helix(hit: Any, rho: float, phi: float, d: float, z0: float, slope: float) -> Any:
     """Distance of a hit from a helix in mm: in the transverse plane, left is positive; and across the flight, along z.
 
@@ -168,7 +168,7 @@ def distance_from_helix(hit: Any, rho: float, phi: float, d: float, z0: float, s
     return away, off / np.sqrt(1 + slope**2)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _arc(ahead: float, left: float, rho: float) -> float:
     """Arc length to a point, given in the directions of the circle's closest point to the beam line."""
     angle = np.arctan2(rho * ahead, 1 + rho * left)
@@ -181,7 +181,7 @@ def _arc(ahead: float, left: float, rho: float) -> float:
 # closest to the origin: negative kappa turns left.
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
     """(curvature, phi, d0, z0, slope, B_z) of each track, float64 [T, 6]; NaN without a fit. Left turns have positive
     curvature."""
@@ -197,7 +197,7 @@ def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
     return fits
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _fit_circle(position: Any) -> Any:
     """(whether there is one, rho, phi, d) of the circle closest to hits ordered outward; rho > 0 turns right.
 
@@ -232,7 +232,7 @@ def _fit_circle(position: Any) -> Any:
     return True, 2 * kappa / steepness, np.arctan2(-gx, gy), 2 * value / (np.hypot(gx, gy) + steepness)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
     """Arc length of each hit from the point of the circle closest to the beam line."""
     sine, cosine = np.sin(phi), np.cos(phi)
@@ -243,7 +243,7 @@ def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
     return arc
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _fit_line(arc: Any, z: Any) -> Any:
     """z at arc 0 and the slope of the straight line."""
     share = 1 / len(arc)

@@ -10,10 +10,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import compiled
 from domainpar.events.detector import GEV_PER_TESLA_MM
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.reco.helix import (
@@ -252,7 +252,7 @@ def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatA
     return np.asarray(_misfits(position[outward], pieces.bz[places][outward], ptr, *limits))
 
 
-@numba.njit(cache=True)
+@compiled
 def _misfits(position: Any, bz: Any, ptr: Any, across: float, along: float, scattering: float) -> Any:
     off = np.empty(len(ptr) - 1)
     for pair in range(len(off)):
@@ -271,7 +271,7 @@ def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
     return pairs
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
     pairs = np.empty((256, 2), np.int64)
     count = 0
@@ -291,7 +291,7 @@ def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
     return pairs[:count]
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _continues(inner: Any, outer: Any, limits: Any) -> bool:
     """Whether the two helices bend alike and meet the nearest hits of each other."""
     _, reach, beside, position, along, scattering = limits
@@ -311,13 +311,13 @@ def _continues(inner: Any, outer: Any, limits: Any) -> bool:
     return not apart or _meets(outer, inner.last, gap, position + kink * outer.lever, along + kink * outer.lever)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _uncertainty(piece: Any, position: float, kink: float) -> float:
     """Uncertainty of 1/pT of a piece in 1/GeV: of its sagitta half an error of a hit, and half a kink."""
     return float(4 * (position + kink * piece.lever / 4) / piece.lever**2 / piece.bend)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _meets(piece: Any, hit: Any, gap: float, across: float, along: float) -> bool:
     """Whether a hit this far beyond a piece lies on its helix, whose own hits may be off by so much."""
     grows = 1 + gap / piece.lever
@@ -325,7 +325,7 @@ def _meets(piece: Any, hit: Any, gap: float, across: float, along: float) -> boo
     return bool(abs(away) <= across * grows**2 and abs(off) <= along * grows)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@compiled
 def _side_by_side(inner: Any, outer: Any, beside: float) -> bool:
     """Whether each hit of the outer piece that lies before the inner one's end has a hit of it beside it."""
     end = np.sum(inner[-1] ** 2)

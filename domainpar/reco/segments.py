@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import compiled
 from domainpar.events.graph import FloatArray, IntArray
 from domainpar.events.joining import grouped as grouped
 from domainpar.plan import BoolArray
@@ -130,7 +130,7 @@ def long_enough(component: IntArray, min_hits: int) -> IntArray:
     return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
 
 
-@numba.njit(cache=True)
+@compiled
 def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
     """Whether each segment is the one with the largest logit of those with the same two hits, the first of equals."""
     first, listed = grouped(low, num_hits)
@@ -149,7 +149,7 @@ def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
     return kept
 
 
-@numba.njit(cache=True)
+@compiled
 def _best_at(ends: Any, logits: Any, num_hits: int) -> Any:
     """The best segment at each hit, the first of equals; -1 without any."""
     best = np.full(num_hits, -1, np.int64)
@@ -159,7 +159,7 @@ def _best_at(ends: Any, logits: Any, num_hits: int) -> Any:
     return best
 
 
-@numba.njit(cache=True)
+@compiled
 def _roots(first: Any, second: Any, num_hits: int) -> Any:
     """Union-find. A root is never larger than what hangs below it, so it is the smallest of its component."""
     parent = np.arange(num_hits)

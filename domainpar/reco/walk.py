@@ -12,10 +12,10 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import compiled
 from domainpar.plan import IntArray
 from domainpar.reco.segments import grouped
 
@@ -50,7 +50,7 @@ def walk(
     return np.where(track == SPENT, FREE, track)
 
 
-@numba.njit(cache=True)
+@compiled
 def _onward(node: int, first: Any, outer: Any, logits: Any, track: Any, length: Any, min_logit: float,
             add_logit: float) -> Any:  # fmt: skip
     """(hits of the longest road from a hit, itself counted; the neighbour that the last of these goes to, -1 for none).
@@ -71,7 +71,7 @@ def _onward(node: int, first: Any, outer: Any, logits: Any, track: Any, length: 
     return int(length[chosen]) + 1, chosen
 
 
-@numba.njit(cache=True)
+@compiled
 def _ask_again(node: int, start: int, first_in: Any, inner: Any, track: Any, waiting: Any, changed: Any) -> None:
     """Note the free hits inside of one that changed. Those before `start` are all taken."""
     for s in range(first_in[node], first_in[node + 1]):
@@ -81,7 +81,7 @@ def _ask_again(node: int, start: int, first_in: Any, inner: Any, track: Any, wai
             heapq.heappush(changed, -before)
 
 
-@numba.njit(cache=True)
+@compiled
 def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_logit: float, add_logit: float,
           min_hits: int) -> Any:  # fmt: skip
     num_hits = len(first) - 1

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domainpar.compiling import compiled
 from domainpar.events.graph import Array
 from domainpar.events.store import StoredEvent
-from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem

@@ -11,8 +11,8 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
+from domainpar.compiling import compiled
 from domainpar.nn import fused
-from domainpar.nn.compiled import compiled
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.nn.compiled import compiled
+from domainpar.compiling import compiled
 from domainpar.reco.classical.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
 from domainpar.reco.classical.states import HIT_WORTH, approach, field_at, residual, scatter, start, take
 

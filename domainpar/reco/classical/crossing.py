@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from domainpar.nn.compiled import compiled
+from domainpar.compiling import compiled
 from domainpar.reco.classical.states import EVEN_FIELD, field_at, move, residual
 
 TWO_PI = 2 * np.pi

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import compiled
 from domainpar.events import detector
 from domainpar.events.detector import GEV_PER_TESLA_MM, Barrel
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.nn.compiled import compiled
 from domainpar.reco.classical.candidates import follow_seeds
 from domainpar.reco.classical.crossing import Scene
 from domainpar.reco.classical.seeds import find_seeds

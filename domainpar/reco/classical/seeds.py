@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.nn.compiled import compiled
+from domainpar.compiling import compiled
 from domainpar.reco.classical.crossing import STAGGER, TWO_PI
 
 # How many standard deviations scattering and resolution may move a seed's hits.

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from domainpar.compiling import compiled
 from domainpar.events.detector import GEV_PER_TESLA_MM
-from domainpar.nn.compiled import compiled
 
 HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a

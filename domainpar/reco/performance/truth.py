@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.compiling import compiled
 from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import StoredEvent, WholeEvent
@@ -177,7 +177,7 @@ def _places_on_curve(eta: FloatArray, phi: FloatArray) -> npt.NDArray[np.uint64]
     return place
 
 
-@numba.njit(cache=True)
+@compiled
 def _from_box(box: Any, eta: float, phi: float) -> float:
     """Squared distance of a point to a box, 0 inside."""
     along_eta = max(box[0] - eta, eta - box[1], 0.0)
@@ -185,7 +185,7 @@ def _from_box(box: Any, eta: float, phi: float) -> float:
     return float(along_eta * along_eta + along_phi * along_phi)
 
 
-@numba.njit(cache=True)
+@compiled
 def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any) -> Any:
     """Squared distance of each point to the nearest one of another sector, float64 [N]."""
     nearest, first_leaf = np.full(len(point), np.inf), len(box) // 2
