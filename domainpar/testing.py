@@ -169,7 +169,8 @@ def _run_mpi(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
         (folder / "call.pkl").write_bytes(call)
         # The script that calls, by its name or path: its functions are read from it, as in processes of Python's own.
         main = multiprocessing.spawn.get_preparation_data("rank")
-        main = {name: main[name] for name in main if name.startswith("init_main")}
+        needed = b"__main__" in call
+        main = {name: main[name] for name in main if needed and name.startswith("init_main")}
         (folder / "main.pkl").write_bytes(pickle.dumps(main))
         command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "domainpar.testing", name]
         code, output = run_command(command, timeout)
