@@ -287,14 +287,16 @@ class _Command:
             raise ConfigError(what, hint) from None
         return values
 
-    def read_file(self, path: Path, own_model: bool = False) -> dict[str, Any]:
+    def read_file(self, path: Path, own_model: bool = False, hint: str = "") -> dict[str, Any]:
         """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
+
+        `hint` is the remedy for a file that is spoilt.
 
         Raises:
             ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
         """
         values: dict[str, Any] = {}
-        keys = self._converted(path, _load_mapping(path), own_model)
+        keys = self._converted(path, _load_mapping(path, hint), own_model)
         if unknown := [str(key) for key in keys if key not in self.fields]:
             self._refuse_unknown_keys(path, unknown)
         for key, value in keys.items():
@@ -313,7 +315,7 @@ class _Command:
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
         """The values that a run began with: those of its file, below them what runs did before there was a flag."""
-        values = self.read_file(_settings_of_run(run), own_model)
+        values = self.read_file(_settings_of_run(run), own_model, _COPY_BACK)
         before: dict[str, Any] = {"standardise": False}
         if values.get("model", ON_STAGES[0]) in ON_STAGES:
             before |= {"residual": False, "aggregate": "sum"}
@@ -398,6 +400,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: {value})"
 
 
+_COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
+
+
 def _settings_of_run(run: Path) -> Path:
     """The file that says what a run was asked to do.
 
@@ -406,17 +411,17 @@ def _settings_of_run(run: Path) -> Path:
     """
     path = run / "config.yaml"
     if not path.is_file() and (run / "run.json").is_file():
-        raise ConfigError(f"{run} holds a run without its {path.name}", "copy it back, or name another run")
+        raise ConfigError(f"{run} holds a run without its {path.name}", _COPY_BACK)
     if not path.is_file():
         raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
     return path
 
 
-def _load_mapping(path: Path) -> Mapping[Any, Any]:
+def _load_mapping(path: Path, hint: str = "") -> Mapping[Any, Any]:
     try:
         loaded = loaded_yaml(path.read_text(encoding="utf-8"))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error.what}", error.hint) from error
+        raise ConfigError(f"{path}: {error.what}", hint or error.hint) from error
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}", "give the path of a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -424,12 +429,12 @@ def _load_mapping(path: Path) -> Mapping[Any, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or "not text in UTF-8"
-        raise ConfigError(f"{path}{place}: not YAML: {what}", "write one 'key: value' on a line") from error
+        raise ConfigError(f"{path}{place}: not YAML: {what}", hint or "write one 'key: value' on a line") from error
     if loaded is None:
-        raise ConfigError(f"config is empty: {path}", "write one 'key: value' on a line, or omit --config")
+        raise ConfigError(f"config is empty: {path}", hint or "write one 'key: value' on a line, or omit --config")
     if not isinstance(loaded, dict):
         what = f"{path} holds a {type(loaded).__name__}, not keys with values"
-        raise ConfigError(what, "write one 'key: value' on a line")
+        raise ConfigError(what, hint or "write one 'key: value' on a line", file=path)
     return loaded
 
 

@@ -7,6 +7,7 @@ hint: <what to do>
 from __future__ import annotations
 
 import errno
+import re
 import select
 import sys
 from contextlib import suppress
@@ -21,25 +22,42 @@ _NO_PLACE = (
 )  # fmt: skip
 
 
+_POINTER = b"version https://git-lfs"
+
+
 class Problem(ValueError):
     """Something that was given or found cannot be used; it says what, of which event and file, and what to do.
+
+    A file that is a Git LFS pointer is that before all else, whatever its reader made of it.
 
     Attributes:
         what: The error, with the values seen, without a full stop.
         hint: The remedy, one line; may be empty.
         event: The event it is about, if it is about one.
-        file: The file it is about, if it is about one.
+        file: The file it is about, if it is about one that `what` does not name.
     """
 
     def __init__(self, what: str, hint: str = "", *, event: str | None = None, file: str | Path | None = None) -> None:
+        if file is not None and _is_pointer(Path(file)):
+            what = f"{file} is a Git LFS pointer, and the file that it stands for has not been fetched: git lfs pull"
+            hint = f"git -C {Path(file).parent} lfs pull"
         self.what, self.hint, self.event = what, hint, event
-        self.file = None if file is None else str(file)
+        self.file = None if file is None or str(file) in re.split(r"[\s:;,]+", what) else str(file)
         super().__init__(what)
 
     def __str__(self) -> str:
         # Also for whoever catches it as a ValueError and prints it: nothing of it is lost.
         line = self.what + str(Where(event=self.event, file=self.file))
         return f"{line}\nhint: {self.hint}" if self.hint else line
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether a file is what Git leaves in the place of a large one."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(_POINTER)) == _POINTER
+    return False
 
 
 class NotWritten(Problem):

@@ -16,6 +16,10 @@ OWN_MODEL = "own"
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
 
 
+WHOLE = "--- # whole if it ends in a line of three dots"
+"""First line of a run's `config.yaml`: half of one is YAML too, and would stand for defaults."""
+
+
 class ConfigError(Problem):
     """A request that cannot be met, seen before work begins: commands print it once and end with exit code 2.
 
@@ -85,4 +89,9 @@ def resolved_yaml(config: Group) -> str:
         if is_code(str(kept.get("model"))):
             kept["model"] = OWN_MODEL
         sections.append(f"# {title(group)}\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
-    return "\n".join(sections)
+    return whole("\n".join(sections))
+
+
+def whole(text: str) -> str:
+    """YAML of which `loaded_yaml` sees whether it is all there."""
+    return f"{WHOLE}\n{text}...\n"

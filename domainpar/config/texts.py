@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from domainpar.config.group import ConfigError
+from domainpar.config.group import WHOLE, ConfigError
 
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 WeightRules = list[tuple[float, dict[str, Any]]]
@@ -17,9 +17,12 @@ def loaded_yaml(text: str) -> Any:
     """The plain values of a YAML text.
 
     Raises:
-        ConfigError: If a key is given twice in one mapping: YAML itself lets the last one win in silence.
+        ConfigError: If a key is given twice in one mapping: YAML itself lets the last one win in silence. If the end of
+            a run's configuration is missing.
         yaml.YAMLError: If it is not YAML.
     """
+    if text.startswith(WHOLE) and not text.rstrip().endswith("\n..."):
+        raise ConfigError("its end is missing: the file is half of what was written", "copy it anew")
     loader = _EachKeyOnce(text)
     try:
         return loader.get_single_data()

@@ -46,7 +46,8 @@ def _listed(directory: Path) -> tuple[list[dict[str, Any]], str]:
             if not {"event", "path", "bytes", "sha256"} <= values.keys():
                 return [], f"{directory / MANIFEST}: an event without path, bytes or sha256"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [], f"{directory / MANIFEST} cannot be read: {type(error).__name__}: {error}"
+        what = f"{directory / MANIFEST} cannot be read: {type(error).__name__}: {error}"
+        return [], Problem(what, file=directory / MANIFEST).what
     return events, ""
 
 
@@ -56,7 +57,8 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
         if size != listed["bytes"]:
-            return f"{path.name}: {size} bytes, the manifest says {listed['bytes']}"
+            what = f"{path.name}: {size} bytes, the manifest says {listed['bytes']}"
+            return Problem(what, file=path).what
         sha256 = file_sha256(path, listed["event"])
         if sha256 != listed["sha256"]:
             return f"{path.name}: sha256 is {sha256[:12]}, the manifest says {str(listed['sha256'])[:12]}"

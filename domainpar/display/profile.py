@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-
 import numpy as np
 
 from domainpar.display.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, VERMILION, Axis, Chart, Panel, Series
-from domainpar.display.run_files import RunFiles, Table
+from domainpar.display.run_files import RunFiles, Table, table_of
 from domainpar.display.summary import Rows
 from domainpar.own_files import PROFILE
 from domainpar.words import several
@@ -19,11 +16,13 @@ MOST_RANKS, MOST_ROWS = 8, 25
 
 
 def profile_of(run: RunFiles) -> Table | None:
-    """The profile of a run; None if it has none."""
-    with suppress(OSError, ValueError):
-        profile: Table = json.loads((run.directory / PROFILE).read_text())
-        return profile
-    return None
+    """The profile of a run; None if it has none.
+
+    Raises:
+        Problem: If it cannot be read.
+    """
+    path = run.directory / PROFILE
+    return table_of(path) if path.is_file() else None
 
 
 def operations(profile: Table) -> tuple[Rows, ...]:

@@ -18,9 +18,11 @@ from typing import Any
 import yaml
 
 from domainpar.config import ConfigError, target_conditions
+from domainpar.config.texts import loaded_yaml
 from domainpar.display.event_data import EventData, read_event_data
 from domainpar.events.own_events import OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.events.store import EventRecord, EventStore
+from domainpar.problems import Problem
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.matching import STYLES, TrackCuts
 from domainpar.training.rundir import state_of
@@ -243,12 +245,12 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     if not (directory / "run.json").is_file():
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
     missing: list[str] = []
-    written = _object(directory / "run.json")
+    written = table_of(directory / "run.json")
     # A killed process leaves `running` behind; the state as it is now is another.
     about = {**written, "state": state_of(directory, written)}
     settings: Table = {}
     if (directory / "config.yaml").is_file():
-        settings = _object(directory / "config.yaml", yaml.safe_load)
+        settings = table_of(directory / "config.yaml", loaded_yaml)
     else:
         missing.append("No config.yaml: the run ended before it wrote its configuration.")
     records = _records(directory / "metrics.jsonl", about, missing)
@@ -273,19 +275,25 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
 
 
 @contextmanager
-def _refused_by_name(path: Path, wrong: str = "cannot be read", remedy: str = "") -> Iterator[None]:
+def _refused_by_name(path: Path, wrong: str = "cannot be read", remedy: str = "copy it anew") -> Iterator[None]:
     """Refuse a file that cannot be read, or in which a key or a value is not as it was written, by its name."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} {wrong}: {type(error).__name__}: {error}{remedy}.") from error
+        what = error.what if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
+        raise Problem(f"{path} {wrong}: {what}", remedy, file=path) from error
 
 
-def _object(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
+def table_of(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
+    """The content of a file of names with values.
+
+    Raises:
+        Problem: Naming the file, if it cannot be read or holds something else.
+    """
     with _refused_by_name(path):
         content = parse(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected names with values.")
+        raise Problem(f"{path} holds a {type(content).__name__}, expected names with values", "copy it anew", file=path)
     return content
 
 
@@ -320,8 +328,8 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             f"{this_python()} -m domainpar.infer --run {run}" + (" --tracks grow" if _learns_edges(of_run) else "")
         )
         return None
-    about = _object(path)
-    not_as_written = {"wrong": "is not what infer writes", "remedy": "; run infer again"}
+    about = table_of(path)
+    not_as_written = {"wrong": "is not what infer writes", "remedy": "run infer again"}
     with _refused_by_name(path, **not_as_written):
         for listed in about["events"]:
             name, event = str(listed["path"]), listed["event"]
@@ -339,7 +347,7 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             f"{path} holds the scores of another run{origin}, with weights (sha256 {sha256[:12]}) that {run} never "
             "had; show that run, or infer with this one."
         )
-    timings = _object(of_times) if of_times.is_file() else None
+    timings = table_of(of_times) if of_times.is_file() else None
     with _refused_by_name(of_times, **not_as_written):
         for event in timings["events"] if timings is not None else ():
             _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))

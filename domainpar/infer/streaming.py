@@ -29,7 +29,7 @@ from domainpar.own_files import STREAM, strangers_in_scores
 from domainpar.parallel.signals import StopFlag
 from domainpar.problems import Problem
 from domainpar.reco import summary
-from domainpar.reco.score_files import LIST, SCORES_SUFFIX
+from domainpar.reco.score_files import LIST, SCORES_SUFFIX, read_json
 from domainpar.reco.scorer import LeftOut, Outcome, Scorer
 from domainpar.training.monitor.failure import fail_alike
 from domainpar.words import several
@@ -150,7 +150,7 @@ def _claim(directory: Path, identity: dict[str, Any]) -> None:
             )
         write_whole(path, (json.dumps(identity, indent=1) + "\n").encode())
         return
-    there = json.loads(path.read_text())
+    there = read_json(path)
     if differing := [name for name in identity if there.get(name) != identity[name]]:
         name = differing[0]
         raise Problem(

@@ -149,7 +149,7 @@ def read(run: Path) -> dict[str, Any]:
         return content
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"
-        raise Problem(what, "remove it, or tune again") from error
+        raise Problem(what, "remove it, or tune again", file=path) from error
 
 
 def told(options: TrackOptions, chosen: dict[str, Any]) -> str:

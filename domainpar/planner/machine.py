@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from domainpar import limits
+from domainpar.atomic_files import write_whole
 from domainpar.limits import cores_here
 from domainpar.problems import Problem
 
@@ -84,7 +85,8 @@ class Machine:
         """Write it as YAML."""
         lines = [f"# {line.strip()}" for line in (Machine.__doc__ or "").partition("Attributes:")[2].split("\n")]
         numbers = yaml.safe_dump(asdict(self), sort_keys=False)
-        path.write_text("\n".join(line.rstrip() for line in lines if line != "# ") + "\n" + numbers)
+        text = "\n".join(line.rstrip() for line in lines if line != "# ") + "\n" + numbers
+        write_whole(path, text.encode())
 
     @classmethod
     def read(cls, path: Path) -> Machine:
@@ -96,9 +98,10 @@ class Machine:
         try:
             values = yaml.safe_load(path.read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise Problem(f"--machine {path} cannot be read: {error}", "--write-machine FILE writes one") from error
+            what = f"--machine {path} cannot be read: {error}"
+            raise Problem(what, "--write-machine FILE writes one", file=path) from error
         if not isinstance(values, Mapping):
-            raise Problem(f"--machine {path} holds no keys with values", "--write-machine FILE writes one")
+            raise Problem(f"--machine {path} holds no keys with values", "--write-machine FILE writes one", file=path)
         known = {field.name: field for field in fields(cls)}
         needed = {name for name, field in known.items() if field.default is field.default_factory}
         if unknown := sorted(set(map(str, values)) - set(known)):

@@ -280,14 +280,27 @@ def list_of(path: Path) -> tuple[Path, dict[str, Any]]:
     directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
     if directory is None:
         raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
-    return directory, json.loads((directory / LIST).read_text())
+    return directory, read_json(directory / LIST)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a list of scores, or of a stream, says.
+
+    Raises:
+        Problem: If it cannot be read.
+    """
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"{path} cannot be read: {type(error).__name__}: {error}"
+        raise Problem(what, "copy it anew, or run infer again", file=path) from error
 
 
 def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
     """The file of an event, and what the list of all of them says."""
     if path.name.endswith(SCORES_SUFFIX):
         beside = path.parent / LIST
-        return path, json.loads(beside.read_text()) if beside.is_file() else {}
+        return path, read_json(beside) if beside.is_file() else {}
     directory, about = list_of(path)
     files = {listed["event"]: listed["path"] for listed in about["events"]}
     if event is None and len(files) == 1:

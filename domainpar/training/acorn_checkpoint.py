@@ -20,8 +20,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from domainpar.atomic_files import write_whole
 from domainpar.config import ConfigError
 from domainpar.config.acorn import network_of
+from domainpar.config.group import whole
 from domainpar.events.pyg import read_entries
 from domainpar.nn.catalogue import build_model, options_of
 from domainpar.problems import Place, Problem
@@ -155,7 +157,8 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
         raise Problem(taken.what, "choose another --out") from taken
     try:
         flags = {"model": network.model, "hidden": network.hidden, "graph_iters": network.graph_iters}
-        (chosen.path / "config.yaml").write_text(yaml.safe_dump(flags | {"standardise": False}))
+        text = whole(yaml.safe_dump(flags | {"standardise": False}))
+        write_whole(chosen.path / "config.yaml", text.encode())
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)
         sha256 = parameters_sha256(model)

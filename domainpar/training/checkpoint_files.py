@@ -93,7 +93,7 @@ class CheckpointFiles:
         if which == "last":
             another = f"write the name of one of these into it: {self._listed()}"
         if step_of(name) < 0:
-            raise Problem(f"{pointer} holds {text[:40]!r}, which is no name of a checkpoint", another)
+            raise Problem(f"{pointer} holds {text[:40]!r}, which is no name of a checkpoint", another, file=pointer)
         if name not in self.names():
             raise Problem(f"{pointer} names {name}, which is not there", another)
         return name
@@ -121,11 +121,11 @@ class CheckpointFiles:
             files = {file: (place / file).read_bytes() for file in FILES}
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"checkpoint {place} cannot be read: {type(error).__name__}: {error}"
-            raise Problem(what, hint) from error
+            raise Problem(what, hint, file=place / MANIFEST) from error
         for file, content in files.items():
             if (sha256 := _sha256(content)) != hashes[file]:
                 what = f"{file} has sha256 {sha256[:12]}, its manifest says {hashes[file][:12]}; the file is damaged"
-                raise Problem(f"checkpoint {place}: {what}", hint)
+                raise Problem(f"checkpoint {place}: {what}", hint, file=place / file)
         if manifest is not None and _sha256(described) != manifest:
             what = f"checkpoint {place}: its manifest is another one than rank 0 has read"
             raise Problem(what, "let every rank see the same file system, without a stale copy")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
+from domainpar.atomic_files import write_whole
 from domainpar.config import TrainConfig, is_code, resolved_yaml
 from domainpar.events.own_events import kept_events, kept_place
 from domainpar.nn.catalogue import options_of
@@ -69,7 +70,7 @@ class Journal:
         config, store = self.config, self.lessons.store
         # Where the store lies and not how that was typed: the file is read from any directory.
         resolved = resolved_yaml(replace(config, store=os.path.abspath(store.path)))
-        (self.directory / "config.yaml").write_text(resolved)
+        write_whole(self.directory / "config.yaml", resolved.encode())
         # Of the run before: they are no more true of this one.
         for finished in ("error", "failed_saves", "lost_records"):
             self.file.content.pop(finished, None)

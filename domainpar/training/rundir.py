@@ -166,7 +166,8 @@ class RunFile:
         try:
             return cls(path, dict(json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
-            raise Problem(f"{path} cannot be read: {type(error).__name__}: {error}", "name another run") from error
+            what = f"{path} cannot be read: {type(error).__name__}: {error}"
+            raise Problem(what, "copy it anew, or name another run", file=path) from error
 
     def update(self, **changes: Any) -> None:
         """Change some entries and replace the file.
@@ -206,7 +207,7 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
             texts[directory / "faults" / f"board_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
         for path, text in texts.items():
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
+            write_whole(path, text.encode())
         file = RunFile.read(directory / "run.json")
         if file.content.get("state") != "failed":
             said = str(error).splitlines()[0] if board else str(error)  # the rest is the board

@@ -1,5 +1,6 @@
 """What cannot be trained on is refused by all ranks: naming event, file and rank, exit code 2, nothing written."""
 
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
-from domainpar import prepare, train
+from domainpar import export, infer, prepare, report, train
 from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.events.store import write_manifest
@@ -207,6 +208,12 @@ def spoilt_weights(run):
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
 
 
+def half(run):
+    """As a killed `cp` leaves it: YAML all the same, that says less."""
+    lines = (run / "config.yaml").read_text().splitlines(keepends=True)
+    (run / "config.yaml").write_text("".join(lines[: len(lines) // 2]))
+
+
 RUNS = {
     "another width": (kept, "--hidden 32", "belongs to another network: "),
     "more iterations": (kept, "--graph-iters 2", "belongs to another network: "),
@@ -221,6 +228,12 @@ RUNS = {
         "",
         "{run} holds a run without its config.yaml\nhint: copy it back, ",
     ),
+    "half a config.yaml": (
+        half,
+        "",
+        "{run}/config.yaml: its end is missing: the file is half of what was written\nhint: copy",
+    ),
+    "an empty config.yaml": (lambda run: (run / "config.yaml").write_text(""), "", "config.yaml\nhint: copy it back, "),
     "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key 'rl'"),
 }
 
@@ -233,6 +246,25 @@ def test_a_run_that_cannot_go_on_like_this_says_why_and_stays(copy, capfd, spoil
     out, err = capfd.readouterr()
     assert (out, contents(copy)) == ("", before)
     assert error.format(run=copy / "run") in err
+
+
+@fault(12)
+def test_half_a_configuration_is_refused_by_whoever_reads_it(copy, capfd):
+    half(copy / "run")
+    for command, argv in (
+        (infer, ["--run", copy / "run"]),
+        (report, [copy / "run"]),
+        (export, [copy / "run"]),
+        (train, ["--init", copy / "run", "--store", copy / "store", "--out", copy / "new"]),
+        (train, ["--config", copy / "run" / "config.yaml", "--out", copy / "new"]),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert command.main(list(map(str, argv))) == 2
+        err = capfd.readouterr().err
+        assert f"{copy / 'run' / 'config.yaml'}" in err
+        assert "its end is missing" in err
+        assert "hint: copy it" in err
+    assert not (copy / "new").exists()
 
 
 def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):

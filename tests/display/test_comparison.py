@@ -40,7 +40,7 @@ SPOILT = {
 def test_spoilt_scores_are_refused(run, change):
     read_run_files(run)
     spoil(run / "scores" / "scores.json", change)
-    with pytest.raises(ValueError, match=r"scores.json is not what infer writes: .*; run infer again"):
+    with pytest.raises(ValueError, match=r"scores.json is not what infer writes: (.|\n)*hint: run infer again"):
         read_run_files(run)
 
 

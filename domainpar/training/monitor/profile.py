@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from domainpar.agreement import gather
-from domainpar.atomic_files import write_whole
+from domainpar.atomic_files import PARTIAL, write_whole
 from domainpar.nn.flops import counted
 from domainpar.own_files import PROFILE
 from domainpar.parallel.allocator import bytes_in_use
@@ -88,7 +88,10 @@ class Profile:
         """The trace of this rank, and the summary of all. *Collective*."""
         self._folder.mkdir(parents=True, exist_ok=True)
         profiled, memory, phases = watch.end()
-        profiled.export_chrome_trace(str(self._folder / f"rank_{self._world.rank}.json"))
+        name = f"rank_{self._world.rank}.json"
+        partial = self._folder / f"{PARTIAL}{name}"
+        profiled.export_chrome_trace(str(partial))
+        partial.replace(self._folder / name)
         operations = sorted(_operations(profiled, self._steps), key=lambda it: -it["seconds"])
         ours = {
             "seconds": watch.seconds / self._steps,
