@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NoReturn, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -80,7 +80,20 @@ class Message:
         return self.rows.view(-1).view(torch.uint8)
 
 
-class Transport(ABC):
+class OfThisProcess:
+    """Part of ranks that run now: copies of what holds it share it, and nothing of it can be saved or sent."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or saved, for it belongs to ranks that run now. Of a model of "
+            "parallelize(net, world) save model.module.state_dict(), or model.module; of a part save its tensors."
+        )
+
+
+class Transport(OfThisProcess, ABC):
     """The talk of the ranks of one group. Moves bytes and adds integers; no float is ever added by a transport.
 
     All ranks of the group call the same methods in the same order; that includes `start`, also where this rank has
@@ -265,7 +278,7 @@ class Transport(ABC):
         since = self.waiting_since  # read once: it may become None before the next line
         return None if since is None else (since, self.waiting_in)
 
-    def settle(self) -> None:  # noqa: B027  most know their times at once
+    def settle(self) -> None:  # most know their times at once
         """Add to the counters what a GPU's stream has waited, as far as it has come."""
 
     def late(self) -> str | None:
@@ -280,7 +293,7 @@ class Transport(ABC):
     def abort(self, code: int) -> None:
         """End the work of all ranks, also of those that wait for this one. May not return."""
 
-    def close(self) -> None:  # noqa: B027  most have nothing to give back
+    def close(self) -> None:  # most have nothing to give back
         """Give back what the transport holds; *collective*. No other call may follow."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_
 from domainpar.parallel.proof import proved
 from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.transport import OfThisProcess, Transport
 from domainpar.parallel.watcher import Watcher
 from domainpar.problems import Problem, expected, told
 from domainpar.words import several
@@ -52,7 +52,7 @@ class ExchangeCounters:
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class World(OfThisProcess):
     """All ranks of a run, as a grid of data groups and domain groups, with the ways to come by one.
 
     The ranks of a domain group share one event; data groups take different events. As a context

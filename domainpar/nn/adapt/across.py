@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.transport import OfThisProcess, Transport
 
 
 def payload_of(tensor: Tensor) -> bytes:
@@ -34,7 +34,7 @@ def shape_and_type(tensor: Tensor) -> str:
 _NUMBERS = itertools.count()
 
 
-class Member:
+class Member(OfThisProcess):
     """One of the ranks that share a graph, and its talk with the others.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -297,6 +298,9 @@ class Rows:
     def __deepcopy__(self, memo: Any) -> Rows:
         return self.but()
 
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # of a tensor that is saved the numbers are kept: elsewhere its rows are of no part
+
     @property
     def named(self) -> Names:
         """The rows that an index numbers.
@@ -365,7 +369,8 @@ UNKNOWN = object()
 
 def rows_of(tensor: Tensor) -> Any:
     """The `Rows` of a tensor, None if it is the same on every rank, `UNKNOWN` if nothing was said of it."""
-    return tensor.__dict__.get(_ATTRIBUTE, UNKNOWN)
+    rows = tensor.__dict__.get(_ATTRIBUTE, UNKNOWN)
+    return rows if rows is None or isinstance(rows, Rows) else UNKNOWN
 
 
 def version_of(tensor: Tensor) -> object:
