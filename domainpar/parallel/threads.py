@@ -31,6 +31,9 @@ class Switchboard:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self.failure: str | None = None
+        # Held while a rank leaves all letters of a call, and by one that fails: it has come further than a call that all
+        # have begun, so none of them may lose it.
+        self.posting = threading.Lock()
         # One lock a rank: a letter wakes its receiver alone.
         self._arrived = [threading.Condition() for _ in range(num_ranks)]
         self._boxes: list[dict[Hashable, deque[Any]]] = [{} for _ in range(num_ranks)]
@@ -65,8 +68,8 @@ class Switchboard:
 
     def fail(self, why: str) -> None:
         """Wake every waiting rank with an error. The first reason stays."""
-        if self.failure is None:
-            self.failure = why
+        with self.posting:
+            self.failure = self.failure or why
         for arrived in self._arrived:
             with arrived:
                 arrived.notify_all()
@@ -105,8 +108,9 @@ class ThreadTransport(Transport):
         self._switchboard.fail(f"{self.name_ranks([self.rank])} aborted the work (code {code}).")
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
-        for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
-            self._put(message.peer, call, message.rows.clone())
+        with self._switchboard.posting:
+            for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
+                self._put(message.peer, call, message.rows.clone())
         return Posted(partial(self._receive, incoming, call))
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
@@ -183,9 +187,10 @@ class ThreadTransport(Transport):
 
     def _put_to_all(self, letter: Any, call: int) -> None:
         """Give every other rank the same letter."""
-        for peer in range(self.size):
-            if peer != self.rank:
-                self._put(peer, call, letter)
+        with self._switchboard.posting:
+            for peer in range(self.size):
+                if peer != self.rank:
+                    self._put(peer, call, letter)
 
     def _take_from_all(self, own: _Letter, call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
         """The letters that all ranks gave to all, in the order of ranks, own one included."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +110,9 @@ class Replicas:
         self._versions = self._look_at_versions()
         self._buffers = {name: buffer.clone() for name, buffer in self._whole_buffers()}
         self._summed, self._passes = False, 0
+
+    def __deepcopy__(self, memo: Any) -> Replicas:
+        return Replicas(copy.deepcopy(self._module, memo))
 
     def note_sum(self) -> None:
         """Gradients were summed."""

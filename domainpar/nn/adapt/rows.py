@@ -7,6 +7,7 @@ attached to the tensor where the tensor is made, and never guessed from a length
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import weakref
@@ -391,10 +392,11 @@ class _Seen:
 
     def __deepcopy__(self, memo: Any) -> _Seen:
         tensor = None if self._tensor is None else self._tensor()
-        return _Seen(NEVER if tensor is not None and was_written(tensor) else 0)  # with which tensors begin
+        version = copy.deepcopy(torch.zeros(1))._version  # with which copies begin
+        return _Seen(NEVER if tensor is not None and was_written(tensor) else version)
 
-    def __reduce__(self) -> tuple[type[_Seen], tuple[object]]:
-        return _Seen, (self.__deepcopy__(None).version,)
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # as of `Rows`
 
 
 NEVER = -1  # no tensor has this version
@@ -410,7 +412,7 @@ def see(tensor: Tensor, version: object = None) -> Tensor:
 def seen_at(tensor: Tensor) -> object:
     """The version that `see` noted; None where it was never noted."""
     seen = tensor.__dict__.get(_SEEN)
-    return None if seen is None else seen.version
+    return seen.version if isinstance(seen, _Seen) else None
 
 
 def was_written(tensor: Tensor) -> bool:
