@@ -51,10 +51,12 @@ def compiled(function: Callable[..., Any]) -> Any:
     return kernel
 
 
-def kept_in(kernel: Any) -> Path | None:
-    """The directory where a kernel is kept; None if there was none that could be written to."""
-    path = kernel.stats.cache_path
-    return None if path is None else Path(path)
+def place_of_kernels() -> Path | None:
+    """A directory where kernels of this package are kept; None if there is none that can be written to."""
+    try:
+        return Path(_Places(compiled).locator.get_cache_path())
+    except RuntimeError:
+        return None
 
 
 class _Places(caching.CompileResultCacheImpl):

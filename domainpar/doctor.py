@@ -10,15 +10,49 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module, metadata
 
 from domainpar.command_line import run_command
 from domainpar.config import DoctorConfig
+from domainpar.parallel.launcher import started_as_root
+from domainpar.problems import error_text
+
+NEEDED = {
+    **{"numpy": "numpy", "llvmlite": "llvmlite", "numba": "numba", "torch": "torch", "pymetis": "pymetis"},
+    **{"zarr": "zarr", "numcodecs": "numcodecs", "google_crc32c": "google-crc32c", "safetensors": "safetensors"},
+    **{"jsonargparse": "jsonargparse", "docstring_parser": "docstring-parser", "yaml": "PyYAML", "pandas": "pandas"},
+    **{"tqdm": "tqdm", "rich": "rich", "psutil": "psutil"},
+}
+"""What domainpar imports of others, in this order, and the package that it comes with."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look at everything as the command line says; returns the exit code."""
-    return run_command(DoctorConfig, _work, __doc__, argv)
+    try:
+        return run_command(DoctorConfig, _work, __doc__, argv)
+    except Exception:
+        broken = list(_broken())
+        if not broken:
+            raise
+        if started_as_root():
+            sys.stderr.write("".join(broken))
+        return 1
+
+
+def _broken() -> Iterator[str]:
+    """An error for each package that cannot be imported: then the checks, which import all, say nothing of it."""
+    for module, package in NEEDED.items():
+        try:
+            import_module(module)
+        except Exception as error:  # whatever a broken library makes of it
+            try:
+                version = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                version = "(not installed)"
+            reason = " ".join(str(error).split())
+            what = f"{package} {version} cannot be imported: {type(error).__name__}: {reason}"
+            yield error_text(what, None, "pip install domainpar in an environment of its own")
 
 
 def _work(config: DoctorConfig) -> int:

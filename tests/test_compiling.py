@@ -294,7 +294,7 @@ from domainpar import compiling
 compiling.watch_compiling(talks=True)
 {before}
 from slow_kernel import add
-print(add(1, 2), add(1.0, 2.0), compiling.kept_in(add), os.listdir())
+print(add(1, 2), add(1.0, 2.0), add.stats.cache_path, os.listdir())
 """
 
 

@@ -6,6 +6,7 @@ Bits on every layout of the ranks; seconds and memory of a training step; its gr
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import sys
 import time
@@ -291,7 +292,7 @@ def _names(places: Sequence[machine.Place]) -> dict[str, str]:
     hosts = list(dict.fromkeys(place.host for place in places))
     short = {name.split(".")[0]: f"host{number}" for number, name in enumerate(hosts)}
     of_hosts = {name: f"host{number}" for number, name in enumerate(hosts)} | short
-    folders = {str(Path.cwd()): "<here>", sys.prefix: "<python>", str(Path.home()): "~"}
+    folders = {str(Path.cwd()): "<here>", sys.prefix: "<python>", os.path.expanduser("~"): "~"}
     try:
         user = {getpass.getuser(): "<user>"}
     except (KeyError, OSError):  # a user without a name

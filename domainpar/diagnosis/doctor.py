@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+import torch
+
 from domainpar import timeouts
 from domainpar.agreement import agree
 from domainpar.config import DoctorConfig
@@ -87,7 +89,8 @@ def _halo(subject: Subject) -> list[Finding]:
         transport = check_transport(world.transport, subject.config.seconds)
         return gathered([transport, *check_halo(world), check_split(world)], world)
 
-    of_threads: list[list[Finding]] = run_threads(on_threads, THREAD_RANKS, timeout=timeouts.DOCTOR)
+    # Time to compile in, too: where kernels cannot be kept, and the first time.
+    of_threads: list[list[Finding]] = run_threads(on_threads, THREAD_RANKS, timeout=timeouts.FIRST_STEP)
     return of_threads[0]
 
 
@@ -184,6 +187,8 @@ def _cannot_write(config: DoctorConfig) -> Problem | None:
 def _all_findings(subject: Subject) -> list[Finding]:
     """The findings of all checks; if one ends with an error, rank 0 shows those before it. *Collective*."""
     findings = gathered(subject.own_findings({**OF_THE_LAUNCHER, **OF_THE_MACHINE}), subject.world)
+    # As commands that compute do, once it is seen what torch would take: more threads could change bits.
+    torch.set_num_threads(1)
     try:
         for check_together in OF_ALL_RANKS:
             # Gathered one by one: a generator's next finding may need the ranks to be free again.

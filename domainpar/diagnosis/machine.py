@@ -23,6 +23,7 @@ import torch
 import domainpar
 from domainpar import limits
 from domainpar.agreement import gather
+from domainpar.compiling import ELSEWHERE, place_of_kernels
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.limits import cores_here
 from domainpar.parallel.digests import about_this_program
@@ -35,6 +36,7 @@ from domainpar.words import between, several
 
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
+ROOM_OF_KERNELS = 8 * 2**20  # those of a training and of tracks
 LARGEST_CLOCK_SPREAD = 2.0  # seconds
 OPTIONAL = ("mpi4py", "torch-geometric", "plotly", "matplotlib")
 OF_SLURM = (
@@ -166,23 +168,15 @@ def check_disk(directory: Path | None = None) -> Finding:
 
 def check_numba_cache() -> Finding:
     """Whether compiled kernels can be kept: else every rank compiles them at every start."""
-    if asked := os.environ.get("NUMBA_CACHE_DIR"):
-        places = {Path(asked): "compiled kernels are kept in NUMBA_CACHE_DIR"}
-    else:  # numba goes home if it may not write beside the code
-        places = {
-            Path(domainpar.__file__).parent / "nn" / "__pycache__": "compiled kernels are kept in the package",
-            Path.home() / ".cache": "the package cannot be written to; compiled kernels are kept in ~/.cache",
-        }
-    for place, text in places.items():
+    why, place = "neither the package nor the home directory can be written to", place_of_kernels()
+    if place is not None:
         try:
-            # Tried, since rights do not tell all; the directory is made, as numba does.
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place):
-                return works("kernel cache", text)
-        except OSError:
-            continue
-    text = f"{next(iter(places))} cannot be written to: kernels are compiled anew at every start"
-    return works("kernel cache", text, "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk")
+            with tempfile.TemporaryFile(dir=place) as file:  # tried: an empty file fits on a full disk
+                file.write(bytes(ROOM_OF_KERNELS))
+            return works("kernel cache", f"compiled kernels are kept in {place.parent}")
+        except OSError as error:
+            why = f"{place}: {error.strerror}"
+    return works("kernel cache", f"{why}: kernels are compiled anew at every start", ELSEWHERE)
 
 
 def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Finding:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import sys
 import time
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,44 @@ def test_help_teaches_and_loads_no_library():
 def test_what_makes_no_sense_is_refused(words, said, capfd):
     assert doctor.main(words.split()) == 2
     assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["numba", "torch", "jsonargparse", "rich"])
+def test_a_package_that_cannot_be_imported_is_named(broken, tmp_path):
+    (tmp_path / f"{broken}.py").write_text("raise ImportError('it needs NumPy 2.3 or less.\\nGot NumPy 9.9.')")
+    code, printed = run_command([*DOCTOR, "--no-probe"], 60, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]))
+    assert code == 1
+    lines = printed.splitlines()
+    assert f"domainpar: error: {broken} {version(broken)} cannot be imported: ImportError: it needs NumPy" in lines[0]
+    assert lines[0].endswith("2.3 or less. Got NumPy 9.9")
+    assert lines[1].startswith("hint: pip install")
+    assert "Traceback" not in printed
+
+
+def test_all_packages_that_are_declared_are_looked_at_when_one_is_broken():
+    project = tomllib.loads((Path(doctor.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(doctor.NEEDED.values()) == {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
+
+
+def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text(
+        "raise ImportError('libmpi.so.12: cannot open shared object file')"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
+    code, printed = run_command([*DOCTOR, "--no-probe"], 120, PYTHONPATH=path)
+    assert "Traceback" not in printed
+    assert "libmpi.so.12" in printed
+    assert "split = whole" in printed, code
+
+
+def test_a_certificate_is_written_where_torch_would_take_several_threads(tmp_path):
+    file = tmp_path / "certificate.json"
+    asked = ["--no-probe", "--certify", "--minutes", "0.01", "--out", str(file)]
+    code, printed = run_command([*DOCTOR, *asked], 240, OMP_NUM_THREADS="2")
+    assert code == 0, printed
+    assert "torch would take 2 threads" in " ".join(printed.split())
+    assert json.loads(file.read_text())["certificate_version"] == 1
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path, capfd):

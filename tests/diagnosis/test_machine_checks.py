@@ -1,7 +1,9 @@
 """Checks of a rank by itself and of all ranks' places: they pass here, and fail where something is wrong."""
 
 import os
+import resource
 
+import numba
 import pytest
 import torch
 
@@ -61,11 +63,22 @@ def test_a_directory_that_cannot_be_written_to_fails(tmp_path):
 
 
 def test_a_cache_of_kernels_that_cannot_be_kept_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    assert machine.check_numba_cache().verdict is Verdict.PASS
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert machine.check_numba_cache().verdict is Verdict.WARN
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    finding = machine.check_numba_cache()
+    assert (finding.verdict, finding.found) == (Verdict.PASS, f"compiled kernels are kept in {tmp_path / 'cache'}")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limit[1]))  # a full disk: empty files fit
+    try:
+        finding = machine.check_numba_cache()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert finding.verdict is Verdict.WARN
+    assert f"{tmp_path / 'cache'}" in finding.found
+    assert "File too large: kernels are compiled anew at every start" in finding.found
+    monkeypatch.setattr(machine, "place_of_kernels", lambda: None)
+    finding = machine.check_numba_cache()
+    assert finding.verdict is Verdict.WARN
+    assert "neither the package nor the home directory can be written to" in finding.found
 
 
 def test_an_allocator_that_was_left_alone_is_said():
