@@ -21,6 +21,7 @@ from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.presence import write_error
 from domainpar.parallel.proof import proved
+from domainpar.parallel.start_limit import limited
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem
@@ -64,7 +65,7 @@ def meet(
     if launcher.kind == "none":
         own = gpus.choose_device(device, share_gpu)
         return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.of_threads(1)
-    comm = join_mpi(transport, launcher)
+    comm = join_mpi(transport, launcher, join_seconds)
     marks: SideChannel | None
     if comm is None:
         rank, towards = launcher.rank, launchers.address(launcher)
@@ -141,8 +142,10 @@ def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) ->
     return payloads
 
 
-def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
+def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float = timeouts.JOIN) -> Any | None:
     """mpi4py's COMM_WORLD under an MPI launcher; None where MPI is not wanted or, under srun, does not work.
+
+    If not all have come after `join_seconds`, this process ends with exit code 2, and one of its host says who has not.
 
     Raises:
         Refused: If MPI is wanted and does not work here.
@@ -157,7 +160,7 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
     if transport in ("gloo", "nccl") and ("MASTER_ADDR" in os.environ or launcher.kind == "srun"):
         return None
     try:
-        return _mpi_world(launcher, insists=transport == "mpi")
+        return _mpi_world(launcher, join_seconds, insists=transport == "mpi")
     except Refused as refused:
         if launcher.kind == "srun" and transport != "mpi":
             if launcher.rank == 0:
@@ -166,7 +169,7 @@ def join_mpi(transport: TransportName, launcher: Launcher) -> Any | None:
         raise
 
 
-def _mpi_world(launcher: Launcher, insists: bool) -> Any:
+def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
     """COMM_WORLD; `insists`: whether the user asked for MPI.
 
     Raises:
@@ -197,7 +200,8 @@ def _mpi_world(launcher: Launcher, insists: bool) -> Any:
         raise refused
     if "PMI_SIZE" in os.environ and "PMIX_NAMESPACE" in os.environ:  # of something around the launcher: MPICH aborts
         os.environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
-    comm = start_mpi(mpi)
+    with limited(launcher, join_seconds):
+        comm = start_mpi(mpi)
     if launcher.size is not None and comm.Get_size() != launcher.size:
         raise Refused(f"{started} but mpi4py ({library}) sees {comm.Get_size()}", advice)
     return comm

@@ -54,7 +54,7 @@ class Watcher(threading.Thread):
         self._store, self._rank, self._serves, self._look, self._end_if_late = store, rank, serves, look, end_if_late
         self._poll = max(timeouts.WATCH_POLL, timeouts.POLL_PER_RANK * size)
         self._stopped = threading.Event()
-        self._launchers = _launchers(detect().kind)
+        self._launchers = launchers_of(detect().kind)
         self._watched = threading.main_thread().ident
 
     def run(self) -> None:
@@ -100,7 +100,7 @@ def _end(why: str) -> None:
     os._exit(1)
 
 
-def _launchers(kind: Kind) -> list[psutil.Process]:
+def launchers_of(kind: Kind) -> list[psutil.Process]:
     """The process that started this one, and those above it that belong to a launcher.
 
     None where there is no launcher: a shell may go while its background jobs stay.

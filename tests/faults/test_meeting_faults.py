@@ -1,6 +1,7 @@
 """Ranks that do not come, do not belong together, or have no place to meet: refused soon, once, and by name."""
 
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from marks import fault, slow_fault
 
 import domainpar
 from domainpar.agreement import agree_on
+from domainpar.parallel import start_limit
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import unsuited
 from domainpar.testing import find_mpiexec, run_command
@@ -217,6 +219,39 @@ def test_a_rank_zero_that_never_starts_is_named():
     assert "domainpar: error: rank 1 of 2 could not meet rank 0 at 127.0.0.1:" in output
     assert "within 2 s" in output
     assert "frame #" not in output, "torch's C++ frames say nothing to a user"
+
+
+@fault(7)
+@needs_mpi
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the start of MPI is for Linux")
+@pytest.mark.parametrize(
+    ("late", "joined"), [("rank=2,at=init,do=sleep:1000", "0, 1"), slow_fault("rank=0,at=init,do=freeze", "1, 2")]
+)
+def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named_once_and_all_end(late, joined):
+    code, output = run_command([MPIEXEC, "-n", "3", sys.executable, PROGRAM, "join=3"], 60, DOMAINPAR_FAULT=late)
+    assert code != 0, "that of the launcher, which kills the one that is late"
+    assert output.count("domainpar: error:") == 1, output
+    said = (
+        f"domainpar: error: rank {late[5]} did not join within 3 s; joined on {platform.node()}: {joined}\nhint: look"
+    )
+    assert said in output, output
+
+
+@fault(7)
+@pytest.mark.parametrize(
+    ("came", "here", "said"),
+    [
+        ({0: 1.0, 2: 2.0}, {0, 2}, "ranks 1, 3 did not join within 5 s; joined on HOST: 0, 2; not on this host: 1, 3"),
+        ({0: 1.0, 1: 1.0}, {0, 1, 2}, "rank 2 did not join within 5 s; joined on HOST: 0, 1; not on this host: 3"),
+        ({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, {0, 1, 2, 3}, "all ranks joined, but MPI has not started within 5 s"),
+        ({0: 2.0, 1: 1.0}, {0, 1, 2}, None),
+    ],
+)
+def test_the_first_to_come_on_each_host_says_which_ranks_it_does_not_see(came, here, said, monkeypatch, capfd):
+    monkeypatch.setattr(start_limit, "_seen", lambda launcher: (came, here))
+    start_limit._say(Launcher("mpich", "mpiexec", 0, 4), 5.0)
+    error = capfd.readouterr().err
+    assert error.startswith(f"domainpar: error: {said}\nhint: ".replace("HOST", platform.node())) if said else not error
 
 
 @fault(9)

@@ -1,0 +1,111 @@
+"""A time limit on the start of MPI, which waits for all ranks, for ever, and lets no Python run meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from domainpar import timeouts
+from domainpar.agreement import name_ranks
+from domainpar.parallel.launcher import Launcher, detect
+from domainpar.parallel.signals import STOP_SIGNALS
+from domainpar.parallel.watcher import launchers_of
+from domainpar.problems import error_text
+
+CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2  # of Linux
+
+
+@contextmanager
+def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
+    """End this process with exit code 2 if the block takes longer, and say which ranks have not come to theirs.
+
+    A copy of this process says it, as no thread can: mpi4py holds Python's lock. Copies are also the sign, to others of
+    the host, that a rank has come. A timer of the C library ends the process. Only on Linux.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, which the copy has not: it asks for no lock of theirs
+        copy = os.fork()
+    if copy == 0:
+        try:
+            # Else the launcher would take the connections of a process that has ended for open.
+            os.dup2(reading, 0)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.close(1)
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            if not select.select([0], [], [], seconds)[0]:  # else the block is over, or the process
+                _say(launcher, seconds)
+                select.select([0], [], [])  # still a sign to copies that come to this later
+        finally:
+            os._exit(0)
+    os.close(reading)
+    stop = _exit_later(seconds + timeouts.BOARD, 2)
+    try:
+        yield
+    finally:
+        stop()
+        os.close(writing)
+        os.waitpid(copy, 0)
+
+
+def _say(launcher: Launcher, seconds: float) -> None:
+    """Say which ranks are missing, if this rank was the first of its host to come: the others come to it later."""
+    came, here = _seen(launcher)
+    if not came or min(came, key=lambda rank: (came[rank], rank)) != launcher.rank:
+        return
+    host, there = platform.node(), ", ".join(map(str, sorted(came)))
+    late = sorted(here - set(came))
+    elsewhere = sorted(set(range(launcher.size or 0)) - here)
+    if late or elsewhere:
+        what = f"{name_ranks(late or elsewhere)} did not join within {seconds:g} s; joined on {host}: {there}"
+        what += f"; not on this host: {', '.join(map(str, elsewhere))}" if elsewhere else ""
+        hint = "look at the output of those that did not; --join-timeout waits longer"
+    else:
+        what = f"all ranks joined, but MPI has not started within {seconds:g} s"
+        hint = "python -m domainpar.doctor, started alone, tries MPI; torchrun works without"
+    os.write(2, error_text(what, hint=hint).encode())
+
+
+def _seen(launcher: Launcher) -> tuple[dict[int, float], set[int]]:
+    """Ranks of this host that wait for MPI, with when they began to, and all ranks of this host."""
+    came: dict[int, float] = {}
+    here: dict[int, int] = {}  # by process
+    with suppress(psutil.Error):
+        for process in [
+            process for top in launchers_of(launcher.kind)[-1:] for process in top.children(recursive=True)
+        ]:
+            with suppress(psutil.Error, ValueError):  # one that ends meanwhile, or is no rank
+                other = detect(process.environ(), has_terminal=False)
+                if (other.kind, other.size) != (launcher.kind, launcher.size):
+                    continue
+                here[process.pid] = other.rank
+                if process.ppid() in here and process.cmdline() == psutil.Process(process.ppid()).cmdline():
+                    came[other.rank] = process.create_time()
+    return came, set(here.values())
+
+
+def _exit_later(seconds: float, code: int) -> Callable[[], object]:
+    """End this process after a while, whatever it does; returns what calls that off."""
+    library = ctypes.CDLL(None)
+    timer = ctypes.c_void_p()
+    leave = ctypes.cast(library._exit, ctypes.c_void_p).value
+    # struct sigevent: the value for the function, what to do (in the upper half), the function.
+    event = (ctypes.c_uint64 * 8)(code, SIGEV_THREAD << 32, leave or 0)
+    whole = int(seconds)
+    times = (ctypes.c_long * 4)(0, 0, whole, int(1e9 * (seconds - whole)))
+    library.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer))
+    library.timer_settime(timer, 0, times, None)
+    return lambda: library.timer_delete(timer)
