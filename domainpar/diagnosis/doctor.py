@@ -118,6 +118,7 @@ OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
     "versions": lambda subject: machine.check_versions(),
     "cores": lambda subject: machine.check_processor(subject.local_ranks),
     "memory": lambda subject: machine.check_memory(subject.local_ranks),
+    "shared memory": lambda subject: machine.check_shared_memory(subject.local_ranks),
     "allocator": lambda subject: machine.check_allocator(subject.allocator),
     "disk": lambda subject: machine.check_disk(),
     "kernel cache": lambda subject: machine.check_numba_cache(),

@@ -26,6 +26,7 @@ from domainpar.agreement import gather
 from domainpar.compiling import ELSEWHERE, place_of_kernels
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.limits import cores_here
+from domainpar.parallel import shared_memory
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.gpus import Seen, cards
 from domainpar.parallel.launcher import alone_in_job
@@ -141,6 +142,22 @@ def check_memory(local_ranks: int, free: int | None = None) -> Finding:
         text += f", of which {limit / 2**30:.1f} GiB are allowed here (a memory group)"
     little = "a full event needs some GiB: fewer ranks here, or another machine" if share < ENOUGH_MEMORY else ""
     return works("memory", text, little, free_bytes_of_a_rank=share, total_bytes=total)
+
+
+def check_shared_memory(local_ranks: int, shared: Path = shared_memory.SHARED) -> Finding:
+    """Room in /dev/shm for ranks under MPICH, and what runs that were aborted have left there."""
+    free = shared_memory.free(shared)
+    if free is None:
+        return skipped("shared memory", f"no {shared} here")
+    left, room = shared_memory.leftovers(shared), int(free // shared_memory.OF_A_RANK)
+    text = f"{free / 2**20:,.0f} MiB free in {shared}, room for {several(room, 'rank')} under MPICH"
+    advice = shared_memory.how_to_remove(left)
+    if left:
+        text += f"; {several(len(left), 'file')} of runs that have ended take {sum(left.values()) / 2**20:.1f} MiB"
+    if room < max(local_ranks, len(cores_here())):
+        more = "start the container with --shm-size=1g: a rank takes 5.5 MiB"
+        advice = f"{advice}; {more}" if advice else more
+    return works("shared memory", text, advice, free_bytes=free, leftovers=len(left))
 
 
 def check_allocator(words: str) -> Finding:

@@ -15,7 +15,7 @@ import torch
 
 from domainpar import faults, timeouts
 from domainpar.agreement import Gathering, Refused, name_ranks
-from domainpar.parallel import gpus, side_channel
+from domainpar.parallel import gpus, shared_memory, side_channel
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
@@ -200,6 +200,7 @@ def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
         raise refused
     if "PMI_SIZE" in os.environ and "PMIX_NAMESPACE" in os.environ:  # of something around the launcher: MPICH aborts
         os.environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
+    _check_shared_memory(library)
     with limited(launcher, join_seconds):
         comm = start_mpi(mpi)
     if launcher.size is not None and comm.Get_size() != launcher.size:
@@ -233,6 +234,20 @@ def unsuited(
         what = f"srun starts ranks by PMI, for which mpi4py's {library} is seldom built"
         return Refused(what, "use srun --mpi=pmix, or --transport mpi if it is; else --transport gloo")
     return None
+
+
+def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse more ranks of MPICH on this machine than its shared memory has room for: they would end by a signal.
+
+    All ranks of a machine look before any starts MPI, which takes nothing until all have come, so that they see alike.
+
+    Raises:
+        Refused: If it has not. One rank of the machine speaks: rank 0 may be on another one.
+    """
+    ranks = environ.get("MPI_LOCALNRANKS", "")  # of hydra, MPICH's own launcher
+    if library.startswith("MPICH") and ranks.isdigit() and (problem := shared_memory.shortage(int(ranks))):
+        speaks = environ.get("MPI_LOCALRANKID") == "0"
+        raise (NobodyServes if speaks else Refused)(problem.what, problem.hint)
 
 
 def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> SideChannel:

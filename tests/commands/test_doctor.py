@@ -23,7 +23,19 @@ needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no 
 QUICK = ["--seconds", "0.05"]
 DOCTOR = [sys.executable, "-m", "domainpar.doctor", *QUICK]
 ALWAYS = {
-    *("launcher", "versions", "cores", "memory", "allocator", "disk", "kernel cache", "numbers", "GPUs", "slurm"),
+    *(
+        "launcher",
+        "versions",
+        "cores",
+        "memory",
+        "allocator",
+        "disk",
+        "shared memory",
+        "kernel cache",
+        "numbers",
+        "GPUs",
+        "slurm",
+    ),
     *("ranks", "same software", "clock", "halo: ghosts", "halo: sums", "split = whole", "rows"),
 }
 
