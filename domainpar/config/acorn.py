@@ -284,7 +284,13 @@ def network_of(hyperparameters: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: If there is none, naming every option that it lacks or that is another one.
     """
-    theirs = str(hyperparameters.get("model"))
+    if hyperparameters.get("model") is None:
+        named = ", ".join(sorted(map(str, hyperparameters))) or "nothing"
+        raise ConfigError(
+            f"hyper_parameters name no model, as those of acorn do; they have {named}",
+            f"read are {' and '.join(NETWORKS)} of acorn, and no other checkpoints of Lightning",
+        )
+    theirs = str(hyperparameters["model"])
     if theirs not in NETWORKS:
         raise ConfigError(f"model '{theirs}' of acorn has no equal here", f"there are {' and '.join(NETWORKS)}")
     ours, options = NETWORKS[theirs]

@@ -14,6 +14,7 @@ import pickletools
 import pkgutil
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -123,19 +124,25 @@ def _event_id(path: Path) -> str:
     return path.stem.removeprefix("event") or path.stem
 
 
-def read_entries(place: Place, further: Sequence[tuple[Any, str]] = ()) -> Mapping[str, Any]:
+_AS_A_DICT = "save the graph as a dict of tensors: torch.save({'x': x, 'edge_index': edge_index}, 'event7.pt')"
+_NO_GRAPH = "this is a checkpoint, not a graph: python -m domainpar.import_acorn reads those of acorn's networks"
+_LIGHTNING = ("pytorch_lightning.", "lightning.", "lightning_fabric.")
+
+
+def read_entries(place: Place, further: Sequence[tuple[Any, str]] = (), remedy: str = _AS_A_DICT) -> Mapping[str, Any]:
     """Names and values of a saved `Data` or dict, read by allow-list: nothing that the file brings is run.
 
     Args:
         place: The event, if it is one, and the file.
         further: Classes that stand for names that the file may ask for as well.
+        remedy: What makes a file that is read of one that asks for more.
 
     Raises:
         Problem: If the file asks for more than tensors, numpy values and `Data` (with the names of what it asks for),
             cannot be read, holds something else, or claims more values than fit into it.
     """
     path = Path(str(place.file))
-    content = _load(path, place, further)
+    content = _load(path, place, further, remedy)
     if not isinstance(content, Mapping) and not hasattr(content, "to_dict"):
         raise place.problem(
             f"holds a {type(content).__name__}, expected a torch_geometric Data or a dict of tensors",
@@ -150,7 +157,7 @@ def read_entries(place: Place, further: Sequence[tuple[Any, str]] = ()) -> Mappi
     return entries
 
 
-def _load(path: Path, place: Place, further: Sequence[tuple[Any, str]]) -> object:
+def _load(path: Path, place: Place, further: Sequence[tuple[Any, str]], remedy: str) -> object:
     """The content of the file, read without running anything it brings."""
     import torch
 
@@ -161,12 +168,19 @@ def _load(path: Path, place: Place, further: Sequence[tuple[Any, str]]) -> objec
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
+            if _is_script(path):
+                what = "refused, nothing of it was run: it is a TorchScript archive, which is a program"
+                raise place.problem(what, remedy) from error
             if forbidden := _forbidden(path):
                 no_pyg = importlib.util.find_spec("torch_geometric") is None
+                of_lightning = any(name.startswith(_LIGHTNING) for name in forbidden)
+                if of_lightning and remedy == _AS_A_DICT:
+                    remedy = _NO_GRAPH
                 raise place.problem(
-                    f"refused, nothing of it was run: it asks for {', '.join(forbidden)}",
-                    "only tensors, numpy arrays and plain torch_geometric Data are read; save it as a dict of "
-                    f"tensors{'; to read Data objects, install torch-geometric' if no_pyg else ''}",
+                    f"refused{', a checkpoint of Lightning' * of_lightning}, nothing of it was run: it asks for "
+                    f"{', '.join(forbidden)}",
+                    f"only tensors, numpy arrays and plain torch_geometric Data are read; {remedy}"
+                    f"{'; to read Data objects, install torch-geometric' if no_pyg else ''}",
                 ) from error
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             # torch's own text advises to load the file unsafely; that advice is not passed on.
@@ -186,6 +200,13 @@ def _allowed() -> list[Any]:
     with contextlib.suppress(ImportError):
         allowed += [pkgutil.resolve_name(name) for name in _ALLOWED_PYG]
     return allowed
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file is what `torch.jit.save` writes; torch says so with the advice to load it unsafely."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    return False
 
 
 def _forbidden(path: Path) -> list[str]:
@@ -226,7 +247,8 @@ def _globals_of_next_pickle(file: IO[bytes]) -> Iterator[str]:
 def _array(entries: Mapping[str, Any], name: str, place: Place) -> Array:
     value = entries.get(name)
     if value is None:
-        raise place.problem(f"no {name}; found {sorted(map(str, entries))}, expected at least x and edge_index")
+        what = f"no {name}; found {sorted(map(str, entries))}, expected at least x and edge_index"
+        raise place.problem(what, _NO_GRAPH if "state_dict" in entries else "")
     return as_array(value, name, place)
 
 

@@ -39,6 +39,10 @@ _MAPPINGS = [
         "lightning_fabric.utilities.data", "lightning.fabric.utilities.data",
     )
 ]  # fmt: skip
+_PLAIN = (
+    "give the checkpoint that Lightning wrote; if that holds more, save what is read of it, where it was trained: "
+    "torch.save({name: checkpoint[name] for name in ('state_dict', 'hyper_parameters', 'global_step')}, 'plain.ckpt')"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,7 @@ def read_network(path: Path) -> AcornNetwork:
             has options that ours has not, with all of them.
     """
     try:
-        entries = read_entries(Place("", path), _MAPPINGS)
+        entries = read_entries(Place("", path), _MAPPINGS, _PLAIN)
     except Problem as error:  # it is no event
         raise Problem(error.what, error.hint, file=path) from error
     state, told = entries.get("state_dict"), entries.get("hyper_parameters")
@@ -95,7 +99,8 @@ def read_network(path: Path) -> AcornNetwork:
         if not isinstance(entry, Mapping):
             found = f"it has {', '.join(sorted(map(str, entries))) or 'nothing'}"
             found = f"that is a {type(entry).__name__}" if name in entries else found
-            raise Problem(f"no mapping {name}: {found}", "a checkpoint of Lightning has one", file=path)
+            hint = "read are the checkpoints that Lightning writes of acorn's networks, which have it"
+            raise Problem(f"no mapping {name}: {found}", hint, file=path)
     assert isinstance(told, Mapping)
     told = {str(name): _plain(value) for name, value in told.items()}
     try:

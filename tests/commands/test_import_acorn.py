@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import types
+import warnings
 
 import acorn_files
 import acorn_networks
@@ -18,8 +19,10 @@ from test_infer import opened
 from domainpar import import_acorn, prepare
 from domainpar.agreement import Refused
 from domainpar.config import InferConfig, TrainConfig
+from domainpar.events import pyg
 from domainpar.infer import infer
 from domainpar.parallel.world import World
+from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 from domainpar.training.run import train
 
@@ -184,6 +187,42 @@ def test_without_a_store_its_run_asks_for_one(tmp_path):
     assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 0
     with pytest.raises(Refused, match="does not say of which store it is"):
         run_ranks(lambda world: infer(InferConfig(run=str(tmp_path / "run")), world), 2)
+
+
+class ModelCheckpoint:
+    """Stands for Lightning's, which older versions of it keep the state of under the class itself."""
+
+
+def test_what_a_checkpoint_of_lightning_or_a_script_is_stands_in_its_error(tmp_path, capsys, monkeypatch):
+    module = types.ModuleType("pytorch_lightning.callbacks.model_checkpoint")
+    for name in ("pytorch_lightning", "pytorch_lightning.callbacks", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(module, "ModelCheckpoint", ModelCheckpoint, raising=False)
+    monkeypatch.setattr(ModelCheckpoint, "__module__", module.__name__)
+    trained = acorn_networks.trained(ONE)
+    acorn_networks.save(tmp_path / "callbacks.ckpt", ONE, trained, callbacks={ModelCheckpoint: {"best": "a.ckpt"}})
+    acorn_networks.save(tmp_path / "another.ckpt", {"lr": 0.1}, trained)
+    torch.save({"state_dict": trained.state_dict(), "epoch": 3}, tmp_path / "untold.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, which names its successor
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "script.pt")
+    said = {
+        "callbacks.ckpt": ("refused, a checkpoint of Lightning, nothing of it was run: it asks for ", "plain.ckpt')"),
+        "another.ckpt": ("hyper_parameters name no model, as those of acorn do; they have lr", "no other checkpoints"),
+        "untold.ckpt": ("no mapping hyper_parameters: it has epoch, state_dict", "which have it"),
+        "script.pt": ("it is a TorchScript archive, which is a program", "give the checkpoint that Lightning wrote"),
+    }
+    for name, (error, hint) in said.items():
+        assert import_acorn.main([str(tmp_path / name)]) == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert error in first
+        assert second.startswith("hint: ")
+        assert hint in second
+        assert "weights_only" not in first + second
+        with pytest.raises(Problem) as refused:
+            pyg.read_event(tmp_path / name)
+        as_graph = "save the graph as a dict" if name == "script.pt" else "this is a checkpoint, not a graph"
+        assert as_graph in refused.value.hint
 
 
 def test_a_file_that_is_none_is_refused(tmp_path, capsys):
