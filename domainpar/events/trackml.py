@@ -20,6 +20,9 @@ from domainpar.problems import Place, Problem
 from partitioners.topology import FloatArray, IntArray
 
 _SUFFIXES = (".csv", ".csv.gz")
+_ACTS = {"geometry_id", "measurement_id", "particle_id_pv", "tx"}
+"""Columns of ACTS's CSV in any version, also of the samples that traccc has of it; TrackML has none of them."""
+_OF_ACTS = "that CSV is not read yet: docs/your_data.md, at ACTS, says which columns to write, or which parquet is read"
 # The columns that each file must have, and those that it may have besides.
 _NEEDED: dict[str, dict[str, type[Any]]] = {
     "hits": {
@@ -60,7 +63,10 @@ def list_events(directory: str | Path) -> list[str]:
         for path in directory.glob(f"event*-hits{suffix}")
     }
     if not names:
-        raise Problem(f"{directory} holds no TrackML events", "expected are files like event000001001-hits.csv[.gz]")
+        hint = "expected are files like event000001001-hits.csv[.gz]"
+        if any(directory.glob("event*-measurement*.csv*")) or any(directory.glob("event*-spacepoint*.csv*")):
+            hint = f"there are measurements or space points, as ACTS and traccc write them; {_OF_ACTS}"
+        raise Problem(f"{directory} holds no TrackML events", hint)
     return sorted(names)
 
 
@@ -208,6 +214,8 @@ def _read_table(path: Path, place: Place, part: str, unique: str | None = None) 
         raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
     if missing:
         what = f"no column {', '.join(missing)}; found {columns}, expected {list(needed)}"
+        if _ACTS & set(columns):
+            raise place.problem(f"these are {part} of ACTS or traccc, not of TrackML: {what}", _OF_ACTS)
         raise place.problem(what, _why_missing(columns, missing))
     for name in table.columns:
         bad = np.flatnonzero(~np.isfinite(table[name].to_numpy()))

@@ -150,6 +150,35 @@ def test_bad_files_are_refused_with_event_and_file(event, part, text, message):
         read_event(event, "000000042")
 
 
+FIVE = "particle_id_pv,particle_id_sv,particle_id_part,particle_id_gen,particle_id_subpart"
+OF_ACTS = {
+    "hits since version 44": ("hits", f"{FIVE},geometry_id,tx,ty,tz,tt,tpx,tpy,tpz,te,index"),
+    "hits before, and of traccc": ("hits", "particle_id,geometry_id,tx,ty,tz,tt,tpx,tpy,tpz,te,deltapx,index"),
+    "space points": ("hits", "measurement_id,geometry_id,x,y,z,var_r,var_z"),
+    "particles": ("particles", f"{FIVE},particle_type,process,vx,vy,vz,vt,px,py,pz,m,q"),
+    "cells": ("cells", "geometry_id,hit_id,channel0,channel1,timestamp,value"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ACTS)
+def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
+    part, columns = OF_ACTS[name]
+    write(tmp_path, **{"hits": HITS, part: f"{columns}\n"})
+    (tmp_path / "detectors.csv").write_text("volume_id\n")
+    with pytest.raises(Problem) as refused:
+        read_event(tmp_path, "000000042", clusters=part == "cells")
+    assert str(refused.value).startswith(f"these are {part} of ACTS or traccc, not of TrackML: no column ")
+    assert "docs/your_data.md, at ACTS" in refused.value.hint
+    assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
+
+
+@pytest.mark.parametrize("part", ["measurements", "measurement-simhit-map", "spacepoints"])
+def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
+    (tmp_path / f"event000000000-{part}.csv").write_text("measurement_id,geometry_id\n")
+    with pytest.raises(Problem, match="as ACTS and traccc write them"):
+        list_events(tmp_path)
+
+
 HINTS = {
     "another separator": (HITS.replace(",", ";").encode(), ".csv", "separated by ';' here; write commas"),
     "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
