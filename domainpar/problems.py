@@ -121,11 +121,16 @@ def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
     """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
 
     Args:
-        error: A problem; or an OSError, of which those that `NotWritten` stands for are such errors.
+        error: A problem; or an OSError, of which those that `NotWritten` stands for are such errors; or letters that
+            the encoding of the locale does not have.
         flag: The flag that names another place.
     """
     if isinstance(error, Problem):
         return error
+    if isinstance(error, UnicodeEncodeError):
+        near = error.object[max(0, error.start - 40) : error.end + 20]
+        what = f"{near!a} holds letters that {error.encoding}, the encoding of this locale, does not have"
+        return Problem(what, "set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
     if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, *_NO_PLACE):
         return None
     hint = f"make room there, or choose another {flag}" if error.errno in _NO_ROOM else f"choose another {flag}"

@@ -1,5 +1,6 @@
 """Errors about files: what a file is comes before what its reader made of it."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from domainpar.infer import tuning
 from domainpar.planner.machine import Machine
 from domainpar.problems import Problem
 from domainpar.reco.score_files import list_of, read_scores
+from domainpar.testing import run_command
 from domainpar.training.acorn_checkpoint import read_network
 from domainpar.training.checkpoint_files import FILES, CheckpointFiles
 from domainpar.training.rundir import RunFile
@@ -85,6 +87,17 @@ def test_so_does_a_checkpoint_for_each_of_its_files(tmp_path):
         refused_as_a_pointer(place / name, lambda path: CheckpointFiles(tmp_path).read("step_000003"))
     with pytest.raises(Problem, match=r"no checkpoint in .* is whole: .*git lfs pull"):
         CheckpointFiles(tmp_path).choose()
+
+
+def test_a_path_that_the_locale_cannot_write_is_shown_with_the_remedy(tmp_path):
+    path = tmp_path / "config.yaml"
+    store = write_random_store(tmp_path / "store", 1, 0)
+    path.write_text(f"out: {tmp_path}/caf\u00e9\nstore: {store}\n", encoding="utf-8")
+    program = [sys.executable, "-m", "domainpar.train", "--config", str(path)]
+    code, printed = run_command(program, 60, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    assert code == 2
+    assert "caf\\xe9' holds letters that ascii, the encoding of this locale, does not have\n" in printed
+    assert printed.endswith("hint: set LC_ALL=C.UTF-8, or PYTHONUTF8=1\n")
 
 
 def test_a_file_is_named_once():
