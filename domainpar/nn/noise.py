@@ -79,7 +79,7 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
     threshold = threshold_of(rate)
     if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
         # The numbers of the last line, without tables of 64-bit integers on the way.
-        mask = torch.empty(len(ids), width, dtype=like.dtype)
+        mask = torch.empty(len(ids), width, dtype=like.dtype, device=like.device)
         out = mask.numpy()
         keys = row_keys(np.uint64(key), ids.numpy().astype(np.uint64))
         _write_mask(keys, np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)

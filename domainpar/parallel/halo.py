@@ -257,7 +257,7 @@ def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray
     send = torch.from_numpy(np.concatenate([np.zeros((0, columns), np.int64), *of_others]))
     send_counts, receive_counts = counts.copy(), owed.copy()
     send_counts[here] = receive_counts[here] = 0  # a rank sends nothing to itself
-    received = torch.empty(int(receive_counts.sum()), columns, dtype=torch.int64)
+    received = torch.empty(int(receive_counts.sum()), columns, dtype=torch.int64, device="cpu")
     transport.start(send, send_counts.tolist(), received, receive_counts.tolist()).finish()
     given = np.split(received.numpy(), np.cumsum(receive_counts)[:-1])
     given[here] = tables[here]

@@ -175,7 +175,7 @@ class MpiTransport(Transport):
 
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         # Split itself waits without a deadline, so all ranks meet before.
-        self._post_reduction(torch.zeros(1, dtype=torch.int64), "sum", call).finish()
+        self._post_reduction(torch.zeros(1, dtype=torch.int64, device="cpu"), "sum", call).finish()
         comm = self._comm.Split(number, members.index(self.rank))
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
 

@@ -61,7 +61,7 @@ def together(transport: Transport, place: Place, work: Callable[[], T]) -> T:
 
 def _settle(place: Place, transport: Transport, error: ValueError | OSError | None) -> None:
     """Raise a BadEvent on all ranks if one has a problem. *Collective*; costs one small sum where none has."""
-    failed = torch.tensor([int(error is not None)], dtype=torch.int64)
+    failed = torch.tensor([int(error is not None)], dtype=torch.int64, device="cpu")
     transport.all_reduce(failed)
     if not failed[0]:  # the usual case: texts travel only where there is a problem
         return

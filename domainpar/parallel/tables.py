@@ -50,7 +50,7 @@ def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None
     block = torch.from_numpy(_kept.lend(rows * columns * dtype.itemsize + ALIGNMENT))
     first = -block.data_ptr() % ALIGNMENT // dtype.itemsize
     # Not a view of the block: autograd takes it as the result of a function.
-    return torch.empty(0, dtype=dtype).set_(block.untyped_storage(), first, (rows, columns))  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(block.untyped_storage(), first, (rows, columns))  # type: ignore[call-overload, no-any-return]
 
 
 class Kept:

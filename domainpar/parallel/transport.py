@@ -250,7 +250,7 @@ class Transport(OfThisProcess, ABC):
     def barrier(self) -> None:
         """Wait until every rank has come here; *collective*."""
         # A sum of one number: barriers of libraries have no deadline, or one of their own.
-        self.all_reduce(torch.zeros(1, dtype=torch.int64))
+        self.all_reduce(torch.zeros(1, dtype=torch.int64, device="cpu"))
 
     def split(self, groups: Sequence[Sequence[int]]) -> Transport:
         """Form smaller groups and return the transport of the one that this rank is in; *collective*.

@@ -46,7 +46,7 @@ class GradientSums:
 
     def rejected_now(self) -> Tensor:
         """0: what is not finite is found in `reduce`."""
-        return torch.zeros((), dtype=torch.int64)
+        return torch.zeros((), dtype=torch.int64, device="cpu")
 
     def expect_last_pass(self, transport: Transport) -> None:
         """Nothing starts before `reduce`: sums are scaled by the largest gradient of a parameter on all ranks."""
@@ -77,7 +77,7 @@ class GradientSums:
         gradients = [dense_gradient(parameter) for parameter in self._parameters]
         sums = sum_exactly(gradients, transport)
         if sums is None:
-            return torch.ones((), dtype=torch.int64)
+            return torch.ones((), dtype=torch.int64, device="cpu")
         # Rounded to the parameter's type, in which a finite sum may have become infinite.
         put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
         for parameter, total, exist in zip(self._parameters, put_back, exists):
@@ -85,7 +85,7 @@ class GradientSums:
             if parameter.grad is not None:
                 parameter.grad.__dict__[_SUMMED] = parameter.grad._version
         spoilt = [~total.isfinite().all() for total in put_back]
-        return torch.stack(spoilt).sum() if spoilt else torch.zeros((), dtype=torch.int64)
+        return torch.stack(spoilt).sum() if spoilt else self.rejected_now()
 
 
 def _is_summed(gradient: Tensor) -> bool:

@@ -42,7 +42,7 @@ def tensor_given(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what} is to be a tensor, but it is a {type(value).__name__}: {error}") from None
 

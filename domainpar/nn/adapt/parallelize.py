@@ -118,7 +118,7 @@ class Parallel(nn.Module):
         self.module, self.world, self.seed, self.recompute_every = module, world, seed, checked(recompute_every)
         self._replicas: Replicas | None = None
         self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the module, of the rows this rank owns. *Collective*, forward and backward.

@@ -35,13 +35,13 @@ class Seen:
         problem: Why it cannot be compared; empty if it can.
     """
 
-    value: Tensor = field(default_factory=lambda: torch.zeros(0))
+    value: Tensor = field(default_factory=lambda: torch.zeros(0, device="cpu"))
     dtype: torch.dtype = torch.float64
     rows: str = "graph"
     dim: int | None = None
-    keys: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    keys: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64, device="cpu"))
     copies: Tensor | None = None
-    keys_of_copies: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    keys_of_copies: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64, device="cpu"))
     problem: str = ""
 
     def returned_as(self, tensor: Tensor) -> Seen:
@@ -79,7 +79,7 @@ def see(tensor: Tensor, watch: Watch | None) -> Seen:
             values = ids[tensor]
     if axis is part.node_axis:
         keys = part.local_ids[: tensor.size(dim)]
-        counted = torch.arange(len(keys)) < part.plan.num_owned
+        counted = torch.arange(len(keys), device=keys.device) < part.plan.num_owned
     else:
         keys, counted = axis.keys, axis.counted_rows
     ours, others = counted.nonzero().view(-1), (~counted).nonzero().view(-1)

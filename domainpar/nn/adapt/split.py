@@ -57,12 +57,12 @@ def split_graph(
     transport = world.transport if among == "all" else world.domain
     topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edges, position))
     if transport.size > 1:  # one rank needs no checksums, which take a look at every byte
-        named, at = isinstance(partitioner, str), topology.position
+        named, at = partitioner if isinstance(partitioner, str) else "", topology.position
         arguments = {
             "number of nodes": str(topology.num_nodes),
             "edge_index": in_words(torch.from_numpy(topology.edge_index)),
             "edges": edges,
-            "partitioner": str(partitioner) if named else in_words(torch.as_tensor(np.asarray(partitioner))),
+            "partitioner": named or in_words(tensor_given(np.asarray(partitioner), "partitioner")),
             "position": "None" if at is None else in_words(torch.from_numpy(at)),
             "seed": str(seed),
         }

@@ -155,9 +155,9 @@ def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
     """A sum in which every number has a weight of its own, so that no two gradients can be taken for each other."""
     first = tensor.flatten() if seen.dim is None else tensor.movedim(seen.dim, 0)
     table = first.flatten(1) if first.dim() > 1 else first.unsqueeze(1)
-    keys = torch.arange(len(table)) if seen.dim is None else seen.keys
+    keys = torch.arange(len(table), device=table.device) if seen.dim is None else seen.keys
     # Steps that share no period with each other or with the sine: no two rows or columns weigh the same.
-    weights = torch.sin(1.7 * keys.double()[:, None] + 0.9 * torch.arange(table.size(1)) + 0.3)
+    weights = torch.sin(1.7 * keys.double()[:, None] + 0.9 * torch.arange(table.size(1), device=table.device) + 0.3)
     return (table * weights).abs().sum() if tensor.is_complex() else (table * weights).sum()
 
 

@@ -99,7 +99,7 @@ def verify(
         edge_index=edge_index,
         num_nodes=num_nodes,
         inputs=lambda part, leaves: rebuilt(arguments(part, leaves), _doubled),
-        assignment=torch.randint(0, parts, (num_nodes,), generator=at_random).numpy(),
+        assignment=torch.randint(0, parts, (num_nodes,), generator=at_random, device="cpu").numpy(),
         edges=edges,
         leaves=leaves,
         backward=backward,

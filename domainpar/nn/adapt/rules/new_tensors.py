@@ -215,10 +215,10 @@ Draw = Callable[[Tensor, int, int], Tensor]
 def _drawn(watch: Watch, shape: torch.Size, rows: Rows | None, draw: Draw) -> Tensor:
     """Random numbers of a shape, seen as a table of rows with ids that are the same on every rank that has them."""
     if not shape:
-        return draw(torch.zeros(1, dtype=torch.int64), watch.noise_key(), 1)[0, 0]
+        return draw(torch.zeros(1, dtype=torch.int64, device="cpu"), watch.noise_key(), 1)[0, 0]
     dim = 0 if rows is None else rows.dim
     others = [size for at, size in enumerate(shape) if at != dim]
-    ids = torch.arange(shape[0]) if rows is None else _ids(watch, rows.axis, shape[dim])
+    ids = torch.arange(shape[0], device="cpu") if rows is None else _ids(watch, rows.axis, shape[dim])
     return draw(ids, watch.noise_key(), math.prod(others)).view(len(ids), *others).movedim(0, dim)
 
 

@@ -256,7 +256,7 @@ def distinct(watch: Watch, call: Call) -> Any:
         raise NotExact("torch.unique with sorted=False has an order of its own on each rank.")
     mine, number = watch.counted(tensor).unique(return_counts=True)
     watch.part.num_sums += 1
-    lengths = [int(length) for length in watch.part.gather(torch.tensor([len(mine)]))]
+    lengths = [int(length) for length in watch.part.gather(torch.tensor([len(mine)], device="cpu"))]
 
     def of_everyone(piece: Tensor) -> Tensor:  # ranks gather tensors of one shape
         padded = piece.new_zeros(max(lengths))
@@ -289,8 +289,9 @@ def bincount(watch: Watch, call: Call) -> Any:
         with watch.in_other_words():  # a number for each of the rows that are numbered
             return each.new_zeros(RowCount(rows.named.of)).index_add(0, tensor, each)
     tensor, each = watch.counted(watch.as_values(tensor)), watch.counted(each)
-    ends = torch.stack([-tensor.long().min(), tensor.long().max()]) if tensor.numel() else torch.tensor([0, -1])
-    lowest, highest = largest(ends.to(tensor.device), watch.part).tolist()
+    nothing = torch.tensor([0, -1], device=tensor.device)
+    ends = torch.stack([-tensor.long().min(), tensor.long().max()]) if tensor.numel() else nothing
+    lowest, highest = largest(ends, watch.part).tolist()
     if lowest > 0:
         raise ValueError(f"torch.bincount of a negative number, {-lowest}.")
     mine = torch.zeros(max(int(least), highest + 1), dtype=dtype, device=tensor.device)

@@ -1,0 +1,89 @@
+"""Settings of a user's torch that could reach into ours: default device and type, its compiler, sparse gradients."""
+
+import ast
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from whole_and_split import USUAL
+
+from domainpar import parallelize, split_graph, split_slices
+from domainpar.testing import run_ranks
+
+ROOMS = ("domainpar/parallel", "domainpar/nn/adapt")
+FACTORIES = (
+    "arange as_tensor asarray empty empty_strided eye full linspace logspace normal ones rand randint randn randperm "
+    "scalar_tensor sparse_coo_tensor tensor zeros"
+).split()
+
+
+class Net(nn.Module):
+    """Of many rules those that make tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3)
+
+    def forward(self, x, edge_index, kind):
+        src, dst = edge_index
+        h = x + torch.zeros_like(x).index_add(0, dst, self.linear(x)[src])
+        degree = torch.bincount(dst, minlength=x.size(0)).to(x.dtype)[:, None]
+        counts = torch.bincount(kind, minlength=3).to(x.dtype)
+        ids, numbers = kind.unique(return_counts=True)
+        noise = torch.rand_like(x[0]).mean() + F.gumbel_softmax(x[:3].mean(0)[None], dim=1).sum()
+        h = self.dropout(self.norm(h / (1 + degree))) * counts.sum() * (ids * numbers).sum()
+        return h + x.topk(2, dim=0).values.sum(0) + x.median() + noise + x.std(0) + (x * h).nanmean(0)
+
+
+def trained(world, net, around):
+    """The gradients of a step, with something around it."""
+    with around():
+        of_all = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+        ends = USUAL.edge_index.tensor_split(world.size, 1)[world.rank]
+        split_slices(ends, USUAL.num_nodes, world)
+        model = parallelize(copy.deepcopy(net), world)
+        x, kind = of_all.nodes(USUAL.x.float().numpy()), of_all.nodes(USUAL.kind[: USUAL.num_nodes].tolist())
+        of_all.mean_over_nodes(model(x, of_all.edge_index, kind) ** 2).backward()
+        model.sum_gradients()
+        return [it.grad for it in model.parameters()]
+
+
+class default_dtype:
+    """Another default type inside, for all threads."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def __call__(self):
+        return self
+
+    def __enter__(self):
+        torch.set_default_dtype(self.dtype)
+
+    def __exit__(self, *_):
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda: torch.device("meta"), default_dtype(torch.float64), default_dtype(torch.float16)],
+    ids=["device", "float64", "float16"],
+)
+def test_another_default_device_or_type_changes_nothing(around):
+    torch.manual_seed(0)
+    net = Net()
+    usual = run_ranks(trained, 2, net, lambda: torch.device("cpu"))
+    for found, expected in zip(run_ranks(trained, 2, net, around), usual):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_every_tensor_that_we_make_says_where():
+    root = Path(__file__).parents[3]
+    for file in sorted(file for room in ROOMS for file in (root / room).rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in [f"torch.{name}" for name in FACTORIES]:
+                given = {keyword.arg for keyword in call.keywords}  # None is **kwargs, of the user
+                assert given & {"device", None}, f"{file}:{call.lineno}: {ast.unparse(call)}"
