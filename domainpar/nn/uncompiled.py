@@ -8,11 +8,12 @@ imports it again; nothing else changes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,6 +50,18 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         return None, *ctx.gradients
+
+
+def never_compiled(*functions: Callable[..., Any]) -> None:
+    """Have torch's compiler leave functions alone, and all that they call: `torch.compiler.disable` in place.
+
+    What talks to other ranks, and marks tensors, cannot be traced. A compiled program calls it as it is.
+    """
+    for function in functions:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]  # so it is called where one is traced
+        eval_frame.set_code_exec_strategy(
+            function.__code__, eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+        )
 
 
 def pass_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:

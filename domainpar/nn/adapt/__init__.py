@@ -19,4 +19,6 @@ Parts of torch that are not public and that this room relies on, with what break
 - `torch.jit._state._try_get_jit_cached_function`, `_torchdynamo_inline`; `CheckpointFunction` and
   `_checkpoint_without_reentrant_generator`; `torch._dynamo.eval_frame._callback_from_stance` (`transforms`): an
   AttributeError where the first watch begins, or where a scripted or compiled function is called.
+- `_torchdynamo_disable`, `torch._C._dynamo.eval_frame` (`domainpar.nn.uncompiled`): an ImportError, or errors of the
+  compiler where a program around a parallel model is compiled.
 """

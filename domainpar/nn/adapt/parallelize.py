@@ -42,6 +42,7 @@ from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import checked
+from domainpar.nn.uncompiled import never_compiled
 from domainpar.parallel.world import World
 
 
@@ -248,6 +249,9 @@ class Parallel(nn.Module):
         innermost = running[-1]
         where = f"{names[id(innermost)] or 'the model'} ({type(innermost).__name__})"
         return f"{where}: {reason_of(running)}{refused}"
+
+
+never_compiled(Parallel.forward, Parallel.sum_gradients)
 
 
 def _passes_messages(layer: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from domainpar.nn.adapt.across import Member, summed
 from domainpar.nn.adapt.input_log import input_log, tensor_given
 from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, mark, rows_of, see, seen_at
 from domainpar.nn.adapt.slices import Slices
+from domainpar.nn.uncompiled import never_compiled
 from domainpar.parallel.halo import AdjointHalo
 from domainpar.parallel.transport import Transport
 from domainpar.plan import PartitionPlan
@@ -208,6 +209,11 @@ class GraphPart(Member):
                 f"a tensor of shape {tuple(tensor.shape)} was given where dimension {dim} is to hold {expected} {what}."
             )
 
+
+never_compiled(
+    *(GraphPart.nodes, GraphPart.edges, GraphPart.owned_nodes, GraphPart.owned_edges, GraphPart.same_everywhere),
+    *(GraphPart.local_nodes, GraphPart.local_edges, GraphPart.sum, GraphPart._mean, GraphPart._end),
+)
 
 # Set on the memory of a tensor, as views of it have no `Rows` of their own where nobody watches.
 _OF_A_PART = "_domainpar_of_a_part"

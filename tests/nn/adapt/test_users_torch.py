@@ -87,3 +87,45 @@ def test_every_tensor_that_we_make_says_where():
             if isinstance(call, ast.Call) and ast.unparse(call.func) in [f"torch.{name}" for name in FACTORIES]:
                 given = {keyword.arg for keyword in call.keywords}  # None is **kwargs, of the user
                 assert given & {"device", None}, f"{file}:{call.lineno}: {ast.unparse(call)}"
+
+
+def compiled_step(world, where, net):
+    """The loss after some steps, with the compiler at some place around the model."""
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+    model = parallel = parallelize(copy.deepcopy(net), world)
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.1)
+    if where == "the model":
+        model = torch.compile(parallel, backend="eager")
+    if where == "the model itself":
+        model.compile(backend="eager")
+
+    def step():
+        optimizer.zero_grad()
+        kind = part.same_everywhere(torch.tensor([0, 1, 2]))
+        result = model(part.nodes(USUAL.x.float()), part.edge_index, kind)
+        loss = part.mean_over_nodes((result - part.owned_nodes(USUAL.z.float())) ** 2)
+        loss.backward()
+        parallel.sum_gradients()
+        optimizer.step()
+        return part.sum(loss)
+
+    step = torch.compile(step, backend="eager") if where == "the step" else step
+    return [step() for _ in range(3)]
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, edge_index, kind):
+        return x.max(0).values + torch.zeros_like(x).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
+
+
+@pytest.mark.parametrize("where", ["the model", "the model itself", "the step"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_is_compiled_around_a_parallel_model_leaves_it_as_it_is(num_ranks, where):
+    torch.manual_seed(0)
+    net = Plain()
+    expected = run_ranks(compiled_step, num_ranks, "nowhere", net)
+    assert run_ranks(compiled_step, num_ranks, where, net) == expected
