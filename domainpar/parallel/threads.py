@@ -31,8 +31,8 @@ class Switchboard:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self.failure: str | None = None
-        # Held while a rank leaves all letters of a call, and by one that fails: it is past each call that all have begun,
-        # and none of them may lose that.
+        # Held while a rank leaves all letters of a call, and by one that fails: it is past each call that all began, of
+        # which none may lose a letter.
         self.posting = threading.Lock()
         # One lock a rank: a letter wakes its receiver alone.
         self._arrived = [threading.Condition() for _ in range(num_ranks)]
