@@ -167,9 +167,10 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         # Read once more, so that a flag wins over the file.
         command.parser.set_defaults(from_file)
         values = command.read_flags(argv)
-    run = values.get("run") or ""
-    if run.startswith(SHIPPED) and values["preset"] is None and run.removeprefix(SHIPPED) in config_class.PRESETS:
-        values["preset"] = run.removeprefix(SHIPPED)
+    _refuse_shipped(values)
+    preset = (values.get("run") or "").removeprefix(SHIPPED)
+    if preset != values.get("run") and values.get("preset", "") is None and preset in config_class.PRESETS:
+        values["preset"] = preset
         command.parser.set_defaults({"preset": values["preset"]})
     if values.get("preset") is not None:
         command.parser.set_defaults(config_class.PRESETS[values["preset"]] | from_file)
@@ -192,6 +193,15 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
             values = command.read_flags(argv)
     del values["config"]
     return config_class(**values)
+
+
+def _refuse_shipped(values: Mapping[str, Any]) -> None:
+    """Refuse a network that is shipped where a directory is asked for, which would be made under its name."""
+    for name, value in values.items():
+        if name not in ("run", "init") and isinstance(value, str) and value.startswith(SHIPPED):
+            what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
+            copy = f"runs/{value.replace(':', '-')}"
+            raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
 
 
 def config_of_run(run: Path, model: str | None = None) -> TrainConfig:

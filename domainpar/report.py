@@ -59,10 +59,11 @@ def build_report(config: ReportConfig) -> "Page":
     from domainpar.display.comparison import check_comparable
     from domainpar.display.run_files import read_run_files
     from domainpar.display.sections import build_page
+    from domainpar.training.pretrained import as_run
     from domainpar.training.rundir import newest_run
 
     scores, store = (None if named is None else Path(named) for named in (config.scores, config.store))
-    run = read_run_files(newest_run() if config.run is None else Path(config.run), scores, store)
+    run = read_run_files(newest_run() if config.run is None else as_run(config.run), scores, store)
     other = None
     if config.naive is not None:
         other = read_run_files(Path(config.naive))

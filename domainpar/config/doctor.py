@@ -14,7 +14,7 @@ class Looking(Group):
     """A store: hash every event against the manifest and read all its arrays, shared among the ranks."""
 
     run: str | None = None
-    """A training run: check every checkpoint against its hashes."""
+    """A training run, or pretrained:NAME: check every checkpoint against its hashes."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """Transport between the ranks. Others that can be had between the same ranks are measured too."""

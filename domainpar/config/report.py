@@ -10,7 +10,8 @@ class Showing(Group):
     """What to show, and where the report goes"""
 
     run: str | None = None
-    """Directory of a training run; also without the flag. Default: the one in runs/ that was started last."""
+    """Directory of a training run, or pretrained:NAME; also without the flag. Default: the one in runs/ that was
+    started last."""
 
     naive: str | None = None
     """Directory of a naive run, also scored with --mode naive, to be laid beside it."""

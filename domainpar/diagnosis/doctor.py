@@ -98,7 +98,7 @@ def _files(subject: Subject) -> Iterator[Finding]:
     if subject.config.verify is not None:
         yield check_store(Path(subject.config.verify), subject.world)
     if subject.config.run is not None:
-        yield check_run(Path(subject.config.run), subject.world)
+        yield check_run(subject.config.run, subject.world)
 
 
 def _probes(subject: Subject) -> Iterator[Finding]:

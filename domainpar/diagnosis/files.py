@@ -15,6 +15,7 @@ from domainpar.events.store import MANIFEST, StoredEvent, StoreError, file_sha25
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles
+from domainpar.training.pretrained import source
 from domainpar.words import several
 
 MOST_NAMED = 20
@@ -80,9 +81,18 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
     return None
 
 
-def check_run(directory: Path, world: World) -> Finding:
-    """Every checkpoint of a run against its hashes, shared among the ranks. *Collective*."""
-    check, files = f"run {directory}", CheckpointFiles(directory / "checkpoints")
+def check_run(run: str, world: World) -> Finding:
+    """Every checkpoint of a run, or of a network that is shipped, against its hashes. *Collective*, shared among ranks.
+
+    Args:
+        run: Its directory, or `pretrained:NAME`.
+        world: The ranks.
+    """
+    check = f"run {run}"
+    try:
+        files = CheckpointFiles(source(run) / "checkpoints")
+    except Problem as problem:  # of a name, so on all ranks alike
+        return failed(check, problem.what, problem.hint)
     names = files.names()
     # All of them look before any refuses: they may see different file systems.
     if not all(gather(world.transport, names)):

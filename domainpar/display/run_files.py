@@ -325,7 +325,9 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
-            f"{this_python()} -m domainpar.infer --run {run}" + (" --tracks grow" if _learns_edges(of_run) else "")
+            f"{this_python()} -m domainpar.infer --run {run}"
+            + ("" if of_run["store"].get("path") else " --store STORE")
+            + (" --tracks grow" if _learns_edges(of_run) else "")
         )
         return None
     about = table_of(path)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import torch
 import yaml
 from test_infer import write_store
 
-from domainpar import read_scores
+from domainpar import doctor, export, read_scores, report
 from domainpar.agreement import Refused
 from domainpar.command_line import parse
 from domainpar.config import InferConfig, PrepareConfig, TrainConfig
+from domainpar.diagnosis.files import check_run
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.events.standard import Standard
@@ -193,3 +195,39 @@ def test_a_shipped_network_is_not_resumed(store):
     with pytest.raises(Problem, match="holds weights alone") as refused:
         Checkpoints(PLACE / "quickstart" / "checkpoints").load("best", model, optimizer)
     assert "--init" in refused.value.hint
+
+
+@pytest.mark.parametrize("words", [["train", "--out"], ["infer", "--store"], ["report", "--naive"], ["export", "--out"],
+                                   ["prepare", "--input"], ["doctor", "--verify"]])  # fmt: skip
+def test_it_is_refused_where_a_directory_is_asked_for(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    command = import_module(f"domainpar.{words[0]}")
+    assert command.main([*words[1:], "pretrained:quickstart"]) == 2
+    said = capsys.readouterr().err
+    assert f"{words[1]} is 'pretrained:quickstart': a network that is shipped, and no directory" in said
+    assert "runs/pretrained-quickstart" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_that_takes_a_run_takes_it_by_name(store, name, capsys):
+    assert export.main([f"pretrained:{name}", "--store", str(path_of(store)), "--format", "pt2"]) == 0
+    assert Path(f"runs/pretrained-{name}/model.pt2").is_file()
+    assert report.main(["--run", f"pretrained:{name}"]) == 0
+    assert Path(f"runs/pretrained-{name}/report.html").is_file()
+    capsys.readouterr()
+    assert doctor.main(["--run", f"pretrained:{name}", "--no-probe", "--seconds", "0.05"]) == 0
+    assert "1 checkpoint hashed" in capsys.readouterr().out
+
+
+def test_a_report_of_it_says_the_command_that_makes_scores(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert report.main(["pretrained:quickstart"]) == 0
+    assert "-m domainpar.infer --run runs/pretrained-quickstart --store STORE --tracks grow" in capsys.readouterr().out
+
+
+def test_a_check_of_a_name_that_is_not_shipped_fails_with_those_that_are():
+    finding = check_run("pretrained:no", World.alone())
+    assert finding.verdict == "FAIL"
+    assert "no network 'no' is shipped" in finding.found
+    assert "pretrained:quickstart" in finding.advice

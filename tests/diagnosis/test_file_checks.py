@@ -29,7 +29,7 @@ def _store(world, store):
 
 
 def _run(world, run):
-    return gathered([check_run(run, world)], world)[0]
+    return gathered([check_run(str(run), world)], world)[0]
 
 
 def flip(path, place):
