@@ -71,6 +71,11 @@ class PublishedNetwork(nn.Module):
         """
         return self.logits(x, edge_attr, Ends(edge_index[0], edge_index[1])).squeeze(-1)
 
+    @property
+    def takes_edge_features(self) -> bool:
+        """Whether logits depend on `edge_attr`: of some networks that is as their sizes are."""
+        return self.needs_edge_features
+
     @abstractmethod
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         """Make the perceptrons, in the order in which their weights are drawn."""
@@ -140,6 +145,11 @@ class InteractionGNN2(PublishedNetwork):
     From GNN4ITkTeam/CommonFramework, as `InteractionGNN`; options of CTD_2023. What its forward pass does to features
     of strip endcaps is left out: copy the first 4 over the other 8 of hits with `hit_region` 2 or 6 beforehand.
     """
+
+    @property
+    def takes_edge_features(self) -> bool:
+        """If there are any."""
+        return self.edge_features > 0
 
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         def net(columns: int) -> nn.Sequential:

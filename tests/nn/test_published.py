@@ -431,3 +431,16 @@ GOLDEN = {
         1.30391010947 1.34387816136 1.55591950003 1.44178247247 1.60265280845 1.55703259273
     """,
 }
+
+
+@pytest.mark.parametrize("name", OF_THE_FIELD)
+@pytest.mark.parametrize("edge_features", [0, EDGE_FEATURES])
+def test_a_network_takes_edge_features_if_its_logits_depend_on_them(name, edge_features):
+    if OF_THE_FIELD[name].needs_edge_features and not edge_features:
+        return
+    model = by_sines(OF_THE_FIELD[name](NODE_FEATURES, edge_features, hidden=HIDDEN, graph_iters=ITERATIONS)).eval()
+    x, edge_index, edge_attr = event(NODE_FEATURES, edge_features)
+    logits, others = model(x, edge_index, edge_attr), model(x, edge_index, 2 * edge_attr - 1)
+    assert model.takes_edge_features == (not torch.equal(logits, others))
+    if not model.takes_edge_features:
+        assert torch.equal(model(x, edge_index), logits)
