@@ -36,7 +36,7 @@ class StopFlag:
             self.asked, self.by = True, number
             if started_as_root():
                 # Not `print`, which the signal may have interrupted: its buffer takes no second call.
-                os.write(2, f"\n{self.what}; Ctrl-C (again) ends at once\n".encode())
+                os.write(2, f"\n{self.what}, if there is time; Ctrl-C (again) ends at once\n".encode())
 
     @classmethod
     @contextmanager

@@ -106,7 +106,7 @@ def test_sigterm_ends_it_after_the_events_under_way(place, tmp_path):
     program.send_signal(signal.SIGTERM)
     printed, errors = program.communicate(timeout=60)
     assert program.returncode == 0, errors
-    assert "stopping after the events under way" in errors
+    assert "stopping after the events under way, if there is time" in errors  # a launcher may kill before
     done = json.loads((out / "stream.json").read_text())["session"]["events"]
     assert done == len(files_in(out)) == printed.count("logits sha256")
     _stream(place, out)
