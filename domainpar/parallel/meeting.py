@@ -35,7 +35,7 @@ LARGEST_DEFAULT_DOMAIN = 8  # ranks that share one event, by default
 
 
 class NobodyServes(Refused):
-    """Rank 0, which would print what is wrong, cannot be met: every rank says so itself."""
+    """What this rank says itself: rank 0, which would print what is wrong, cannot be met, or may not know."""
 
 
 Meeting = tuple[Transport, torch.device, SideChannel | None]
@@ -196,13 +196,15 @@ def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
     # MPICH ends the process when it is started by Open MPI's mpiexec; Open MPI only sees one rank the other way round.
     if launcher.kind == "openmpi" and any(name in library for name in ("MPICH", "Intel", "MVAPICH")):
         raise Refused(f"{started}, it is Open MPI's, but mpi4py uses {library}", advice)
-    if (refused := unsuited(launcher, library, knows_pmix(mpi), insists)) is not None:
-        raise refused
-    if "PMI_SIZE" in os.environ and "PMIX_NAMESPACE" in os.environ:  # of something around the launcher: MPICH aborts
-        os.environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
-    _check_shared_memory(library)
-    with limited(launcher, join_seconds):
-        comm = start_mpi(mpi)
+    if not mpi.Is_initialized():  # by the program itself
+        if (refused := unsuited(launcher, library, knows_pmix(mpi), insists)) is not None:
+            raise refused
+        if "PMI_SIZE" in os.environ and "PMIX_NAMESPACE" in os.environ:  # of something around the launcher
+            os.environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")  # else MPICH cannot decide, and aborts
+        _check_shared_memory(library)
+        with limited(launcher, join_seconds):
+            start_mpi(mpi)
+    comm = mpi.COMM_WORLD
     if launcher.size is not None and comm.Get_size() != launcher.size:
         raise Refused(f"{started} but mpi4py ({library}) sees {comm.Get_size()}", advice)
     return comm
@@ -331,7 +333,9 @@ def _of_store(
             dist.destroy_process_group()
         if isinstance(error, Refused):
             raise
-        raise _no_group(name, rank, size, error) from None
+        refused = _no_group(name, rank, size, error)
+        # Rank 0 may find out minutes later, and may not be the one that is wrong: one rank of each host says so.
+        raise NobodyServes(refused.what, refused.hint) if _first_here(marks.store) else refused from None
 
 
 _HINTS = {
@@ -340,6 +344,14 @@ _HINTS = {
     "invalid usage": "NCCL_DEBUG=WARN in the environment says more",
 }
 """What to do about words of NCCL."""
+
+
+def _first_here(store: Store) -> bool:
+    """Whether no other rank of this host has said that there is no group, as far as can be known."""
+    try:
+        return store.add(f"no group/{platform.node()}", 1) == 1
+    except RuntimeError:  # rank 0 has left
+        return True
 
 
 def _no_group(name: str, rank: int, size: int, error: RuntimeError) -> Refused:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from domainpar import timeouts
+from domainpar.agreement import Refused, name_ranks
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.transport import Transport
 
@@ -85,6 +86,10 @@ def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int
     """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
 
     gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
+
+    Raises:
+        Refused: On all ranks alike, if the one that the user chose (GLOO_SOCKET_IFNAME) cannot be right on some host:
+            gloo says so late, and not on every host.
     """
     store.set(f"network/{rank}", network_here())
     alone = len({store.get(f"network/{other}") for other in range(size)}) == 1
@@ -93,6 +98,26 @@ def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int
     if interface is not None:
         # Unless the user has chosen one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    store.set(f"interface/{rank}", _wrong_interface(os.environ.get("GLOO_SOCKET_IFNAME", ""), alone))
+    wrong = [store.get(f"interface/{other}").decode() for other in range(size)]
+    if any(wrong):
+        ranks = [other for other, why in enumerate(wrong) if why]
+        hint = (
+            "set GLOO_SOCKET_IFNAME to the interface that reaches the other hosts, or unset it; `ip address` lists them"
+        )
+        raise Refused(f"{name_ranks(ranks)} could not form a gloo group: {wrong[ranks[0]]}", hint)
+
+
+def _wrong_interface(chosen: str, alone: bool) -> str:
+    """Why gloo cannot talk over the interfaces that were chosen here, as far as can be seen at once; else empty."""
+    known, host = psutil.net_if_addrs(), platform.node()
+    names = [name for name in chosen.split(",") if name]
+    if absent := [name for name in names if name not in known]:
+        return f"host {host} has no interface {', '.join(absent)}; it has {', '.join(sorted(known))}"
+    inner = {name for name, state in psutil.net_if_stats().items() if "loopback" in state.flags}
+    if not alone and (loops := [name for name in names if name in inner]):
+        return f"interface {', '.join(loops)} of host {host} leads to no other host"
+    return ""
 
 
 def _interface_towards(host: str, port: int) -> str | None:

@@ -13,13 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 from jobs import free_port
 from marks import fault, slow_fault
+from torch.distributed import HashStore
 
 import domainpar
 from domainpar.agreement import agree_on
-from domainpar.parallel import start_limit
+from domainpar.parallel import meeting, side_channel, start_limit
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import unsuited
 from domainpar.testing import find_mpiexec, run_command
@@ -252,6 +254,30 @@ def test_the_first_to_come_on_each_host_says_which_ranks_it_does_not_see(came, h
     start_limit._say(Launcher("mpich", "mpiexec", 0, 4), 5.0)
     error = capfd.readouterr().err
     assert error.startswith(f"domainpar: error: {said}\nhint: ".replace("HOST", platform.node())) if said else not error
+
+
+@fault(9)
+def test_an_interface_that_a_host_does_not_have_is_named_once_before_gloo_waits():
+    codes, output = by_hand([0, 1], 2, "join=30", GLOO_SOCKET_IFNAME="ib7")
+    assert codes == ["2", "2"]
+    assert output.count("domainpar: error:") == 1
+    said = f"domainpar: error: ranks 0, 1 could not form a gloo group: host {platform.node()} has no interface ib7; it "
+    assert output.startswith(said), output
+    assert "hint: set GLOO_SOCKET_IFNAME" in output
+
+
+def test_the_loopback_leads_to_no_other_host_and_lists_of_interfaces_are_looked_at_one_by_one():
+    loopback = next(name for name, state in psutil.net_if_stats().items() if "loopback" in state.flags)
+    wrong = side_channel._wrong_interface
+    assert "leads to no other host" in wrong(loopback, alone=False)
+    assert [wrong(loopback, alone=True), wrong("", alone=False)] == ["", ""]
+    assert f"has no interface ib7; it has {', '.join(sorted(psutil.net_if_addrs()))}" in wrong(f"{loopback},ib7", False)
+
+
+@fault(9)
+def test_where_gloo_itself_fails_one_rank_of_each_host_says_so():
+    store = HashStore()
+    assert [meeting._first_here(store) for _ in range(3)] == [True, False, False]
 
 
 @fault(9)
