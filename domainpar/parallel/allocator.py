@@ -19,6 +19,7 @@ from ctypes import c_char_p, c_void_p
 # Huge pages (torch's THP_MEM_ALLOC_ENABLE) save nothing with memory that is kept, and their alignment leaves larger
 # gaps; with memory that is given back they leave the zeroing, which costs as much as the faults.
 _KEEP = {"no mmap": (-4, 0), "no trim": (-1, -1), "one arena": (-8, 1)}
+_PROBE = 2**24  # bytes; nobody writes to them, so that they cost nothing
 _LEAN = {"mmap from 1 MiB": (-3, 2**20)}
 
 
@@ -59,24 +60,19 @@ def give_back_freed() -> None:
         library.malloc_trim(ctypes.c_size_t(0))
 
 
+_COUNTERS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+
+
 class _InUse(ctypes.Structure):
     """`struct mallinfo2` of glibc's malloc.h."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
+
+
+class _InUseBefore(ctypes.Structure):
+    """`struct mallinfo`, the same of before glibc 2.33; its numbers start anew at 4 GiB."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in _COUNTERS]
 
 
 def bytes_in_use() -> int | None:
@@ -87,8 +83,14 @@ def bytes_in_use() -> int | None:
     library = _glibc()
     if library is None or not hasattr(library, "mallinfo2"):
         return None
-    library.mallinfo2.restype = _InUse
-    found = library.mallinfo2()
+    return _counted(library)
+
+
+def _counted(library: ctypes.CDLL) -> int:
+    """Bytes in use by glibc's own counters; before glibc 2.33 modulo 4 GiB."""
+    count, kind = (library.mallinfo2, _InUse) if hasattr(library, "mallinfo2") else (library.mallinfo, _InUseBefore)
+    count.restype = kind
+    found = count()
     return int(found.uordblks) + int(found.hblkhd)
 
 
@@ -113,9 +115,23 @@ def _set_by_others(library: ctypes.CDLL, environ: Mapping[str, str]) -> str | No
         own.append("GLIBC_TUNABLES")
     if own:
         return f"{', '.join(own)} set in the environment"
-    # Asked of the process, not of LD_PRELOAD: what is loaded first need not be an allocator, and one may be linked.
-    of_malloc, of_glibc = _file_of(library, "malloc"), _file_of(library, "gnu_get_libc_version")
-    return None if of_malloc == of_glibc else f"malloc is that of {os.path.basename(of_malloc)}"
+    if _serves(library):
+        return None
+    return f"malloc is that of {os.path.basename(_file_of(library, 'malloc'))}"
+
+
+def _serves(library: ctypes.CDLL) -> bool:
+    """Whether it is glibc that gives this process its memory: its counters see a block that is taken.
+
+    Whose symbol `malloc` is does not tell: in a Python that lies at a fixed address, as Debian's own, it is a stub of
+    the program, and a library that only counts may stand before glibc's.
+    """
+    library.malloc.restype = c_void_p
+    before = _counted(library)
+    block = library.malloc(ctypes.c_size_t(_PROBE))
+    taken = _counted(library) - before
+    library.free(c_void_p(block))
+    return _PROBE <= taken % 2**32 < 2 * _PROBE
 
 
 class _Symbol(ctypes.Structure):

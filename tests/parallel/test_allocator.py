@@ -25,9 +25,42 @@ MIB = 2**20
 BLOCK, PAGES = 64 * MIB, 64 * MIB // os.sysconf("SC_PAGE_SIZE")
 KEPT = "freed memory is kept for the next step (glibc "
 OTHER_MALLOC = """
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+static char *next, *end;
+static size_t lock;
+void *memalign(size_t boundary, size_t size) {
+    while (__sync_lock_test_and_set(&lock, 1)) {}
+    if (!next) {
+        next = mmap(0, 1ul << 36, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (boundary < 16) boundary = 16;
+    char *block = (char *)(((size_t)next + 16 + boundary - 1) / boundary * boundary);
+    ((size_t *)block)[-1] = size;
+    next = block + size;
+    __sync_lock_release(&lock);
+    return block;
+}
+void *malloc(size_t size) { return memalign(16, size); }
+void *aligned_alloc(size_t boundary, size_t size) { return memalign(boundary, size); }
+int posix_memalign(void **block, size_t boundary, size_t size) { *block = memalign(boundary, size); return 0; }
+void *calloc(size_t count, size_t size) { return malloc(count * size); }
+void free(void *block) {}
+void *realloc(void *old, size_t size) {
+    void *block = malloc(size);
+    if (old) {
+        size_t had = ((size_t *)old)[-1];
+        memcpy(block, old, had < size ? had : size);
+    }
+    return block;
+}
+"""
+COUNTING_MALLOC = """
 void *__libc_malloc(unsigned long size);
 void *malloc(unsigned long size) { return __libc_malloc(size); }
 """
+DEBIANS_PYTHON = "/usr/bin/python3"
 SILENT_IMPORTS = "import domainpar, domainpar.train, domainpar.infer, domainpar.parallel.allocator; print('imported')"
 
 
@@ -59,7 +92,9 @@ def new_pages(in_thread=False):
     return counted[0]
 
 
-def in_a_process(statement="print(set_up_allocator({how!r}))", how="keep", in_thread=False, **environment):
+def in_a_process(
+    statement="print(set_up_allocator({how!r}))", how="keep", in_thread=False, python=sys.executable, **environment
+):
     """What a fresh process says when it sets the allocator up, and the new pages of a block it uses afterwards."""
     program = [
         "from domainpar.parallel.allocator import set_up_allocator",
@@ -68,7 +103,7 @@ def in_a_process(statement="print(set_up_allocator({how!r}))", how="keep", in_th
     ]
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(program)],
+        [python, "-c", "\n".join(program)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment,
         capture_output=True,
         text=True,
@@ -117,16 +152,62 @@ def test_other_tunables_and_libraries_that_bring_no_malloc_are_no_reason():
     assert in_a_process(**other)[0].startswith(KEPT)
 
 
+def preloaded(tmp_path, source):
+    """A library made of some C."""
+    (tmp_path / "other.c").write_text(source)
+    library = tmp_path / "libother.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "-o", library, tmp_path / "other.c"], check=True)
+    return str(library)
+
+
 @on_glibc
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.slow
 def test_another_malloc_that_was_loaded_first_is_left_alone_and_named(tmp_path):
-    (tmp_path / "other.c").write_text(OTHER_MALLOC)
-    library = tmp_path / "libother.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "other.c"], check=True)
-    said, pages = in_a_process(LD_PRELOAD=str(library))
+    said, pages = in_a_process(LD_PRELOAD=preloaded(tmp_path, OTHER_MALLOC))
     assert said == "left as it is: malloc is that of libother.so"
     assert pages >= PAGES
+
+
+@on_glibc
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.slow
+def test_a_malloc_that_asks_glibcs_is_set_up_since_that_takes_effect(tmp_path):
+    said, pages = in_a_process(LD_PRELOAD=preloaded(tmp_path, COUNTING_MALLOC))
+    assert said.startswith(KEPT)
+    assert pages < PAGES / 100
+
+
+@on_glibc
+def test_a_python_at_a_fixed_address_in_which_malloc_is_a_stub_of_its_own_is_set_up():
+    if not Path(DEBIANS_PYTHON).exists() or not is_at_a_fixed_address(DEBIANS_PYTHON):
+        pytest.skip("no Python of that kind here: /usr/bin/python3 is one on Debian")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not os.path.realpath(DEBIANS_PYTHON).endswith(f"python{version}"):
+        pytest.skip(f"the Python at a fixed address is not {version} and cannot load the packages of this one")
+    said, pages = in_a_process(python=DEBIANS_PYTHON)
+    assert said.startswith(KEPT)
+    assert pages < PAGES / 100
+
+
+def is_at_a_fixed_address(program):
+    """Whether a program is not position independent, by the type in its ELF header."""
+    return int.from_bytes(Path(program).read_bytes()[16:18], "little") == 2
+
+
+@on_glibc
+def test_glibcs_counters_of_before_2_33_tell_the_same(monkeypatch):
+    class Before:
+        def __init__(self, library):
+            self.library = library
+
+        def __getattr__(self, name):
+            if name == "mallinfo2":
+                raise AttributeError(name)
+            return getattr(self.library, name)
+
+    assert allocator._serves(Before(allocator._glibc()))
+    assert allocator._serves(allocator._glibc())
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
