@@ -66,22 +66,23 @@ class GradientSums:
         """
         again = any(_is_summed(parameter.grad) for parameter in self._parameters if parameter.grad is not None)
         # A rank that had no use for a parameter has no gradient of it, and takes part all the same.
-        ours = bytes([*(parameter.grad is not None for parameter in self._parameters), again])
-        *exists, again = map(any, zip(*transport.all_gather(ours), strict=True))
+        gradients = [parameter.grad for parameter in self._parameters]
+        kinds = [0 if gradient is None else 2 if gradient.is_sparse else 1 for gradient in gradients]
+        *exists, again = map(max, zip(*transport.all_gather(bytes([*kinds, again])), strict=True))
         if again:
             raise RanksDiffer(
                 f"{in_words(*where()) or 'the sum of gradients'} finds gradients that were summed over ranks before, "
                 "which would count once for each rank",
                 "it was called twice, or zero_grad() was left out since; call each once for every step",
             )
-        gradients = [dense_gradient(parameter) for parameter in self._parameters]
-        sums = sum_exactly(gradients, transport)
+        rows = [_rows_of_sparse(it, transport) if exist == 2 else None for it, exist in zip(self._parameters, exists)]
+        sums = sum_exactly([dense_gradient(parameter) for parameter in self._parameters], transport)
         if sums is None:
             return torch.ones((), dtype=torch.int64, device="cpu")
         # Rounded to the parameter's type, in which a finite sum may have become infinite.
         put_back = [total.to(parameter.dtype) for total, parameter in zip(sums, self._parameters)]
-        for parameter, total, exist in zip(self._parameters, put_back, exists):
-            parameter.grad = total if exist else None
+        for parameter, total, exist, of_sparse in zip(self._parameters, put_back, exists, rows):
+            parameter.grad = None if not exist else total if of_sparse is None else _sparse(total, of_sparse)
             if parameter.grad is not None:
                 parameter.grad.__dict__[_SUMMED] = parameter.grad._version
         spoilt = [~total.isfinite().all() for total in put_back]
@@ -94,7 +95,23 @@ def _is_summed(gradient: Tensor) -> bool:
     More than one may be that it was filled with zeros and added to.
     """
     left = gradient.__dict__.get(_SUMMED)
-    return left is not None and gradient._version <= left + 1 and bool(gradient.count_nonzero())
+    return left is not None and gradient._version <= left + 1 and bool(_dense(gradient).count_nonzero())
+
+
+def _rows_of_sparse(parameter: Tensor, transport: Transport) -> Tensor:
+    """The rows that a sparse gradient has on any rank, int64 [n]: optimisers leave all others alone. *Collective*."""
+    present = torch.zeros(parameter.size(0), dtype=torch.int64, device=parameter.device)
+    if parameter.grad is not None:
+        present[parameter.grad.coalesce().indices()[0] if parameter.grad.is_sparse else slice(None)] = 1
+    transport.all_reduce(present, "max")
+    return present.nonzero().view(-1)
+
+
+def _sparse(total: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of a gradient, as `nn.Embedding(sparse=True)` leaves them."""
+    return torch.sparse_coo_tensor(
+        rows[None], total[rows], total.shape, device=total.device, check_invariants=False, is_coalesced=True
+    )
 
 
 class Replicas:
@@ -211,7 +228,10 @@ def dense_gradient(tensor: Tensor) -> Tensor:
     """The gradient that was left in a tensor; zeros where there is none."""
     if tensor.grad is None:
         return torch.zeros_like(tensor)
-    gradient = tensor.grad.detach()
+    return _dense(tensor.grad.detach())
+
+
+def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 

@@ -129,3 +129,51 @@ def test_what_is_compiled_around_a_parallel_model_leaves_it_as_it_is(num_ranks, 
     net = Plain()
     expected = run_ranks(compiled_step, num_ranks, "nowhere", net)
     assert run_ranks(compiled_step, num_ranks, where, net) == expected
+
+
+class Kinds(nn.Module):
+    """States by a table of which most rows are never read, and one by one rank alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_kind, self.linear = nn.Embedding(9, 4, sparse=True).double(), nn.Linear(4, 4).double()
+
+    def forward(self, kind, edge_index):
+        x = self.of_kind(kind)
+        return x + torch.zeros_like(x).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
+
+
+def sparse_steps(world, net, kind, optimizer_of):
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+    model = parallelize(copy.deepcopy(net), world)
+    optimizer = optimizer_of([model.module.of_kind.weight])
+    for step in range(3):
+        model.zero_grad()
+        result = model(part.nodes((kind + step).clamp(max=6)), part.edge_index)
+        part.mean_over_nodes(result**2).backward()
+        model.sum_gradients()
+        with pytest.raises(RuntimeError, match="summed over ranks before"):
+            model.sum_gradients()
+        optimizer.step()
+    return model.module.of_kind.weight.grad, model.module.of_kind.weight.detach()
+
+
+def sparse_steps_of_torch(net, kind, optimizer_of):
+    net = copy.deepcopy(net)
+    optimizer = optimizer_of([net.of_kind.weight])
+    for step in range(3):
+        optimizer.zero_grad()
+        (net((kind + step).clamp(max=6), USUAL.edge_index) ** 2).mean().backward()
+        optimizer.step()
+    return net.of_kind.weight.grad.coalesce(), net.of_kind.weight.detach()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_gradients_that_are_sparse_stay_so(num_ranks, optimizer):
+    torch.manual_seed(0)
+    net, kind = Kinds(), USUAL.kind[: USUAL.num_nodes].clone()
+    kind[3] = 5
+    expected = sparse_steps_of_torch(net, kind, optimizer)
+    for gradient, weight in run_ranks(sparse_steps, num_ranks, net, kind, optimizer):
+        torch.testing.assert_close((gradient, weight), expected, rtol=1e-12, atol=1e-14)
