@@ -5,8 +5,9 @@
 
 `examples/serve.py` in a process of its own answers clients, which are threads of this one: each sends the tables of one
 whole event, waits for all logits, and asks again. Latency is that of a client, from the first byte sent to the last one
-read. Every answer is compared with that of the file run here; the file itself was compared with our own logits when it
-was exported. `network s` is the same file run here without a server. Weights are fresh: times do not depend on them.
+read. Every answer is compared with that of the file run here; the file itself was compared with the network in float64
+when it was exported. `network s` is the same file run here without a server. Weights are fresh: times do not depend on
+them.
 """
 
 from __future__ import annotations

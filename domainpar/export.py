@@ -2,7 +2,7 @@
 
 Inputs are x, float32 [nodes, features], edge_index, int64 [2, edges], and edge_attr, float32 [edges, features], if the
 network takes them; the output is a raw logit of each edge, float32 [edges, 1]. Names and order of the features are in
-the file's metadata. The file is run on a whole event and compared with our own logits before it gets its name.
+the file's metadata. Before the file gets its name it is run on a whole event, with 1, 2 and 4 threads, and compared.
 
 Examples:
   python -m domainpar.export                                       the newest run: runs/0001/model.onnx
@@ -24,6 +24,7 @@ from domainpar.command_line import config_of_run, named, refused_as_asked, run_c
 from domainpar.config import ExportConfig
 from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import NotWritten, Problem
+from domainpar.words import several
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float32]
 
-INPUTS = ("x", "edge_index", "edge_attr")
+THREADS = (1, 2, 4)
+"""Numbers of threads that a file is tried with."""
 
 
 class Inputs(NamedTuple):
@@ -94,11 +96,14 @@ def export(config: ExportConfig) -> Path:
     out = Path(config.out or run / f"model.{config.format}")
     seen = {name for name, _ in (about["store"].get("events") or {}).get("train", [])}
     with store.open(_event(config, store, seen)) as event:
-        inputs, expected = _inputs(event), _own_logits(network, event, trained)
+        inputs = _inputs(event)
+        exact = Exact.of(module, inputs, config.tolerance, event)
+        ours = exact.compared("our network computes", _own_logits(network, event, trained))
         partial = out.with_name(f".partial-{out.name}")
         try:
             write(module, inputs, metadata, partial)
-            difference = compared(run_file(partial, inputs), expected, config.tolerance, event, inputs)
+            found = {f"with {several(number, 'thread')}": run_file(partial, inputs, number) for number in THREADS}
+            checked = [exact.compared(f"{how} the file computes", logits) for how, logits in found.items()]
             os.replace(partial, out)
         except OSError as error:
             raise NotWritten(f"cannot write {out}: {error.strerror}", "choose another --out") from error
@@ -108,32 +113,84 @@ def export(config: ExportConfig) -> Path:
     takes = ", ".join(f"{name} {list(table.shape)}" for name, table in _given(module, inputs).items())
     print(f"exported: {out}, {size / 1024:,.0f} KiB, {count:,} parameters of step {state.step} ({config.checkpoint})")
     print(f"inputs  : {takes}, of any numbers of nodes and edges; output: logits [edges, 1]")
-    print(f"checked : {difference}")
+    print(f"checked : {_checked(exact, checked, ours)}")
     return out
 
 
-def compared(found: "Floats", expected: "Floats", tolerance: float, event: "StoredEvent", inputs: Inputs) -> str:
-    """How far logits of a file are from ours, in words.
+class Exact(NamedTuple):
+    """The logits of an event in float64, which others are held against.
 
-    Raises:
-        Problem: If they are further than allowed, with the worst edge.
+    Attributes:
+        logits: Of each edge, float64 [E].
+        rounding: How far the same network in float32, in plain torch, is from them.
+        allowed: How far others may be.
+        event: The event.
+        ends: Its `edge_index`.
     """
-    import numpy as np
 
-    if found.shape != expected.shape:
-        raise event.place.problem(f"the file gives logits of shape {found.shape} for {len(expected)} edges")
-    away = np.abs(found - expected) / (1 + np.abs(expected))
-    if not len(away):
-        return f"event {event.event_id} has no edges: nothing to compare"
-    worst = int(np.nanargmax(np.where(np.isfinite(away), away, np.inf)))
-    src, dst = inputs.edge_index[:, worst].tolist()
-    words = f"{away[worst]:.1e} at edge {worst} ({src} -> {dst}): {found[worst]:.6g} for {expected[worst]:.6g}"
-    if not away[worst] <= tolerance:
-        raise event.place.problem(
-            f"the file computes other logits: largest difference over 1 + |logit| {words}; allowed are {tolerance:g}",
-            "of rounding alone: a larger --tolerance; else please tell us",
-        )
-    return f"{len(away):,} edges of event {event.event_id}, largest difference over 1 + |logit| {words}"
+    logits: "npt.NDArray[np.float64]"
+    rounding: float
+    allowed: float
+    event: "StoredEvent"
+    ends: Any
+
+    @classmethod
+    def of(cls, module: "EdgeLogits", inputs: Inputs, tolerance: float, event: "StoredEvent") -> "Exact":
+        """Those of a module in float32."""
+        import numpy as np
+        import torch
+
+        from domainpar.nn.plain import in_float64
+
+        given = _given(module, inputs)
+        with torch.no_grad():
+            rounded = module(**given)[:, 0].numpy()
+        exact = cls(in_float64(module, given)[:, 0].numpy(), 0.0, 0.0, event, inputs.edge_index)
+        # A few edges may all be right by chance: no network's last operation rounds by less than this.
+        rounding = max(float(np.finfo(np.float32).eps), *exact.away(rounded)) if len(rounded) else 0.0
+        return exact._replace(rounding=rounding, allowed=tolerance * rounding)
+
+    def away(self, found: "npt.NDArray[np.floating]") -> "npt.NDArray[np.float64]":
+        """Difference of each logit over 1 + |logit|; infinite where it is not finite."""
+        import numpy as np
+
+        away = np.abs(found - self.logits) / (1 + np.abs(self.logits))
+        return np.where(np.isfinite(away), away, np.inf)
+
+    def compared(self, who: str, found: "Floats") -> float:
+        """How far logits are away.
+
+        Raises:
+            Problem: If that is further than allowed, with the worst edge.
+        """
+        import numpy as np
+
+        if found.shape != self.logits.shape:
+            raise self.event.place.problem(f"{who} logits of shape {found.shape} for {len(self.logits)} edges")
+        if not len(found):
+            return 0.0
+        away = self.away(found)
+        worst = int(np.argmax(away))
+        if not away[worst] <= self.allowed:
+            src, dst = self.ends[:, worst].tolist()
+            raise self.event.place.problem(
+                f"{who} other logits: largest difference over 1 + |logit| {away[worst]:.1e} at edge {worst} ({src} -> "
+                f"{dst}): {found[worst]:.6g} for {self.logits[worst]:.6g} in float64; rounding to float32 makes "
+                f"{self.rounding:.1e} here, and allowed are {self.allowed:.1e}",
+                "of rounding alone: a larger --tolerance; else please tell us",
+            )
+        return float(away[worst])
+
+
+def _checked(exact: Exact, found: Sequence[float], ours: float) -> str:
+    """What was compared, in words."""
+    if not len(exact.logits):
+        return f"event {exact.event.event_id} has no edges: nothing to compare"
+    return (
+        f"{len(exact.logits):,} edges of event {exact.event.event_id} with {', '.join(map(str, THREADS))} threads; "
+        f"largest difference from float64 over 1 + |logit| {max(found):.1e}, of our own logits {ours:.1e}; "
+        f"allowed {exact.allowed:.1e}"
+    )
 
 
 def _event(config: ExportConfig, store: "EventStore", seen: set[str]) -> Any:
@@ -183,11 +240,12 @@ def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str,
     """What a reader needs to know, as strings."""
     from domainpar import __version__
 
-    names = {"node_features": list(store.feature_names)}
-    if module.takes_edge_features:
-        names["edge_features"] = list(store.edge_feature_names)
+    features: dict[str, Sequence[Any]] = {}
+    for of in ("node_features", "edge_features")[: 1 + module.takes_edge_features]:
+        features[of] = list(store.feature_names if of == "node_features" else store.edge_feature_names)
+        features[f"{of}_divided_by"] = store.divisors[of]
     values = {
-        **names, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
+        **features, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
         "parameters_sha256": sha256, "step": step, "run": run.name,
     }  # fmt: skip
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
@@ -203,7 +261,7 @@ def _dynamic(module: "EdgeLogits", inputs: Inputs) -> dict[str, Any]:
 
 
 Write = Callable[["EdgeLogits", Inputs, dict[str, str], Path], None]
-RunFile = Callable[[Path, Inputs], "Floats"]
+RunFile = Callable[[Path, Inputs, int], "Floats"]
 
 
 def _program(module: "EdgeLogits", inputs: Inputs) -> Any:
@@ -228,11 +286,16 @@ def _pt2() -> tuple[Write, RunFile]:
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:
         torch.export.save(_program(module, inputs), path, extra_files={"metadata.json": json.dumps(metadata)})
 
-    def run(path: Path, inputs: Inputs) -> "Floats":
+    def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
         module: Any = torch.export.load(path).module()
         taken = len(module.graph.find_nodes(op="placeholder"))
-        with torch.no_grad():
-            found: Floats = module(**dict(list(inputs._asdict().items())[:taken]))[:, 0].numpy()
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with torch.no_grad():
+                found: Floats = module(**dict(list(inputs._asdict().items())[:taken]))[:, 0].numpy()
+        finally:
+            torch.set_num_threads(before)
         return found
 
     return write, run
@@ -249,11 +312,13 @@ def _onnx() -> tuple[Write, RunFile]:
         ) from error
     import torch
 
+    from domainpar.nn.plain import sums_in_order
+
     # It tells of operations of a package that nobody asked for.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
 
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:
-        program = _program(module, inputs)
+        program = sums_in_order(_program(module, inputs))
         names = list(_given(module, inputs))
         try:
             made: Any = torch.onnx.export(
@@ -263,17 +328,31 @@ def _onnx() -> tuple[Write, RunFile]:
             raise Problem(
                 f"the network has no ONNX: {str(error).strip().splitlines()[0]}", "try --format pt2"
             ) from error
+        _refuse_lost_sums(made.model)
         made.model.metadata_props.update(metadata)
         made.save(path, external_data=False)
 
-    def run(path: Path, inputs: Inputs) -> "Floats":
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
+        how = onnxruntime.SessionOptions()
+        how.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(path, how, providers=["CPUExecutionProvider"])
         names = [given.name for given in session.get_inputs()]
         feed = {name: table.numpy() for name, table in zip(names, inputs)}
         found: Floats = session.run(None, feed)[0][:, 0]
         return found
 
     return write, run
+
+
+def _refuse_lost_sums(model: Any) -> None:
+    """Refuse a form of sums in which threads of ONNX runtime add to one number at the same time."""
+    for node in (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes()):
+        how = node.attributes.get("reduction")
+        if node.op_type == "ScatterND" and how is not None and how.as_string() != "none":
+            raise Problem(
+                f"the network adds to rows in a form that ONNX runtime loses numbers in ({node.name or node.op_type})",
+                "sum by index_add or scatter_add rather than by index_put(accumulate=True), or take --format pt2",
+            )
 
 
 _FORMATS: dict[str, Callable[[], tuple[Write, RunFile]]] = {"onnx": _onnx, "pt2": _pt2}

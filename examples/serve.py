@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
 options = parser.parse_args()
 turns = threading.BoundedSemaphore(options.at_once)
 how = onnxruntime.SessionOptions()
-how.intra_op_num_threads = 1  # with several threads for an event its last bits differ from one answer to the next
+how.intra_op_num_threads = 1  # for an event: --at-once of them are the parallelism
 session = onnxruntime.InferenceSession(options.model, how, providers=["CPUExecutionProvider"])
 server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
 server.socket.listen(128)  # more may knock at a time than are taken in at once

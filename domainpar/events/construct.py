@@ -27,6 +27,13 @@ EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
 NODE_SCALE = (1000.0, float(np.pi), 1000.0)
 """Node features are r, phi and z over these: m, half turns, m."""
 
+DIVISORS = {
+    **dict(zip(NODE_FEATURES, NODE_SCALE)),
+    **dict.fromkeys(CLUSTER_FEATURES, 1.0),
+    **dict(zip(EDGE_FEATURES, (1000.0, np.pi, 1000.0, 1.0, np.pi / 1000.0, np.pi))),
+}
+"""What each feature that is made here is divided by, if lengths are in mm and angles in rad."""
+
 SLOPE_LIMIT = 100.0
 """`phi_slope` as an edge feature is clamped to this; hits at one radius have none."""
 

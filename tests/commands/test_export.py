@@ -15,10 +15,11 @@ from test_infer import trained
 
 from domainpar.config import ExportConfig
 from domainpar.events.store import EventStore
-from domainpar.export import Inputs, _inputs, _program, compared, export, main
+from domainpar.export import _FORMATS, THREADS, Exact, Inputs, _inputs, _program, export, main
 from domainpar.nn.catalogue import build_model
 from domainpar.nn.heads import EDGE, Head
-from domainpar.nn.plain import plain_form
+from domainpar.nn.plain import EdgeLogits, in_float64, plain_form
+from domainpar.nn.published import OF_THE_FIELD
 from domainpar.own_files import strangers_in_run
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
@@ -43,15 +44,14 @@ NETWORKS = {
     "node first": {"model": "interaction-node-first", "aggregate": "mean", "activation": "silu", "readouts": "all"},
     "standardised": {"standardise": True, "dropout": 0.3},
     "norms over rows": {"norm": "batch"},
-    "acorn": {"model": "acorn"},
-    "gcn": {"model": "gcn"},
+    **{name: {"model": name} for name in OF_THE_FIELD},
     "own": {"model": "own_models:evolving"},
     "in float64": {"dtype": "float64"},
     "acorn in float64": {"model": "acorn", "dtype": "float64"},
 }
 
 
-ALWAYS = ("interaction", "own")
+ALWAYS = ("interaction", "acorn2", "own")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else slow(name) for name in NETWORKS])
@@ -64,7 +64,7 @@ def test_each_network_gives_our_logits_in_both_formats(store, tmp_path, name, ca
         assert path == tmp_path / "run" / f"model.{form}"
         assert path.stat().st_size > 10_000
     printed = capsys.readouterr().out
-    assert printed.count("largest difference over 1 + |logit|") == 2
+    assert printed.count("with 1, 2, 4 threads; largest difference from float64 over 1 + |logit|") == 2
     assert not list((tmp_path / "run").glob(".partial*"))
 
 
@@ -80,6 +80,7 @@ def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store):
     events = EventStore(store)
     assert json.loads(told["node_features"]) == list(events.feature_names)
     assert json.loads(told["edge_features"]) == list(events.edge_feature_names)
+    assert json.loads(told["node_features_divided_by"]) == [None] * len(events.feature_names), "nobody told"
     saved = json.loads((run / "run.json").read_text())["saved"]
     assert told["parameters_sha256"] == saved[told["step"]], "of the weights that are in the file"
     columns = len(events.feature_names), len(events.edge_feature_names)
@@ -92,22 +93,135 @@ def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store):
         assert np.isfinite(logits).all()
 
 
+def test_it_tells_what_features_that_are_made_here_or_read_with_scales_are_divided_by(store):
+    events = EventStore(store)
+    events.settings = {"source": "simulate"}
+    columns = len(events.feature_names), len(events.edge_feature_names)
+    assert [len(divisors) for divisors in events.divisors.values()] == [*columns]
+    events.settings = {"source": "acorn", "node_features": ["a"], "node_scales": [2.0], "edge_features": None,
+                       "edge_scales": None}  # fmt: skip
+    assert events.divisors["node_features"] == [2.0]
+    assert len(events.divisors["edge_features"]) == columns[1], "those that are made here"
+
+
 def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_see(run, store, capsys):
     export(ExportConfig(run=str(run), format="pt2"))
     seen = {name for name, _ in json.loads((run / "run.json").read_text())["store"]["events"]["train"]}
     unseen = next(record.event for record in EventStore(store).events() if record.event not in seen)
-    assert f"edges of event {unseen}," in capsys.readouterr().out
+    assert f"edges of event {unseen} with" in capsys.readouterr().out
     named = sorted(seen)[0]
     export(ExportConfig(run=str(run), format="pt2", event=named))
-    assert f"edges of event {named}," in capsys.readouterr().out
+    assert f"edges of event {named} with" in capsys.readouterr().out
 
 
-def test_other_logits_are_refused_with_the_worst_edge_and_leave_no_file(run, tmp_path, capsys, monkeypatch):
+class Sums(torch.nn.Module):
+    """Sums of whole numbers at nodes, read at edges; `wide` columns."""
+
+    takes_edge_features = True
+    wide = 64
+
+    def at_nodes(self, x, index, rows):
+        return x.new_zeros(x.size(0), self.wide).index_add(0, index, rows)
+
+    def forward(self, x, edge_index, edge_attr):
+        sums = self.at_nodes(x, edge_index[1], edge_attr.expand(-1, self.wide).contiguous())
+        return sums.sum(1, keepdim=True)[edge_index[0]]
+
+
+def whole_numbers(nodes=2_000, edges=60_000):
+    """Tables of an event whose sums are whole, and so the same in any order."""
+    random = torch.Generator().manual_seed(0)
+    ends = torch.randint(0, nodes, (2, edges), generator=random)
+    return Inputs(torch.zeros(nodes, 1), ends, torch.randint(-9, 10, (edges, 1), generator=random).float())
+
+
+class ByScatterAdd(Sums):
+    def at_nodes(self, x, index, rows):
+        return x.new_zeros(x.size(0), self.wide).scatter_add(0, index[:, None].expand_as(rows), rows)
+
+
+class ByScatterReduce(Sums):
+    def at_nodes(self, x, index, rows):
+        index = index[:, None].expand_as(rows)
+        return x.new_zeros(x.size(0), self.wide).scatter_reduce(0, index, rows, "sum")
+
+
+class OfColumns(Sums):
+    """Added in place, along the last dimension, twice each, to what is not 0."""
+
+    def at_nodes(self, x, index, rows):
+        sums = x.new_ones(self.wide, x.size(0))
+        sums.index_add_(1, index.int(), rows.t(), alpha=2)
+        return sums.t()
+
+
+@pytest.mark.parametrize("network", [Sums, ByScatterAdd, ByScatterReduce, OfColumns], ids=lambda kind: kind.__name__)
+def test_sums_of_whole_numbers_are_exact_with_any_number_of_threads(network, tmp_path):
+    inputs, module = whole_numbers(), network()
+    exact = module(*inputs)[:, 0].numpy()
+    write, run = _FORMATS["onnx"]()
+    write(module, inputs, {}, tmp_path / "sums.onnx")
+    for threads in THREADS:
+        for _ in range(3):
+            assert np.array_equal(run(tmp_path / "sums.onnx", inputs, threads), exact), f"{threads} threads"
+
+
+class ByIndexPut(Sums):
+    def at_nodes(self, x, index, rows):
+        return x.new_zeros(x.size(0), self.wide).index_put((index,), rows, accumulate=True)
+
+
+def test_a_form_of_sums_that_loses_numbers_is_refused_with_one_that_does_not(tmp_path):
+    write, _ = _FORMATS["onnx"]()
+    with pytest.raises(ValueError, match="in a form that ONNX runtime loses numbers in") as refused:
+        write(ByIndexPut(), whole_numbers(50, 200), {}, tmp_path / "sums.onnx")
+    assert "index_add or scatter_add" in refused.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+class NamesFloat32(torch.nn.Module):
+    """Says float32 in all ways there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.kept = torch.nn.Linear(3, 1), torch.full((1,), 1 / 3)
+
+    def forward(self, x, edge_index):
+        x = self.linear(x.float()) + self.kept + torch.zeros(1, dtype=torch.float32) + torch.ones(x.size(0), 1)
+        return (torch.zeros(x.size(0), 1).index_add(0, edge_index[1], x[edge_index[0]])[edge_index[0]]).to(
+            torch.float32
+        )
+
+
+def test_a_network_that_names_float32_is_computed_in_float64_and_left_as_it_is():
+    network = NamesFloat32()
+    x, ends = torch.randn(30, 3), torch.randint(0, 30, (2, 90))
+    logits = in_float64(EdgeLogits(network, False), {"x": x, "edge_index": ends})
+    nodes = x.double() @ network.linear.weight.double().t() + network.linear.bias.double()
+    nodes = nodes + network.kept.double() + 1
+    expected = torch.zeros(30, 1).double().index_add(0, ends[1], nodes[ends[0]])[ends[0]]
+    assert logits.dtype == torch.float64
+    assert (logits - expected).abs().max() < 1e-14
+    assert network(x, ends).dtype == network.linear.weight.dtype == torch.float32
+
+
+def test_other_logits_are_refused_with_the_worst_edge_and_leave_no_file(run, tmp_path, capsys):
     out = tmp_path / "model.pt2"
     assert main([str(run), "--format", "pt2", "--out", str(out), "--tolerance", "1e-12"]) == 2
     said = capsys.readouterr().err
-    assert "the file computes other logits: largest difference over 1 + |logit|" in said
+    assert "other logits: largest difference over 1 + |logit|" in said
     assert " at edge " in said
+    assert "rounding to float32 makes" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plain_form_that_is_another_network_is_refused_however_exact_the_file_is(run, tmp_path, monkeypatch):
+    from domainpar import export as command
+
+    ours = command._own_logits
+    monkeypatch.setattr(command, "_own_logits", lambda *given: ours(*given) + 1e-4)
+    with pytest.raises(ValueError, match="our network computes other logits"):
+        export(ExportConfig(run=str(run), format="pt2", out=str(tmp_path / "model.pt2")))
     assert not list(tmp_path.iterdir())
 
 
@@ -115,16 +229,17 @@ def test_the_worst_edge_is_the_one_that_is_furthest_or_not_finite(store):
     events = EventStore(store)
     with events.open(events.events()[0]) as event:
         inputs, count = _inputs(event), event.num_edges
-        expected = np.linspace(-1, 1, count).astype(np.float32)
-        found = expected.copy()
+        logits = np.linspace(-1, 1, count)
+        exact, found = Exact(logits, 1e-6, 1e-5, event, inputs.edge_index), logits.astype(np.float32)
+        assert exact.compared("it makes", found) < 1e-7
         found[7] += 1e-3
         with pytest.raises(ValueError, match="at edge 7 "):
-            compared(found, expected, 1e-5, event, inputs)
+            exact.compared("it makes", found)
         found[3] = np.nan
         with pytest.raises(ValueError, match="at edge 3 "):
-            compared(found, expected, 1e-5, event, inputs)
-        with pytest.raises(ValueError, match=r"logits of shape \(2,\)"):
-            compared(found[:2], expected, 1e-5, event, inputs)
+            exact.compared("it makes", found)
+        with pytest.raises(ValueError, match=r"it makes logits of shape \(2,\)"):
+            exact.compared("it makes", found[:2])
 
 
 @pytest.mark.parametrize(("asked", "said"), [({"event": "nobody"}, "has no event nobody"), ({"store": "no"}, "no")])

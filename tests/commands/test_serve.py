@@ -36,7 +36,7 @@ def model(tmp_path_factory):
     with events.open(events.events()[0]) as event:
         tables = {name: table.numpy() for name, table in _inputs(event)._asdict().items()}
     how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads = 1  # as the server has it: else last bits differ from one run to the next
+    how.intra_op_num_threads = 1  # as the server has it
     return path, onnxruntime.InferenceSession(path, how, providers=["CPUExecutionProvider"]), tables
 
 

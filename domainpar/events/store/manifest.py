@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,21 @@ class EventStore:
             return {}
         of_edges = self.settings["edge_scales"] or [1.0] * len(self.edge_feature_names)
         return {"node_scales": self.settings["node_scales"], "edge_scales": of_edges}
+
+    @property
+    def divisors(self) -> Mapping[str, Sequence[float | None]]:
+        """What each node and edge feature is divided by, in order, if lengths are in mm and angles in rad.
+
+        None where that is not known: of features that files of `pyg` or a program of one's own bring along.
+        """
+        from domainpar.events.construct import DIVISORS  # brings the compiler along, which stores do without
+
+        made_here: dict[str, float] = DIVISORS if "source" in self.settings else {}
+        names = {"node_features": self.feature_names, "edge_features": self.edge_feature_names}
+        return {
+            of: self.scales[f"{of[:4]}_scales"] if self.settings.get(of) else [made_here.get(name) for name in there]
+            for of, there in names.items()
+        }
 
     @property
     def labels(self) -> dict[str, Label]:
