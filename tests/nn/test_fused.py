@@ -1,5 +1,7 @@
 """The GPU engine's kernels in Triton's interpreter: formulas, and one hash on any number of parts."""
 
+import inspect
+import itertools
 import re
 import threading
 
@@ -100,6 +102,23 @@ def test_each_network_is_its_formula_and_has_one_hash_on_any_number_of_parts(by_
     assert networks.distance(found[0], networks.by_formula(event, KEY, **flags)) <= BOUND
     assert len({answer.sha for answer in found}) == 1
     assert {called for called, _ in by_kernels} >= {"rows_forward", "rows_backward", "sums_at_ends"}
+
+
+def test_each_program_has_memory_of_its_own_whoever_asks_for_more_meanwhile(by_kernels, monkeypatch):
+    asked, launches, kernels = itertools.count(1), [], launching.launch
+
+    def launch(kernel, grid, *arguments, **constants):
+        if (name := kernel.fn.__name__) in ("rows_forward", "rows_backward", "node_products_back"):
+            parameters = list(inspect.signature(kernel.fn).parameters)
+            launches.append((name, grid[0], len(arguments[parameters.index("memory")])))
+        kernels(kernel, grid, *arguments, **constants)
+
+    monkeypatch.setattr(launching, "launch", launch)
+    monkeypatch.delattr(launching, "PROGRAMS")
+    monkeypatch.setattr(launching, "__getattr__", lambda name: next(asked), raising=False)  # at each look one more
+    on_ranks(tiled_event(), 1, graph_iters=2, order="node-first")
+    assert {name for name, _, _ in launches} == {"rows_forward", "rows_backward", "node_products_back"}
+    assert all(programs <= memory for _, programs, memory in launches)
 
 
 @pytest.mark.slow
@@ -340,7 +359,7 @@ def test_the_self_test_sees_programs_that_spoil_their_memory_from_piece_to_piece
 
     def launch(kernel, grid, *arguments, **constants):
         plain(kernel, grid, *arguments, **constants)
-        if kernel.fn.__name__ == "rows_backward" and launching.PROGRAMS == 1:
+        if kernel.fn.__name__ == "rows_backward" and grid == (1,) and arguments[1] > 1:  # one for several pieces
             arguments[-2][0] += 1  # a limb
 
     monkeypatch.setattr(launching, "launch", launch)

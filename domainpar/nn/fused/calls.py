@@ -221,12 +221,12 @@ class FusedEdges(EdgeCall):
         chunks = self.graph.once("chunks of nodes", lambda: chunks_of(tiles, np.ones(len(tiles), np.int64), device))
         constants = weight_at_ends(link.mlp, self.nodes.owned.shape[1], self._columns(link))
         out = self.nodes.owned.new_empty(self.graph.num_owned, constants["NODES"])
-        memory = out.new_empty(min(len(chunks), launching.PROGRAMS), constants["WIDTH"] * constants["IN"])
+        memory = out.new_empty(min(len(chunks), perceptron.programs), constants["WIDTH"] * constants["IN"])
         added = out if of_nodes is None else of_nodes.contiguous()
         for piece, sums in with_sums(chunks, link.taker, link.mlp):
             launching.launch(
                 between.node_products_back,
-                (min(len(piece), launching.PROGRAMS),),
+                (min(len(piece), len(memory)),),
                 *(piece, len(piece), self.nodes.local.detach(), of_products, perceptron.parameters, memory),
                 *(added, out, *sums),
                 **constants,

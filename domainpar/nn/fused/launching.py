@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,17 +14,6 @@ OPTIONS = {"enable_fp_fusion": False, "num_warps": 8, "num_stages": 1, "maxnreg"
 PROGRAMS = 264
 """Of a launch, two for each processor of an H100: each goes on with the next block, in memory of its own. That of all
 fits its L2 up to 64 columns (33 MiB), not at 128 (83 MiB), if they run at once."""
-
-
-@contextmanager
-def programs_at_most(number: int) -> Iterator[None]:
-    """Fewer programs than else, of all threads: each does more, one piece after the other, in the same memory."""
-    global PROGRAMS
-    before, PROGRAMS = PROGRAMS, number
-    try:
-        yield
-    finally:
-        PROGRAMS = before
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

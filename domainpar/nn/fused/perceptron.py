@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +166,7 @@ class Perceptron:
         noise: Dropout of hidden layers.
         products: Of node states, [num_local, 2 width]; None: it takes none.
         ends: `dst` and `src` of each row, for what is gathered and where results are summed.
+        programs: Of a launch, at most: each has memory of its own.
     """
 
     mlp: MLP
@@ -175,6 +176,7 @@ class Perceptron:
     noise: Dropout
     products: Tensor | None = None
     ends: tuple[Tensor, Tensor] | None = None
+    programs: int = field(default_factory=lambda: launching.PROGRAMS)
 
     def _inputs(self) -> tuple[Any, ...]:
         dst, src = (self.parameters, self.parameters) if self.ends is None else self.ends
@@ -191,7 +193,7 @@ class Perceptron:
 
     def forward(self, blocks: Tensor, out: Tensor) -> None:
         """Results of the rows of some blocks, int32 [blocks, 2]."""
-        programs = min(len(blocks), launching.PROGRAMS)
+        programs = min(len(blocks), self.programs)
         memory = self.parameters.new_empty(programs, self.shape.block * self.shape.pad)
         launching.launch(rows_forward, (programs,), blocks, len(blocks), *self._inputs(), memory, out, **self._how())
 
@@ -219,7 +221,7 @@ class Perceptron:
         rows = 0 if self.products is None or self.ends is None else len(self.ends[0])
         of_product = parameters.new_empty(rows, self.shape.widths[0])
         memory = parameters.new_empty(
-            min(len(chunks), launching.PROGRAMS),
+            min(len(chunks), self.programs),
             2 * self.shape.depth * self.shape.block * self.shape.pad + self.shape.size,
         )
         carries = self.shape.residual if self.shape.residual >= 0 and needed[self.shape.residual] else -1
@@ -228,7 +230,7 @@ class Perceptron:
             given = (parameters if of_out is None else of_out, parameters if of_sums is None else of_sums)
             launching.launch(
                 rows_backward,
-                (min(len(piece), launching.PROGRAMS),),
+                (min(len(piece), len(memory)),),
                 *(piece, len(piece), *self._inputs(), memory, *given, of_product, tuple(of_tables), *sums),
                 **self._how(),
                 **{"HAS_OUT": of_out is not None, "ENDS": ends, "NEEDED": tuple(needed), "CARRIES": carries},

@@ -44,12 +44,18 @@ PIECES = 5
 
 def block_by_one_program(*given: Any) -> tuple[Tensor, ...]:
     """`block` by a program that goes through all pieces in one memory; else one for each works beside the others."""
-    with launching.programs_at_most(1):
-        return block(*given)
+    return block(*given, programs=1)
 
 
 def block(
-    mlp: MLP, products: torch.dtype | None, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice
+    mlp: MLP,
+    products: torch.dtype | None,
+    at_nodes: Tensor,
+    of_sums: Tensor,
+    tables: Sequence[Tensor],
+    rows: slice,
+    *,
+    programs: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Forward and backward through rows of edges, or of nodes; and the sums of the parameters' gradients.
 
@@ -60,13 +66,15 @@ def block(
         of_sums: Gradient of sums at nodes, [nodes, 2 out], or nothing.
         tables: Its row tables, `src` and `dst` of each row, and the gradient of its results.
         rows: Which of them.
+        programs: Of a launch, at most; None: as always.
     """
     parameters = packed(mlp)
     device = parameters.device
     *operands, src, dst, upstream = (table.to(device) for table in tables)
     shape = shape_of(mlp, operands, None, products)
     gathers = at_nodes[:, : 2 * shape.widths[0]].contiguous().to(device) if len(at_nodes) else None
-    perceptron = Perceptron(mlp, shape, tuple(operands), parameters, Dropout.of(None, parameters), gathers, (dst, src))
+    given = (mlp, shape, tuple(operands), parameters, Dropout.of(None, parameters), gathers, (dst, src))
+    perceptron = Perceptron(*given, programs or launching.PROGRAMS)
     cuts = np.linspace(rows.start, rows.stop, PIECES + 1).astype(np.int64)
     ranges = np.column_stack([cuts[:-1], cuts[1:]])
     out = torch.zeros_like(upstream)
