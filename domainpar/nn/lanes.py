@@ -211,7 +211,8 @@ def stream(typing: Any, array: Any, row: Any, lanes: Any) -> Any:
         table = TableAt(context, builder, signature.args[0], args[0])
         pointer = table.several(at, ir.Constant(at.type, 0), args[2].type.count)
         value = _round_to_bfloat16(builder, args[2]) if array.dtype == types.uint16 else args[2]
-        # Other threads see it after the next locked instruction of this one, such as taking a tile or a lock of Python.
+        # Other threads see it, on x86, after the next locked instruction of this one, and on ARM after the next that
+        # releases: taking a tile (`program`) and a lock of Python are both.
         written = builder.store(value, pointer, align=32 if array.dtype == types.uint16 else 64)
         written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
         return context.get_dummy_value()

@@ -135,7 +135,8 @@ def _next(typing: Any, counter: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "monotonic")
+        # What this thread has written is there for whoever takes a tile later: on ARM, that has to be asked for.
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
     return types.int64(counter), generate
 

@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -104,7 +105,8 @@ def _new_block(size: int) -> Block:
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # by default a forked process would write into them
     pages = mmap.mmap(-1, size, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # of a system without huge pages: those of the usual size are slower, and nothing else
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
 

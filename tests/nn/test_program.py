@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from one_operation import in_python, table_at
 from random_events import random_event
 from tiled import TiledEvent, sha
@@ -373,3 +374,14 @@ def _python_calls(world, num_tiles):
 def test_the_number_of_python_calls_does_not_depend_on_the_number_of_tiles():
     few, many = (run_ranks(_python_calls, 1, num_tiles)[0] for num_tiles in (8, 64))
     assert few == many
+
+
+def test_a_thread_that_takes_a_tile_shows_others_what_it_wrote_and_sees_what_they_wrote():
+    """On x86 every locked instruction does; elsewhere the counter has to ask for it."""
+    take = program_module._next
+    taken = njit(lambda counter: take(counter))
+    counter = np.array([7], np.int64)
+    assert (taken(counter), taken(counter), counter[0]) == (7, 8, 9)
+    (code,) = taken.inspect_llvm().values()
+    assert "atomicrmw add" in code
+    assert "acq_rel" in code

@@ -1,5 +1,7 @@
 """Tables are aligned, of any shape and type, and take the gap that a freed one left."""
 
+import errno
+import mmap
 import os
 import threading
 
@@ -94,6 +96,17 @@ def test_a_forked_process_has_blocks_of_its_own():
         os._exit(0)
     os.waitpid(child, 0)
     assert (block == 1).all()
+
+
+def test_a_system_without_huge_pages_lends_blocks_of_the_usual_pages(monkeypatch):
+    class Pages(mmap.mmap):
+        def madvise(self, *advice):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(tables.mmap, "mmap", Pages)
+    block = tables._new_block(2**22)
+    block[:] = 1
+    assert len(block) == 2**22
 
 
 def test_threads_never_share_a_block():
