@@ -36,6 +36,8 @@ OF_LAUNCHERS = (
     *("TORCHELASTIC_", "SLURM_"),
 )
 
+NO_ANSWER = "gave no version"  # an mpiexec, in time
+
 ASK_FOR_LIBRARY = "from domainpar.parallel.mpi import import_mpi, library_of; print(library_of(import_mpi()))"
 
 FAMILIES = {
@@ -79,6 +81,12 @@ def check_mpi(launcher: Launcher) -> Finding:
             return works("MPI", f"mpi4py uses {library}, as {launcher.command} does", library=library)
         # Without an MPI launcher loading the library may crash: a process of its own is asked.
         ended = run_limited([sys.executable, "-c", ASK_FOR_LIBRARY], timeouts.LAUNCHER_ANSWER, [_path()], OF_LAUNCHERS)
+        if ended.code is None:  # nothing is known of the library: it may be there
+            found = f"a Python that asks mpi4py for its library had not ended after {ended.seconds:.0f} s"
+            advice = (
+                "is the disk of this installation slow, or the processor emulated? start once more, or with torchrun"
+            )
+            return failed("MPI", f"{found}: {ended.last_lines}", advice)
         if ended.code != 0:
             raise RuntimeError(ended.last_lines)
     except (ImportError, RuntimeError) as error:
@@ -102,6 +110,8 @@ def version_of(mpiexec: str) -> str:
         ended = run_limited([mpiexec, "--version"], timeouts.LAUNCHER_ANSWER)
     except OSError as error:
         return f"cannot be started: {error.strerror}"
+    if ended.code is None:
+        return f"{NO_ANSWER} within {ended.seconds:.0f} s"
     # Hydra prints pages about its build and never names MPICH.
     if hydra := re.search(r"(hydra).*?version:\s*(\S+)", ended.output, re.IGNORECASE | re.DOTALL):
         return f"MPICH (hydra) {hydra[2]}"
@@ -115,7 +125,8 @@ def judge_mpi(library: str, versions: Mapping[str, str]) -> Finding:
     """
     mpiexecs = "; ".join(f"{path}: {version}" for path, version in versions.items()) or "no mpiexec"
     text, advice = f"mpi4py uses {library}; {mpiexecs}", ""
-    wrong = [path for path, version in versions.items() if family_of(version) != family_of(library)]
+    answers = {path: version for path, version in versions.items() if not version.startswith(NO_ANSWER)}
+    wrong = [path for path, version in answers.items() if family_of(version) != family_of(library)]
     if not versions:
         advice = "pip install mpich brings an mpiexec; or load the MPI module of your site"
     elif len(wrong) == len(versions):

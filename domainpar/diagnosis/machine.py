@@ -46,9 +46,34 @@ OF_SLURM = (
 )
 
 
+ARM_CORES = {
+    "0x41": {
+        **{"0xd03": "Cortex-A53", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76"},
+        **{"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2"},
+        **{"0xd83": "Neoverse V3", "0xd8e": "Neoverse N3"},
+    },
+    "0x43": {"0x0af": "ThunderX2"},
+    "0x46": {"0x001": "A64FX"},
+    "0x48": {"0xd01": "Kunpeng 920"},
+    "0xc0": {"0xac3": "Ampere-1", "0xac4": "Ampere-1a"},
+}
+"""Names of ARM's cores by implementer and part, which is all that Linux tells of them: some of those in clusters."""
+
+
+def _arm_cores(cpuinfo: str) -> str:
+    """The kinds of core of an ARM processor, by name where it is known; empty for any other."""
+    named = []
+    for implementer, part in re.findall(r"^CPU implementer\s*:\s*(\S+)(?:\n.+)*?\nCPU part\s*:\s*(\S+)", cpuinfo, re.M):
+        name = ARM_CORES.get(implementer, {}).get(part, "ARM")
+        named.append(f"{name} (implementer {implementer}, part {part})")
+    return " and ".join(dict.fromkeys(named))
+
+
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Model of the processor."""
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
+    if cores := _arm_cores(text):
+        return cores
     model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
 

@@ -109,6 +109,19 @@ def test_an_mpiexec_says_its_version_or_that_it_cannot(tmp_path):
     assert version_of(str(tmp_path / "none")) == "cannot be started: No such file or directory"
 
 
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpi4py")
+def test_who_does_not_answer_in_time_is_not_said_to_be_missing_or_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeouts, "LAUNCHER_ANSWER", 0.5)
+    monkeypatch.setattr(launcher, "ASK_FOR_LIBRARY", "import time; print('loading', flush=True); time.sleep(60)")
+    finding = check_mpi(Launcher("none", ""))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.found.startswith("a Python that asks mpi4py for its library had not ended after ")
+    assert "no MPI library" not in finding.found
+    slow = version_of(fake_mpiexec(tmp_path, "import time; time.sleep(60)"))
+    assert slow.startswith("gave no version within ")
+    assert judge_mpi("MPICH Version: 5.0.2", {"mpiexec": slow}).verdict is Verdict.PASS
+
+
 def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
     """What an mpiexec of another library does: it starts processes that do not find each other."""
     lonely = """

@@ -39,6 +39,38 @@ def test_versions_are_compared_as_numbers_and_extras_are_not_needed(monkeypatch)
     assert machine.check_versions().found == "torch 2.9.1+cpu < 2.10"
 
 
+ARM = """processor\t: {number}
+BogoMIPS\t: 50.00
+Features\t: fp asimd
+CPU implementer\t: {implementer}
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: {part}
+CPU revision\t: 1
+
+"""
+PROCESSORS = {
+    "x86": ("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n\nprocessor\t: 1\n", "Some CPU @ 2 GHz"),
+    "a known one of ARM's": (
+        "".join(ARM.format(number=number, implementer="0x41", part="0xd40") for number in range(3)),
+        "Neoverse V1 (implementer 0x41, part 0xd40)",
+    ),
+    "two kinds of core, one unknown, on a board": (
+        ARM.format(number=0, implementer="0x41", part="0xd08")
+        + ARM.format(number=1, implementer="0x99", part="0x001")
+        + "Model\t\t: Some Board\n",
+        "Cortex-A72 (implementer 0x41, part 0xd08) and ARM (implementer 0x99, part 0x001)",
+    ),
+    "another": ("cpu\t: 9\nModel\t: Some Server\n", "Some Server"),
+}
+
+
+@pytest.mark.parametrize(("cpuinfo", "name"), PROCESSORS.values(), ids=PROCESSORS)
+def test_a_processor_is_told_by_its_name_or_by_the_numbers_of_its_cores(tmp_path, cpuinfo, name):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert machine.cpu_model(tmp_path / "cpuinfo") == name
+
+
 def test_more_ranks_or_threads_than_cores_are_seen(monkeypatch):
     monkeypatch.setattr(machine, "cores_here", lambda: range(4))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
