@@ -58,6 +58,7 @@ def check_module(module: nn.Module) -> None:
             f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
             "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
+    check_whole(module)
     check_sizes(module)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_complex():
@@ -69,6 +70,25 @@ def check_module(module: nn.Module) -> None:
             f"there are hooks on the gradients of {', '.join(hooked)}: they would see one rank's share of them; change "
             "gradients after sum_gradients, or clip with --clip."
         )
+
+
+_SHARDED = {"DTensor", "FlatParameter", "FSDPModule", "FullyShardedDataParallel"}
+
+
+def check_whole(module: nn.Module) -> None:
+    """Refuse parameters of which each rank holds a shard; kinds are known by name, for importing them takes a second.
+
+    Raises:
+        ValueError: With the first of them, and what to do.
+    """
+    holders = [*module.named_modules(), *module.named_parameters()]
+    kinds = {type(holder): {it.__name__ for it in type(holder).__mro__} & _SHARDED for _, holder in holders}
+    for name, holder in holders:
+        for kind in kinds[type(holder)]:
+            raise ValueError(
+                f"{name or 'the model'} is sharded over ranks (a {kind} of torch.distributed), where every rank has to "
+                "hold its parameters whole; leave fully_shard and FullyShardedDataParallel away: sum_gradients sums."
+            )
 
 
 def check_sizes(module: nn.Module) -> None:

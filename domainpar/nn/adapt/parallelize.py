@@ -18,6 +18,7 @@ from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_r
 from domainpar.nn.adapt.input_log import input_log
 from domainpar.nn.adapt.modules import (
     check_module,
+    check_whole,
     common_tensors,
     keep_rows_out_of_state,
     note_rows,
@@ -71,7 +72,7 @@ def parallelize(
 
     Raises:
         ValueError: If `recompute_every` is below 1, the module is parallel already, sizes of parameters are not known
-            yet, there are hooks on gradients, or nothing has a given name.
+            yet or they are sharded over ranks (FSDP), there are hooks on gradients, or nothing has a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
     if any(isinstance(child, Parallel) for child in module.modules()):
@@ -136,8 +137,10 @@ class Parallel(nn.Module):
         Raises:
             NotExact: If the module does what has no exact form, or an argument is not marked.
             Refused: On all ranks alike, if they were given different tensors.
+            ValueError: If its parameters were sharded over ranks (FSDP) since.
             RanksDiffer: On all ranks alike, if their parameters are no longer the same.
         """
+        check_whole(self)
         part = _part_of((args, kwargs))
         if part.num_parts > 1:
             args, kwargs = self._compared(part, args, kwargs)
