@@ -56,7 +56,8 @@ class World(OfThisProcess):
     """All ranks of a run, as a grid of data groups and domain groups, with the ways to come by one.
 
     The ranks of a domain group share one event; data groups take different events. As a context
-    manager, a world ends all its ranks if one of them fails in the block, and is closed at its end.
+    manager, a world ends all its ranks if one of them fails in the block, and is closed at its end; with one rank the
+    error goes on to the caller as it is.
 
     Attributes:
         transport: Joins all ranks.
@@ -228,7 +229,7 @@ class World(OfThisProcess):
             write_error(f"WARNING: {seen}\n")
         watch_compiling(talks=ranks.is_root)
         try:
-            with ranks:
+            with guard(ranks.presence):
                 wrong_number = None
                 if num_ranks is not None and num_ranks != ranks.size:
                     advice = f"mpiexec -n {num_ranks} python -m ..., or omit --ranks to take as many as are started"
@@ -236,6 +237,7 @@ class World(OfThisProcess):
                 agree(ranks.transport, wrong_number)
                 agree_on(ranks.transport, {**about_this_program(), **(same or {})})
                 yield ranks
+                ranks.close()
         except (Exception, KeyboardInterrupt) as error:  # only of a rank that is alone: others have ended by now
             if expected(error) is None and not isinstance(error, KeyboardInterrupt):
                 raise
@@ -325,6 +327,9 @@ class World(OfThisProcess):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.size == 1:
+            self.close()  # there is nobody to end: an error is the caller's, who may catch it
+            return
         with guard(self.presence):  # also around `close`: another rank may never come
             if error is not None:
                 raise error

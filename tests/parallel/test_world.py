@@ -63,6 +63,15 @@ def test_a_world_closes_at_the_end_of_its_block():
     assert world.presence.closed
 
 
+@pytest.mark.parametrize("error", [Refused("bad graph"), KeyError("x"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_an_error_inside_the_block_of_a_world_of_one_rank_goes_to_the_caller(capfd, error):
+    with pytest.raises(type(error)) as raised, World.alone() as world:
+        raise error
+    assert raised.value is error
+    assert world.presence.closed
+    assert capfd.readouterr().err == ""
+
+
 def test_an_error_inside_the_block_of_a_world_ends_all_its_ranks():
     def work(world):
         with world:
