@@ -364,31 +364,6 @@ def test_an_adjacency_matrix_is_refused_by_name():
         parallelize(nn.Linear(2, 2), world)(torch.eye(3).to_sparse())
 
 
-class Neighbours(nn.Module):
-    def forward(self, x, edge_index):
-        h = x.new_zeros(x.size(0), x.size(1)).index_add(0, edge_index[1], x[edge_index[0]] ** 2)
-        return h[edge_index[0]] * h.mean()
-
-
-@pytest.mark.parametrize("call", ["an exchange", "a sum"])
-def test_second_derivatives_through_other_ranks_are_refused_by_torch(call):
-    def work(world):
-        part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, partitioner=np.array(USUAL.assignment))
-        x = USUAL.x.clone().requires_grad_()
-        module = Neighbours() if call == "an exchange" else Summed()
-        out = parallelize(module, world)(part.nodes(x), part.edge_index)
-        (grad,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
-
-    run_ranks(work, 4)
-
-
-class Summed(nn.Module):
-    def forward(self, x, edge_index):
-        return x * (x**2).sum(0)
-
-
 class Gathering(nn.Module):
     def __init__(self):
         super().__init__()
