@@ -52,6 +52,14 @@ def kernels_hash():
     return hashlib.sha256(b"".join(table.tobytes() for table in made)).hexdigest()
 
 
+OF_EVERY_MACHINE = "f97509117f1e927469bfefbb96c88d8854757220b37997e2d5e704db672468c4"
+"""Bits that no machine may change, whatever its processor: a kernel that is changed on purpose writes others here."""
+
+
+def test_products_and_norms_have_the_bits_of_every_other_machine():
+    assert kernels_hash() == OF_EVERY_MACHINE
+
+
 PROGRAM = """
 import test_instructions
 from domainpar.nn import microkernel, operations
