@@ -10,13 +10,14 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test test-slow test-faults lint bench table docs
+.PHONY: help train test test-slow test-faults test-slurm lint bench table docs
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
 	@echo "make test-slow   the same law on more ranks, transports and sizes: some ten minutes"
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
+	@echo "make test-slurm   jobs of a real Slurm with two nodes on this machine (root): some three minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
 	@echo "make docs    build the pages as a site, into site/html, which opens from a disk"
@@ -32,6 +33,10 @@ test: $(VENV)/.test-stamp
 
 test-slow: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(ARGS)
+
+# A real Slurm on this machine, which takes root and Debian's packages; skipped, with the reason, where it cannot be.
+test-slurm: $(VENV)/.test-stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slurm -rsx -v $(ARGS) tests/faults/test_slurm.py
 
 # One after the other: they measure how long the end of a job takes.
 test-faults: $(VENV)/.test-stamp
