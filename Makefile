@@ -53,9 +53,9 @@ bench: $(VENV)/.test-stamp
 
 # Into other files first, so that a survey that finds something wrong leaves the tables as they were.
 table: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py > docs/reference/convolutions.md.new
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/nn/adapt/survey.py > docs/reference/convolutions.md.new
 	mv docs/reference/convolutions.md.new docs/reference/convolutions.md
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/reference/models.md.new
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/reference/models.md.new
 	mv docs/reference/models.md.new docs/reference/models.md
 
 docs: $(VENV)/.test-stamp $(VENV)/.docs-stamp

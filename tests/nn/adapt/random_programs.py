@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from proving import check_no_rank_holds_all
 from torch import Tensor
 from whole_and_split import USUAL, Sample, check_same, trial_of
 
@@ -374,12 +375,14 @@ def run_split(program: Program, num_ranks: int, policy: EdgePolicy, tally: Tally
     Raises:
         AssertionError: If a program is not exact, ends in an error that is no refusal, or ranks disagree.
     """
-    program = replace(program, left_out=set(program.left_out))
+    program, graph = replace(program, left_out=set(program.left_out)), dealt(USUAL, num_ranks)
+    if num_ranks > 1:
+        check_no_rank_holds_all(graph.edge_index, graph.assignment, num_ranks, policy)
     for _ in range(STATEMENTS):
         where = f"{program} on {num_ranks} ranks, {policy}"
         whole = settled(program)
         every = 1 if program.seed % 2 else None  # half of them compute in backward again what they made
-        trial = trial_of(program.function(), dealt(USUAL, num_ranks), policy=policy, recompute_every=every)
+        trial = trial_of(program.function(), graph, policy=policy, recompute_every=every)
         split = trial.split(num_ranks)
         if split.refused is None:
             check_same(where, split, whole, 1e-9)

@@ -1,7 +1,7 @@
 """Runs every convolution of the installed torch_geometric whole and split, and says which are exact and which refused.
 
-`python tests/nn/adapt/survey.py` prints `docs/reference/convolutions.md`; with names of classes behind it, the
-outcome of each of their cases.
+`PYTHONPATH=tests python tests/nn/adapt/survey.py` prints `docs/reference/convolutions.md`; with names of classes behind
+it, the outcome of each of their cases.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from proving import check_no_rank_holds_all
 from survey_cases import CANNOT_RUN, CONVOLUTIONS, TOLERANCE, WHOLE_MODELS
 from survey_cases.case import Case, Outcome, Verdict
 from survey_samples import EDGE_FIELDS, NODE_FIELDS, Sample
@@ -54,6 +55,7 @@ def survey_case(case: Case, policy: EdgePolicy, parts: Sequence[int] | None = No
         whole = _whole(case)
     except NotExact as refused:
         return Outcome(case, policy, "refused", reason=str(refused))
+    check_no_rank_holds_all(trial.edge_index, trial.assignment, NUM_RANKS, policy)
     split = trial.split(NUM_RANKS)
     if split.refused is not None:
         return Outcome(case, policy, "refused", reason=split.refused)

@@ -54,7 +54,7 @@ class Sample:
 def sample(
     seed: int = 0,
     num_nodes: int = 60,
-    num_edges: int = 300,
+    num_edges: int = 150,
     *,
     directed: bool = True,
     self_loops: bool = True,
@@ -134,17 +134,17 @@ def _edges_to_draw(wanted: int, ends: int, directions: int, copies: int) -> tupl
     return min(pairs - copies, ends * (ends - 1) // directions), copies
 
 
-def undirected(seed: int = 0, num_nodes: int = 60, num_edges: int = 300, **options: Any) -> Sample:
+def undirected(seed: int = 0, num_nodes: int = 60, num_edges: int = 150, **options: Any) -> Sample:
     """As `sample`, with the opposite of each edge: for layers that are defined on symmetric graphs."""
     return sample(seed, num_nodes, num_edges, directed=False, **options)
 
 
-def sorted_by_dst(seed: int = 0, num_nodes: int = 60, num_edges: int = 300, **options: Any) -> Sample:
+def sorted_by_dst(seed: int = 0, num_nodes: int = 60, num_edges: int = 150, **options: Any) -> Sample:
     """As `sample`, with edges sorted by `dst`: for aggregations that make dense batches."""
     return sample(seed, num_nodes, num_edges, by_dst=True, **options)
 
 
-def mesh(seed: int = 0, num_nodes: int = 60, **options: Any) -> Sample:
+def mesh(seed: int = 0, num_nodes: int = 90, **options: Any) -> Sample:
     """As `sample`, with four edges leaving each node, side by side: for MeshCNNConv, whose nodes are a mesh's edges."""
     whole = sample(seed, num_nodes, 4 * num_nodes, **options)
     src = torch.arange(num_nodes).repeat_interleave(4)

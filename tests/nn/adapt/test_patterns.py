@@ -15,16 +15,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer, GCNConv, GENConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models.schnet import InteractionBlock
 from torch_geometric.utils import mask_select, scatter, softmax
-from whole_and_split import USUAL, cases, check, sample
+from whole_and_split import USUAL, cases, check, covering, sample
 
 from domainpar import split_graph
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.testing import run_ranks
 
 # Every node has an edge that ends there, so that a size taken from edge_index is theirs.
-COVERED = sample(
-    12, 40, edges=torch.stack([torch.arange(40) * 7 % 12, torch.cat([torch.arange(12).flip(0), torch.arange(28) % 5])])
-)
+COVERED = sample(12, 40, edges=covering(12, 40))
 
 
 def mlp(*sizes: int) -> nn.Sequential:

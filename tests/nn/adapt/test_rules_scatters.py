@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.utils import degree, scatter, softmax
-from whole_and_split import ODD, cases, check, refusals, sample
+from whole_and_split import ODD, cases, check, covering, refusals, sample
 
 
 def wide(index, like):
@@ -71,9 +71,7 @@ def test_products_of_torch_scatter_are_exact(scatter_ops):
     check(given, refused="into a given tensor")
 
 
-NO_NODE_WITHOUT_EDGES = sample(
-    12, 40, edges=torch.stack([torch.arange(40) * 7 % 12, torch.cat([torch.arange(12).flip(0), torch.arange(28) % 5])])
-)
+NO_NODE_WITHOUT_EDGES = sample(12, 40, edges=covering(12, 40))
 GUESSED = {
     "softmax": lambda w, dst: softmax(w, dst),
     "sums": lambda e, dst: scatter(e, dst),

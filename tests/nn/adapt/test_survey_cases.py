@@ -184,7 +184,7 @@ def test_make_gives_the_same_weights_each_time_and_leaves_the_generator_alone():
 def test_a_sample_has_rows_of_nodes_and_edges_only(make):
     s = SAMPLES[make]
     assert {field.name for field in dataclasses.fields(s)} == {*NODE_FIELDS, *EDGE_FIELDS}
-    assert {getattr(s, name).size(0) for name in NODE_FIELDS} == {60}
+    assert {getattr(s, name).size(0) for name in NODE_FIELDS} == {len(s.x)}
     assert {getattr(s, name).size(0) for name in EDGE_FIELDS if name != "edge_index"} == {s.edge_index.size(1)}
 
 
@@ -206,8 +206,8 @@ def test_an_undirected_sample_has_every_edge_both_ways_with_the_same_values():
 
 
 def test_samples_have_duplicates_unless_told_otherwise():
-    assert len(sample().edge_index.unique(dim=1).T) == 294
-    assert len(sample(duplicates=False).edge_index.unique(dim=1).T) == 300
+    assert len(sample().edge_index.unique(dim=1).T) == 144
+    assert len(sample(duplicates=False).edge_index.unique(dim=1).T) == 150
 
 
 def test_too_many_edges_are_refused():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from proving import check_no_rank_holds_all
 from torch import Tensor, nn
 
 from domainpar.nn.adapt.differences import compare_runs
@@ -23,6 +24,7 @@ from domainpar.plan import EdgePolicy
 
 TOLERANCE = 1e-12
 NUM_RANKS = 4
+REACH = 2  # of an edge, around a ring of parts one behind the other: each part has nodes that no other one touches
 POLICIES: tuple[EdgePolicy, ...] = ("incoming", "incident")
 SECONDS = 5.0  # a rank that waits so long for another one has been left alone
 NODES = {"x": 0, "z": 0, "v": 0, "u": 0, "series": 1, "batch": 0, "mask": 0, "vectors": 0, "square": 0}
@@ -46,6 +48,7 @@ class Sample:
         columns: Of edges, [4, E].
         c: The same on every rank, [4].
         table: The same on every rank, [3, 4].
+        tiny: Small or without ghosts on purpose, so that ranks may hold all nodes.
     """
 
     num_nodes: int
@@ -67,6 +70,7 @@ class Sample:
     columns: Tensor
     c: Tensor
     table: Tensor
+    tiny: bool = False
 
     def of(self, dtype: torch.dtype) -> Sample:
         """The same with floats of another type."""
@@ -76,6 +80,18 @@ class Sample:
         """Every tensor that a gradient may flow to."""
         tensors = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: one for name, one in tensors.items() if isinstance(one, Tensor) and one.is_floating_point()}
+
+
+def dealt_parts(num_nodes: int) -> tuple[int, ...]:
+    """The part of each node, where a sample names none."""
+    return tuple(3 if node == 4 else (node * 7 // 3) % 2 for node in range(num_nodes))
+
+
+def covering(num_nodes: int, num_edges: int) -> Tensor:
+    """Edges around the ring of parts, so many that one ends at every node."""
+    number = torch.arange(num_edges)
+    ring = torch.tensor(dealt_parts(num_nodes)).argsort(stable=True)
+    return ring[torch.stack([number + 1 + number // num_nodes % REACH, number]) % num_nodes]
 
 
 def sample(
@@ -90,14 +106,17 @@ def sample(
     def integers(high: int, size: int) -> Tensor:
         return torch.randint(0, high, (size,), generator=draw)
 
+    if assignment is None:
+        assignment = dealt_parts(num_nodes)
     if edges is None:
-        ends = torch.stack([integers(max(num_nodes - 1, 1), num_edges), integers(max(num_nodes - 1, 1), num_edges)])
+        linked = max(num_nodes - 1, 1)
+        at = integers(linked, num_edges)
+        to = (at + integers(2 * REACH + 1, num_edges) - REACH) % linked
+        ends = torch.tensor(assignment[:linked]).argsort(stable=True)[torch.stack([at, to])]
         if num_edges > 6:
             ends[:, 1], ends[1, 2] = ends[:, 0], ends[0, 2]
         edges = ends
     num_edges = edges.size(1)
-    if assignment is None:
-        assignment = tuple(3 if node == 4 else (node * 7 // 3) % 2 for node in range(num_nodes))
     n, m = num_nodes, num_edges
     return Sample(
         n,
@@ -123,7 +142,7 @@ def sample(
 
 
 USUAL = sample()
-ODD = {
+_ODD = {
     "as many local rows as features": sample(8, 8, (0, 0, 0, 0, 1, 1, 1, 1)),
     "no edges": sample(5, 0),
     "one edge": sample(5, 1, edges=torch.tensor([[0], [1]])),
@@ -134,6 +153,7 @@ ODD = {
     "as many edges as nodes": sample(7, 7),
     "no ghosts": sample(6, 6, (0, 0, 1, 1, 3, 3), torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])),
 }
+ODD = {name: replace(one, tiny=True) for name, one in _ODD.items()}
 
 
 class Called(nn.Module):
@@ -217,6 +237,9 @@ def check(
     torch.manual_seed(1)
     module = None if net is None else net().double()
     trials = [trial_of(function, sample, module, policy, calls, recompute_every) for policy in policies]
+    if not sample.tiny:
+        for policy in policies:
+            check_no_rank_holds_all(sample.edge_index, sample.assignment, NUM_RANKS, policy)
     splits = [trial.split(NUM_RANKS) for trial in trials]
     for policy, split in zip(policies, splits):
         assert split.uneven is None, f"{policy}: {split.uneven}"
