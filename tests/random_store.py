@@ -1,4 +1,4 @@
-"""A small store of random events: dense enough that every part has ghosts, with empty tiles and self-loops."""
+"""A small store of random events: every part has ghosts, none holds all nodes; with empty tiles and self-loops."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from domainpar.events.store import event_file_name, write_event, write_manifest
 NUM_TILES = 12
 
 
-def write_random_store(directory, num_train=3, num_val=1, num_nodes=150, num_edges=700, num_tiles=NUM_TILES, **kinds):
+def write_random_store(directory, num_train=3, num_val=1, num_nodes=150, num_edges=300, num_tiles=NUM_TILES, **kinds):
     records = []
     for seed in range(num_train + num_val):
         graph = random_event(seed, num_nodes + 10 * seed, num_edges + 37 * seed, **kinds)

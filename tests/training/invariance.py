@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from proving import no_rank_holds_all
 
 from domainpar.agreement import gather
 from domainpar.config import TrainConfig
@@ -50,7 +51,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 def scores_of_all_edges(run, world):
     """Logits of every edge of every event in global order, as bytes, whoever computed them."""
-    pieces = []
+    pieces, proving = [], False
     for number, sample in enumerate(samples_of(run.store.events(), None)):
         part = run.trainer.loader.load(sample) if number % world.num_data_groups == world.data_group else None
         mine = {}
@@ -61,12 +62,16 @@ def scores_of_all_edges(run, world):
             mine = {
                 "ids": plan.edge_ids[plan.edge_owned].tolist(),
                 "logits": logits[torch.from_numpy(plan.edge_owned)].tolist(),
+                "held": plan.local_ids.tolist(),
+                "ends": plan.local_ids[plan.edge_rows].tolist(),
             }
         everyone = gather(world.transport, mine)
+        proving |= no_rank_holds_all([(one["held"], one["ends"]) for one in everyone if one])
         ids = np.concatenate([np.array(one["ids"], int) for one in everyone if one])
         logits = np.concatenate([np.array(one["logits"], float) for one in everyone if one])
         assert len(ids) == sample.record.num_edges
         pieces.append(logits[np.argsort(ids)].tobytes())
+    assert proving or world.domain.size == 1, "of each event some rank holds all nodes that have edges"
     return b"".join(pieces)
 
 
