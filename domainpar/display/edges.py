@@ -42,7 +42,8 @@ class EdgeCurves:
         events: Names of the events that were counted.
         left_out: Events of the split that were not counted: too many edges, or without truth.
         roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
-        auc: Area under it; None without edges of both kinds.
+        auc: Area under it, of the edges of all events together (pooled); None without edges of both kinds.
+        mean_auc: The mean over events of the area of each, as `infer` tells it.
         efficiency: Share of targets that pass each of `CUTS`, NaN without any.
         purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
         targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].
@@ -57,6 +58,7 @@ class EdgeCurves:
     left_out: int
     roc: FloatArray
     auc: float | None
+    mean_auc: float | None
     efficiency: FloatArray
     purity: FloatArray
     targets: IntArray
@@ -86,6 +88,8 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     if len(logit) and not (logit > -np.inf).any():  # a network that scores no edges
         return None
     roc, auc = _roc(logit, classes == TARGET)
+    each = [_area(event) for event in events]
+    areas = [area for area in each if area is not None]
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))
     by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE, OTHER)]
@@ -98,6 +102,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         left_out=len(records) - len(events),
         roc=roc,
         auc=auc,
+        mean_auc=float(np.mean(areas)) if areas else None,
         efficiency=_ratio(targets, np.full(len(CUTS), num_targets)),
         purity=_ratio(targets, targets + fakes),
         targets=histograms[0],
@@ -107,6 +112,14 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         unscored=int(np.count_nonzero(~scored)),
         ceiling=_ceiling(events, run.tracking.cuts.target),
     )
+
+
+def _area(event: EventData) -> float | None:
+    """The area under the ROC curve of one event."""
+    assert event.logit is not None
+    assert event.edge_class is not None
+    known = event.edge_class != UNKNOWN
+    return _roc(event.logit[known], event.edge_class[known] == TARGET)[1]
 
 
 def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
@@ -163,7 +176,8 @@ def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside
 def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     series = []
     for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
-        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
+        area = "" if curves.auc is None else f", AUC {curves.auc:.4f} pooled"
+        area += "" if curves.mean_auc is None else f", {curves.mean_auc:.4f} mean over events"
         others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
         series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
     floor = min(float(line.x.min(initial=1.0)) for line in series)

@@ -105,7 +105,8 @@ def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
             **where,
             "edge efficiency": short(values.get("edge_efficiency")),
             "edge purity": short(values.get("edge_purity")),
-            "edge AUC": short(values.get("edge_auc")),
+            # Training pools the edges of all events, `infer` keeps those of one at a time.
+            "edge AUC": f"{short(values.get('edge_auc'))} {'pooled' if 'step' in values else 'mean over events'}",
             "target edges": f"{values.get('target_edges') or 0:,}",
         }
         for where, values in counted

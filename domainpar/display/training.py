@@ -29,7 +29,10 @@ from partitioners.quality import imbalance
 
 QUANTITIES = {
     "loss": ("loss per edge", "Loss per edge, weighted as in the training; the smaller the better."),
-    "edge_auc": ("edge AUC", "Area under the ROC curve of target edges against all other candidate edges."),
+    "edge_auc": (
+        "edge AUC, pooled",
+        "Area under the ROC curve of targets against other edges, of all events together.",
+    ),
     "edge_efficiency": (
         "edge efficiency (score > 0.5)",
         "Share of the target edges in the graph with a score above 0.5.",

@@ -119,7 +119,7 @@ class Tasks:
     def told(self, figure: float) -> str:
         """The same for the user."""
         if self.main == EDGE.name:
-            return f"edge AUC {figure:.4f}"
+            return f"pooled edge AUC {figure:.4f}"
         of_classes = self._main_task.label.classes
         return f"accuracy of {self.main} {figure:.4f}" if of_classes else f"RMSE of {self.main} {-figure:.4g}"
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run
 
-from domainpar.display.edges import ROC_POINTS, edge_curves
+from domainpar.display.edges import ROC_POINTS, edge_chart, edge_curves
 from domainpar.display.run_files import read_run_files
 from domainpar.parallel.world import World
-from domainpar.training.metrics import EdgeMetrics
+from domainpar.training.metrics import EdgeMetrics, metrics_over
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,9 @@ def test_auc_efficiency_and_purity_are_those_of_the_training(files):
     event = files.read_event(files.choose_event())
     counts = counts_of(event)
     assert curves.auc == pytest.approx(counts.auc, abs=1e-12)
+    read = [files.read_event(record) for record in files.store.records if record.event in curves.events]
+    told_by_infer = metrics_over([counts_of(event) for event in read])
+    assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc"], abs=1e-12)
     assert curves.efficiency[50] == pytest.approx(counts.efficiency, abs=1e-12)
     assert curves.purity[50] == pytest.approx(counts.purity, abs=1e-12)
 
@@ -75,3 +78,9 @@ def test_odd_events_have_curves_or_none(tmp_path, odd):
 
 def test_without_scores_or_events_there_are_no_curves(tmp_path):
     assert edge_curves(read_run_files(write_run(tmp_path / "a", scores=False))) is None
+
+
+def test_each_area_is_told_with_its_name(files):
+    curves = edge_curves(files)
+    names = [series.name for series in edge_chart(files, curves, None, None).panels[0].series]
+    assert f"AUC {curves.auc:.4f} pooled, {curves.mean_auc:.4f} mean over events" in names[0]
