@@ -133,7 +133,12 @@ def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
         return Problem(what, "set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
     if not isinstance(error, OSError) or error.errno not in (*_NO_ROOM, *_NO_PLACE):
         return None
-    hint = f"make room there, or choose another {flag}" if error.errno in _NO_ROOM else f"choose another {flag}"
+    # Not every file lies where the flag says: kernels are kept in the package or the home, some in a temporary folder.
+    hint = f"make room there; if {flag} names that place, choose another"
+    if error.errno in _NO_PLACE:
+        hint = f"if {flag} names that place, choose another; else let it be written"
+    elif error.filename is None:
+        hint = f"make room where it writes: {flag}, the temporary folder (TMPDIR), the home; df -h tells which is full"
     return NotWritten(f"{error.strerror} (errno {error.errno})", hint, file=error.filename)
 
 

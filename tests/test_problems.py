@@ -17,7 +17,7 @@ from domainpar.events.module_map import ModuleMap
 from domainpar.events.store import EventStore, StoredEvent
 from domainpar.infer import tuning
 from domainpar.planner.machine import Machine
-from domainpar.problems import Problem
+from domainpar.problems import Problem, expected
 from domainpar.reco.score_files import list_of, read_scores
 from domainpar.testing import run_command
 from domainpar.training.acorn_checkpoint import read_network
@@ -98,6 +98,14 @@ def test_a_path_that_the_locale_cannot_write_is_shown_with_the_remedy(tmp_path):
     assert code == 2
     assert "caf\\xe9' holds letters that ascii, the encoding of this locale, does not have\n" in printed
     assert printed.endswith("hint: set LC_ALL=C.UTF-8, or PYTHONUTF8=1\n")
+
+
+def test_another_folder_is_advised_only_where_the_flag_may_name_the_full_one():
+    full = expected(OSError(28, "No space left on device", "/home/kernel.nbc"))
+    assert (full.file, full.hint) == ("/home/kernel.nbc", "make room there; if --out names that place, choose another")
+    somewhere = expected(OSError(28, "No space left on device"))
+    assert "df -h tells which is full" in somewhere.hint
+    assert "choose another" not in somewhere.hint
 
 
 def test_a_file_is_named_once():

@@ -384,7 +384,7 @@ def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, mon
     error, hint = capfd.readouterr().err.splitlines()
     assert error.startswith("domainpar: error: No space left on device (errno 28) | rank 0/1 host ")
     assert error.endswith(f" | file {tmp_path / 'new' / 'event000000000.zarr.zip'}")
-    assert hint == "hint: make room there, or choose another --store"
+    assert hint == "hint: make room there; if --store names that place, choose another"
 
 
 def launch(program, *flags):

@@ -563,7 +563,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
     event = "" if file == "scores.json" else " | event 000000001"
     assert error.startswith(f"domainpar: error: No space left on device (errno 28){event} | rank 0/1 host ")
     assert f" | file {out / 'unfinished' / file} | " in error
-    assert hint == "hint: make room there, or choose another --out"
+    assert hint == "hint: make room there; if --out names that place, choose another"
     assert [path.name for path in out.iterdir()] == ["unfinished"]
     assert not list(out.rglob(".partial-*"))
     monkeypatch.undo()

@@ -74,7 +74,7 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
     assert main([str(run), "--png", str(tmp_path / "a file"), "--out", str(tmp_path / "page.html")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"domainpar: error: File exists (errno 17) | file {tmp_path / 'a file'}"
-    assert hint == "hint: choose another --png"
+    assert hint == "hint: if --png names that place, choose another; else let it be written"
     pictures = tmp_path / "p"
     assert main([str(run), "--png", str(pictures), "--out", str(tmp_path / "page.html")]) == 0
     (pictures / "training.png").write_bytes(b"of somebody else")
@@ -199,10 +199,12 @@ def test_a_full_disk_is_told_with_the_file(run, tmp_path, capsys, monkeypatch):
     assert main([str(run), "--out", str(tmp_path / "page.html")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"domainpar: error: No space left on device (errno 28) | file {tmp_path / 'page.html'}"
-    assert hint == "hint: make room there, or choose another --out"
+    assert hint == "hint: make room there; if --out names that place, choose another"
     assert list(tmp_path.iterdir()) == []
     assert main([str(run), "--out", str(run / "run.json" / "page.html")]) == 1
-    assert capsys.readouterr().err.endswith("run.json\nhint: choose another --out\n")
+    assert capsys.readouterr().err.endswith(
+        "run.json\nhint: if --out names that place, choose another; else let it be written\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])

@@ -472,7 +472,7 @@ def test_a_full_disk_names_the_file_on_all_ranks_and_what_is_finished_is_kept(tm
     assert {(error.what, error.file) for error in errors} == {
         ("No space left on device (errno 28)", str(tmp_path / file))
     }
-    assert errors[0].hint == "make room there, or choose another --store"
+    assert errors[0].hint == "make room there; if --store names that place, choose another"
     finished = {path.name for path in tmp_path.iterdir()}
     assert finished == {event_file_name(f"{i:03d}") for i in range(5 if file == "manifest.json" else 3)}
     monkeypatch.undo()
@@ -485,4 +485,4 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     with pytest.raises(Problem, match=r"cannot write a store to .*file/store: Not a directory \(errno 20\)") as refused:
         prepared(source, tmp_path / "file" / "store")
     assert not refused.value.not_written
-    assert refused.value.hint == "choose another --store"
+    assert refused.value.hint == "if --store names that place, choose another; else let it be written"

@@ -131,7 +131,8 @@ def test_a_guarded_error_is_printed_once_with_its_rank(capfd):
         ),
         (
             OSError(errno.EROFS, "Read-only file system", "/there"),
-            "Read-only file system (errno 30) | rank 0/1 host {host} | file /there\nhint: choose another --out\n",
+            "Read-only file system (errno 30) | rank 0/1 host {host} | file /there\n"
+            "hint: if --out names that place, choose another; else let it be written\n",
         ),
         (KeyboardInterrupt(), "interrupted; ending all ranks | rank 0/1 host {host}\n"),
     ],
