@@ -326,7 +326,7 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
             f"{this_python()} -m domainpar.infer --run {run}"
-            + ("" if of_run["store"].get("path") else " --store STORE")
+            + ("" if of_run.get("store", {}).get("path") else " --store STORE")
             + (" --tracks grow" if _learns_edges(of_run) else "")
         )
         return None

@@ -38,6 +38,17 @@ class NobodyServes(Refused):
     """What this rank says itself: rank 0, which would print what is wrong, cannot be met, or may not know."""
 
 
+class SaidHere(Refused):
+    """What another rank of this host has said."""
+
+
+def speaks(refused: ValueError) -> bool:
+    """Whether this rank is the one to print that the ranks cannot meet."""
+    if isinstance(refused, SaidHere):
+        return False
+    return isinstance(refused, NobodyServes) or launchers.started_as_root()
+
+
 Meeting = tuple[Transport, torch.device, SideChannel | None]
 """The transport that joins all ranks, the device of this one, and the side channel where there is one."""
 
@@ -335,7 +346,8 @@ def _of_store(
             raise
         refused = _no_group(name, rank, size, error)
         # Rank 0 may find out minutes later, and may not be the one that is wrong: one rank of each host says so.
-        raise NobodyServes(refused.what, refused.hint) if _first_here(marks.store) else refused from None
+        kind = NobodyServes if _first_here(marks.store) else SaidHere
+        raise kind(refused.what, refused.hint) from None
 
 
 _HINTS = {

@@ -148,15 +148,15 @@ class Presence:
         with self.transport.waiting("close"):
             if self.marks.meet(why, self.transport.deadline, hopeless):
                 return
-        if not waiting:
-            self.transport.raise_timeout([], doing="close")
-        rank, life = waiting[0]
-        raise self.transport.missing(
-            f"it is in {in_words(*where()) or 'close'} and makes no more calls, but "
-            f"{self.transport.name_ranks([rank])} waits for it in {life.place or life.doing}",
-            [self.transport.rank],
-            known=True,
-        )
+            if not waiting:
+                self.transport.raise_timeout([], doing="close")
+            rank, life = waiting[0]
+            raise self.transport.missing(
+                f"it is in {in_words(*where()) or 'close'} and makes no more calls, but "
+                f"{self.transport.name_ranks([rank])} waits for it in {life.place or life.doing}",
+                [self.transport.rank],
+                known=True,
+            )
 
 
 @contextmanager

@@ -532,7 +532,7 @@ def error_lines(capfd, *argv):
 def test_a_flipped_bit_is_told_in_two_lines(place, tmp_path, capfd):
     store = a_damaged_store(place, tmp_path / "store")
     error, hint = error_lines(capfd, "--run", place / "run", "--store", store, "--out", tmp_path / "out")
-    assert error.startswith("domainpar: error: cannot read its bytes: BadZipFile: Bad CRC-32 for file ")
+    assert error.startswith("domainpar: error: cannot read its bytes: BadZipFile: Bad CRC-32 of ")
     assert (
         f" | event 000000001 | rank 0/1 host {platform.node()} | file {store / event_file_name('000000001')} | "
         in error

@@ -21,4 +21,4 @@ if __name__ == "__main__":
         same={"--lr": given.get("lr", "0.001")},
     ) as world:
         world.transport.barrier()
-        print(f"rank {world.rank} of {world.size} over {world.transport.name}", flush=True)
+        sys.stdout.write(f"rank {world.rank} of {world.size} over {world.transport.name}\n")  # in one piece

@@ -27,7 +27,7 @@ NETWORKS = [{}, {"model": "interaction", "precision": "bf16"}, {"model": "agnn",
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), 2, 1, 400, 3000)
+    return write_random_store(tmp_path_factory.mktemp("store"), 2, 1, 800, 1600)
 
 
 @pytest.fixture(autouse=True)

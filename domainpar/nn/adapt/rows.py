@@ -392,7 +392,7 @@ class _Seen:
 
     def __deepcopy__(self, memo: Any) -> _Seen:
         tensor = None if self._tensor is None else self._tensor()
-        version = copy.deepcopy(torch.zeros(1))._version  # with which copies begin
+        version = copy.deepcopy(torch.zeros(1, device="cpu"))._version  # with which copies begin
         return _Seen(NEVER if tensor is not None and was_written(tensor) else version)
 
     def __reduce__(self) -> Any:
