@@ -126,11 +126,17 @@ class Cluster:
         wait_until(lambda: ask("sinfo", "-h", "-t", "idle", "-o", "%D") == "2", 60, lambda: self.logs())
 
     def start_node(self, node: str) -> None:
+        run("ip", "-n", space(node), "link", "set", "eth0", "up")
         run(*on(node, "slurmd", "-N", node))
 
     def stop_node(self, node: str) -> None:
-        """Everything on a node ends at once."""
-        for pid in run("ip", "netns", "pids", space(node)).split():
+        """Everything on a node ends, and nothing of it is told to others."""
+        run("ip", "-n", space(node), "link", "set", "eth0", "down")
+        self.end(node)
+
+    def end(self, host: str) -> None:
+        """Kill everything on a host."""
+        for pid in run("ip", "netns", "pids", space(host)).split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
@@ -138,7 +144,7 @@ class Cluster:
         """End all that was started, and take the namespaces away; also what an earlier test left."""
         for host in HOSTS:
             with suppress(subprocess.CalledProcessError):
-                self.stop_node(host)
+                self.end(host)
                 run("ip", "netns", "delete", space(host))
             shutil.rmtree(Path("/etc/netns") / space(host), ignore_errors=True)
 
