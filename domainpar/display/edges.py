@@ -176,14 +176,14 @@ def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside
 def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     series = []
     for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
-        area = "" if curves.auc is None else f", pooled AUC {curves.auc:.4f}"
+        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
         others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
         series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
     floor = min(float(line.x.min(initial=1.0)) for line in series)
     x = log_axis("share of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0)
     caption = (
         "ROC curve: target edges against all other candidate edges, counted in the graph. The lower the cut on the "
-        "score, the further right. Pooled: of the edges of all events together."
+        "score, the further right. The AUC beside it is pooled, of the edges of all events together."
     )
     means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
     caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""

@@ -39,9 +39,9 @@ def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTr
         return transport
     devices = {"cpu", str(device)} if transport.takes_cuda else {"cpu"}
     for place in sorted(devices):
-        wrong = torch.zeros(2, transport.size, dtype=torch.int64)
+        wrong = torch.zeros(2, transport.size, dtype=torch.int64, device="cpu")
         counts = [_tried(count, transport, place) for count in (_wrong_sums, _wrong_rows)]
-        wrong[:, transport.rank] = torch.tensor(counts)
+        wrong[:, transport.rank] = torch.tensor(counts, device="cpu")
         own = wrong.clone()
         # A few numbers, which libraries send another way. If even these are wrong, each rank still knows its own.
         transport.all_reduce(wrong)

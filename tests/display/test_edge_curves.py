@@ -83,5 +83,6 @@ def test_without_scores_or_events_there_are_no_curves(tmp_path):
 def test_each_area_is_told_with_its_name(files):
     curves = edge_curves(files)
     panel = edge_chart(files, curves, None, None).panels[0]
-    assert f"pooled AUC {curves.auc:.4f}" in panel.series[0].name
+    assert f"AUC {curves.auc:.4f}" in panel.series[0].name
+    assert "The AUC beside it is pooled" in panel.caption
     assert f"The mean of the AUC over events is {curves.mean_auc:.4f} (" in panel.caption

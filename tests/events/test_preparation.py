@@ -485,4 +485,4 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     with pytest.raises(Problem, match=r"cannot write a store to .*file/store: Not a directory \(errno 20\)") as refused:
         prepared(source, tmp_path / "file" / "store")
     assert not refused.value.not_written
-    assert refused.value.hint == "if --store names that place, choose another; else let it be written"
+    assert refused.value.hint == "choose another --store"

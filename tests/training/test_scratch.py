@@ -160,7 +160,7 @@ def test_a_disk_without_room_is_refused_at_the_start_and_named_if_it_fills_later
     monkeypatch.setattr(tables.os, "posix_fallocate", no_room)
     with pytest.raises(ValueError, match="No space left on device") as failed:
         run_ranks(lambda world: train(config, store, world), 1)
-    assert "choose another --scratch" in str(failed.value)
+    assert "if --scratch names that place, choose another" in str(failed.value)
 
 
 def test_passages_let_go_between_tiles(store, tmp_path, every_table, monkeypatch):
