@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -151,19 +151,22 @@ def check_state(module: nn.Module) -> None:
 
 
 def _refuse_to_take(child: nn.Module, prefix: str, keep_vars: bool) -> None:
-    for name, buffer in child._buffers.items():
-        if buffer is None or name in child._non_persistent_buffers_set:
-            continue
-        if holds_rows(buffer) or name in vars(child).get(_ROWS, ()):
+    _refuse(child, prefix, child._buffers.keys() - child._non_persistent_buffers_set)
+
+
+def _refuse_to_load(child: nn.Module, state: Mapping[str, Tensor], prefix: str, *others: object) -> None:
+    _refuse(child, prefix, [name for name in child._buffers if f"{prefix}{name}" in state])
+
+
+def _refuse(child: nn.Module, prefix: str, names: Iterable[str]) -> None:
+    """Refuse the buffers of these names that hold rows, the first by name."""
+    for name in sorted(names):
+        buffer = child._buffers[name]
+        if buffer is not None and (holds_rows(buffer) or name in vars(child).get(_ROWS, ())):
             raise NotExact(
                 f"the buffer {prefix}{name} holds rows of this rank's part of a graph, which mean nothing in a state: "
                 "keep them as a plain attribute, or register the buffer with persistent=False."
             )
-
-
-def _refuse_to_load(child: nn.Module, state: Mapping[str, Tensor], prefix: str, *others: object) -> None:
-    if any(f"{prefix}{name}" in state for name in child._buffers):
-        _refuse_to_take(child, prefix, False)
 
 
 def owner_of(module: nn.Module, name: str) -> nn.Module:
