@@ -106,6 +106,7 @@ def _exit_later(seconds: float, code: int) -> Callable[[], object]:
     event = (ctypes.c_uint64 * 8)(code, SIGEV_THREAD << 32, leave or 0)
     whole = int(seconds)
     times = (ctypes.c_long * 4)(0, 0, whole, int(1e9 * (seconds - whole)))
-    library.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer))
-    library.timer_settime(timer, 0, times, None)
+    refused = library.timer_create(CLOCK_MONOTONIC, event, ctypes.byref(timer))
+    if refused or library.timer_settime(timer, 0, times, None):
+        raise RuntimeError("the C library gives no timer, so that nothing bounds how long MPI may take to start")
     return lambda: library.timer_delete(timer)
