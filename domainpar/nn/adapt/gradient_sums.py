@@ -124,7 +124,7 @@ class Replicas:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of a parameter: its version, its memory and checksum
-        self._versions = self._look_at_versions()
+        self._last = self.checksum()
         self._buffers = {name: buffer.clone() for name, buffer in self._whole_buffers()}
         self._summed, self._passes = False, 0
 
@@ -141,14 +141,14 @@ class Replicas:
         Of those that torch has not counted a change of, the checksum is that of the last time, but for every 100th
         pass: `.data` changes them behind its back.
         """
-        versions = self._look_at_versions()
-        missing = versions != self._versions and not self._summed
-        if versions != self._versions:
-            self._versions, self._summed = versions, False
         if self._passes % LOOK_EVERY == 0:
             self._known.clear()
         self._passes += 1
-        return bytes([missing]) + self.checksum().to_bytes(4, "little")
+        checksum, missing = self.checksum(), False
+        if checksum != self._last:
+            missing = not self._summed
+            self._last, self._summed = checksum, False
+        return bytes([missing]) + checksum.to_bytes(4, "little")
 
     def last_state(self) -> bytes:
         """The state when the world closes, with every parameter looked at."""
@@ -182,7 +182,7 @@ class Replicas:
         why, hint = DECIDED, DECIDE
         if any(state[0] for state in states):
             why = "parameters changed without sum_gradients()"
-            hint = "on every rank, call it after the last backward and before optimizer.step()"
+            hint = "on every rank, call it after the last backward and before optimizer.step(); else change them alike"
         raise RanksDiffer(f"{differing[0]}: {why}", hint)
 
     def settle_groups(self, world: World) -> None:
@@ -219,9 +219,6 @@ class Replicas:
 
     def _whole_buffers(self) -> list[tuple[str, Tensor]]:
         return [(name, buffer) for name, buffer in self._module.named_buffers() if not holds_rows(buffer)]
-
-    def _look_at_versions(self) -> list[object]:
-        return [version_of(parameter) for parameter in self._module.parameters()]
 
 
 def dense_gradient(tensor: Tensor) -> Tensor:
