@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -42,7 +43,7 @@ def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
         return True
 
 
-def detect(environ: Mapping[str, str] = os.environ, has_terminal: bool | None = None) -> Launcher:
+def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -> Launcher:
     """Find out which launcher started this process.
 
     Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
@@ -50,7 +51,7 @@ def detect(environ: Mapping[str, str] = os.environ, has_terminal: bool | None = 
 
     Args:
         environ: The variables of this process.
-        has_terminal: Whether a terminal controls it; None: look.
+        typed: Whether it was typed at the terminal of a task of `srun --pty`; None: look.
 
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
@@ -75,9 +76,7 @@ def detect(environ: Mapping[str, str] = os.environ, has_terminal: bool | None = 
         return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     if by_srun:
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-        # The one task with the terminal, or what is typed there. The shell's own srun starts tasks that inherit these
-        # variables, but no terminal.
-        if _by_pty(environ) and (_has_terminal() if has_terminal is None else has_terminal):
+        if _by_pty(environ) and (_typed(environ) if typed is None else typed):
             return Launcher("none", "no launcher")
         has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
         return _read(environ, "srun", "srun", "SLURM_PROCID", size, has_pmi=has_pmi)
@@ -141,13 +140,19 @@ def _by_pty(environ: Mapping[str, str]) -> bool:
     return "SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ
 
 
-def _has_terminal() -> bool:
-    """Whether a terminal controls this process, wherever its input and output go."""
+def _typed(environ: Mapping[str, str]) -> bool:
+    """Whether somebody typed this at the terminal that `srun --pty` gave to its first task, or is that task a rank.
+
+    An inner srun's tasks inherit the variables of the terminal but not the terminal; and only a shell with somebody
+    before it, or a Python, keeps what it starts apart from itself: the task's own processes are one group.
+    """
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
+        return hasattr(sys, "ps1") or os.getpgid(_number(environ, "SLURM_TASK_PID")) != os.getpgrp()
+    except ProcessLookupError:  # in a container that numbers processes by itself
+        return True
+    except OSError:  # no terminal
         return False
-    return True
 
 
 def _read(

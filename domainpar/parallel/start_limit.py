@@ -88,7 +88,7 @@ def _seen(launcher: Launcher) -> tuple[dict[int, float], set[int]]:
             process for top in launchers_of(launcher.kind)[-1:] for process in top.children(recursive=True)
         ]:
             with suppress(psutil.Error, ValueError):  # one that ends meanwhile, or is no rank
-                other = detect(process.environ(), has_terminal=False)
+                other = detect(process.environ(), typed=False)
                 if (other.kind, other.size) != (launcher.kind, launcher.size):
                     continue
                 here[process.pid] = other.rank

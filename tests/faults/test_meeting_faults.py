@@ -171,12 +171,24 @@ def test_a_job_of_several_tasks_that_srun_did_not_start_is_told_so_and_runs_alon
     assert output.startswith(said), output
     assert output.endswith("\nrank 0 of 1 over threads\n")
     step = job | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}
-    pty_of_srun = step | {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120"}
-    with_terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]
-    code, output = run_command([*with_terminal, sys.executable, PROGRAM], 90, **pty_of_srun)
+    pty_of_srun = step | {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120", "SLURM_TASK_PID": str(os.getpid())}
+    code, output = run_command([*WITH_TERMINAL, sys.executable, PROGRAM], 90, **pty_of_srun)
     assert code == 0, output
     assert "started by srun --pty: srun --overlap -n 4 " in output
     assert "rank 0 of 1 over threads" in output
+
+
+WITH_TERMINAL = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]
+
+
+@fault(4)
+@pytest.mark.parametrize("ended", ["", "; exit $?"], ids=["itself", "a script"])
+def test_a_task_to_which_srun_gives_a_terminal_is_a_rank_unless_a_shell_in_it_was_told_what_to_start(ended):
+    step = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    task = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "40001"}
+    script = f"SLURM_TASK_PID=$$ '{sys.executable}' '{PROGRAM}'{ended}"
+    code, output = run_command([*WITH_TERMINAL, "/bin/sh", "-c", script], 90, **step, **task)
+    assert (code, output.strip()) == (0, "rank 0 of 1 over gloo")
 
 
 @fault(6)

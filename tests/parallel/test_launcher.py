@@ -80,11 +80,11 @@ PTY = {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120", "SLURM_PTY_WIN_ROW
 
 
 @pytest.mark.parametrize("pmi", [{}, {"PMI_RANK": "3", "PMI_SIZE": "8"}, {"PMIX_RANK": "3"}])
-def test_the_task_that_srun_gives_a_terminal_is_alone_and_what_its_shell_starts_is_not(pmi):
-    assert detect(SRUN | PTY | pmi, has_terminal=True).kind == "none"
-    assert detect(SRUN | PTY | pmi, has_terminal=False).size == 8, "srun inside of srun --pty bash"
-    assert detect(SRUN | pmi, has_terminal=True).size == 8
-    assert detect(SRUN | PTY | {"SLURM_PROCID": "0"} | MPICH, has_terminal=True).size == 8, "mpiexec in that shell"
+def test_what_is_typed_at_the_terminal_of_srun_is_alone_and_tasks_are_ranks(pmi):
+    assert detect(SRUN | PTY | pmi, typed=True).kind == "none"
+    assert detect(SRUN | PTY | pmi, typed=False).size == 8, "srun --pty itself, or srun inside of srun --pty bash"
+    assert detect(SRUN | pmi, typed=True).size == 8
+    assert detect(SRUN | PTY | {"SLURM_PROCID": "0"} | MPICH, typed=True).size == 8, "mpiexec in that shell"
 
 
 def test_one_process_in_a_job_of_several_tasks_is_told_what_starts_them():
