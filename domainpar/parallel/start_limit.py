@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -34,6 +34,7 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
+    starters = launchers_of(launcher.kind)  # of this process: what started the copy is this process
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads, which the copy has not: it asks for no lock of theirs
@@ -47,7 +48,7 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             if not select.select([0], [], [], seconds)[0]:  # else the block is over, or the process
-                _say(launcher, seconds)
+                _say(launcher, seconds, starters)
                 select.select([0], [], [])  # still a sign to copies that come to this later
         finally:
             os._exit(0)
@@ -61,32 +62,29 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
         os.waitpid(copy, 0)
 
 
-def _say(launcher: Launcher, seconds: float) -> None:
+def _say(launcher: Launcher, seconds: float, starters: Sequence[psutil.Process]) -> None:
     """Say which ranks are missing, if this rank was the first of its host to come: the others come to it later."""
-    came, here = _seen(launcher)
-    if not came or min(came, key=lambda rank: (came[rank], rank)) != launcher.rank:
+    came, here = _seen(launcher, starters)
+    if min(came, key=lambda rank: (came[rank], rank)) != launcher.rank:
         return
-    host, there = platform.node(), ", ".join(map(str, sorted(came)))
     late = sorted(here - set(came))
     elsewhere = sorted(set(range(launcher.size or 0)) - here)
-    if late or elsewhere:
-        what = f"{name_ranks(late or elsewhere)} did not join within {seconds:g} s; joined on {host}: {there}"
-        what += f"; not on this host: {', '.join(map(str, elsewhere))}" if elsewhere else ""
-        hint = "look at the output of those that did not; --join-timeout waits longer"
-    else:
+    what = f"{name_ranks(late)} did not join" if late else "MPI has not started"
+    what += f" within {seconds:g} s; joined on {platform.node()}: {', '.join(map(str, sorted(came)))}"
+    what += f"; not seen on this host: {', '.join(map(str, elsewhere))}" if elsewhere else ""
+    hint = "look at the output of those that did not; --join-timeout waits longer"
+    if not late and not elsewhere:
         what = f"all ranks joined, but MPI has not started within {seconds:g} s"
         hint = "python -m domainpar.doctor, started alone, tries MPI; torchrun works without"
     os.write(2, error_text(what, hint=hint).encode())
 
 
-def _seen(launcher: Launcher) -> tuple[dict[int, float], set[int]]:
-    """Ranks of this host that wait for MPI, with when they began to, and all ranks of this host."""
-    came: dict[int, float] = {}
-    here: dict[int, int] = {}  # by process
+def _seen(launcher: Launcher, starters: Sequence[psutil.Process]) -> tuple[dict[int, float], set[int]]:
+    """Ranks of this host that wait for MPI, with when they began to, and all ranks of this host; asked by a copy."""
+    came = {launcher.rank: psutil.Process().create_time()}
+    here = {os.getppid(): launcher.rank}  # by process
     with suppress(psutil.Error):
-        for process in [
-            process for top in launchers_of(launcher.kind)[-1:] for process in top.children(recursive=True)
-        ]:
+        for process in [process for top in starters[-1:] for process in top.children(recursive=True)]:
             with suppress(psutil.Error, ValueError):  # one that ends meanwhile, or is no rank
                 other = detect(process.environ(), typed=False)
                 if (other.kind, other.size) != (launcher.kind, launcher.size):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 SHOWN_FRAMES = 6
-LAUNCHERS = ("mpiexec", "mpirun", "hydra", "orterun", "prterun", "prted", "orted", "torchrun", "srun")
+LAUNCHERS = ("mpiexec", "mpirun", "hydra", "orterun", "prterun", "prted", "orted", "torchrun", "slurmstepd")
 
 
 class Watcher(threading.Thread):

@@ -251,19 +251,48 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named_once_and_all_end(l
     assert said in output, output
 
 
+STARTS = """
+import sys, time
+from domainpar.parallel import launcher, start_limit
+if "late" in sys.argv:
+    time.sleep(1000)
+with start_limit.limited(launcher.detect(), 3.0):
+    time.sleep(1000)
+"""
+
+
+@fault(7)
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the start of MPI is for Linux")
+@pytest.mark.parametrize("said", ["rank 1 did not join within 3 s", "MPI has not started within 3 s"])
+def test_whoever_started_the_ranks_one_that_never_comes_to_the_start_of_mpi_is_named(said, tmp_path):
+    file, step = tmp_path / "starts.py", {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    file.write_text(STARTS)
+    starts = f"'{sys.executable}' '{file}'"
+    late = f"SLURM_PROCID=1 {starts} late & late=$!" if said.startswith("rank") else "late="
+    waits = "wait $p0; codes=$?; wait $p2; echo codes $codes $?; test -z $late || kill $late"
+    script = f"{late}; SLURM_PROCID=0 {starts} & p0=$!; SLURM_PROCID=2 {starts} & p2=$!; {waits}"
+    _, output = run_command(["/bin/sh", "-c", script], 150, **step)
+    assert output.count("domainpar: error:") == 1, output
+    assert f"{said}; joined on {platform.node()}: 0, 2" in output
+    assert "codes 2 2" in output
+
+
+IN_5_S = "within 5 s; joined on"
+
+
 @fault(7)
 @pytest.mark.parametrize(
     ("came", "here", "said"),
     [
-        ({0: 1.0, 2: 2.0}, {0, 2}, "ranks 1, 3 did not join within 5 s; joined on HOST: 0, 2; not on this host: 1, 3"),
-        ({0: 1.0, 1: 1.0}, {0, 1, 2}, "rank 2 did not join within 5 s; joined on HOST: 0, 1; not on this host: 3"),
+        ({0: 1.0, 2: 2.0}, {0, 2}, f"MPI has not started {IN_5_S} HOST: 0, 2; not seen on this host: 1, 3"),
+        ({0: 1.0, 1: 1.0}, {0, 1, 2}, f"rank 2 did not join {IN_5_S} HOST: 0, 1; not seen on this host: 3"),
         ({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, {0, 1, 2, 3}, "all ranks joined, but MPI has not started within 5 s"),
         ({0: 2.0, 1: 1.0}, {0, 1, 2}, None),
     ],
 )
 def test_the_first_to_come_on_each_host_says_which_ranks_it_does_not_see(came, here, said, monkeypatch, capfd):
-    monkeypatch.setattr(start_limit, "_seen", lambda launcher: (came, here))
-    start_limit._say(Launcher("mpich", "mpiexec", 0, 4), 5.0)
+    monkeypatch.setattr(start_limit, "_seen", lambda *_: (came, here))
+    start_limit._say(Launcher("mpich", "mpiexec", 0, 4), 5.0, [])
     error = capfd.readouterr().err
     assert error.startswith(f"domainpar: error: {said}\nhint: ".replace("HOST", platform.node())) if said else not error
 
