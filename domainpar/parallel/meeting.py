@@ -168,7 +168,8 @@ def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float =
             raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
     # Where to meet without MPI is known, by the user or by Slurm: a library that ends the process is not even loaded.
-    if transport in ("gloo", "nccl") and ("MASTER_ADDR" in os.environ or launcher.kind == "srun"):
+    named = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if transport in ("gloo", "nccl") and (named or launcher.kind == "srun"):
         return None
     try:
         return _mpi_world(launcher, join_seconds, insists=transport == "mpi")

@@ -216,6 +216,23 @@ def test_under_mpiexec_a_stale_port_is_not_even_looked_at():
     assert sorted(output.splitlines()) == ["rank 0 of 2 over gloo", "rank 1 of 2 over gloo"]
 
 
+@fault(6)
+@needs_mpi
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"MASTER_ADDR": "nowhere.invalid"},
+        {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "", "MPI4PY_LIBMPI": "/no/such/libmpi.so"},
+    ],
+    ids=["an address without a port means nothing", "where both are given, no MPI is loaded"],
+)
+def test_under_mpiexec_gloo_meets_where_it_was_told_to_and_else_asks_mpi(given):
+    given = {name: value or str(free_port()) for name, value in given.items()}
+    command = [MPIEXEC, "-n", "2", sys.executable, PROGRAM, "transport=gloo"]
+    code, output = run_command(command, timeout=150, **given)
+    assert (code, sorted(output.splitlines())) == (0, ["rank 0 of 2 over gloo", "rank 1 of 2 over gloo"])
+
+
 @fault(7)
 @pytest.mark.faults
 def test_ranks_that_never_start_are_named():
