@@ -17,7 +17,7 @@ help:
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
 	@echo "make test-slow   the same law on more ranks, transports and sizes: some ten minutes"
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
-	@echo "make test-slurm   jobs of a real Slurm with two nodes on this machine (root): some three minutes"
+	@echo "make test-slurm   jobs of a real Slurm with two nodes on this machine (root): some minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
 	@echo "make docs    build the pages as a site, into site/html, which opens from a disk"
