@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,13 +28,14 @@ from domainpar.testing import find_mpiexec
 
 pytestmark = pytest.mark.slurm
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare", "script")
 PACKAGES = "slurm-wlm slurm-wlm-plugins munge libpmix-dev iproute2"  # Slurm loads libpmix.so, which lies in the fourth
 HOSTS = {"login": "10.199.78.1", "node1": "10.199.78.2", "node2": "10.199.78.3"}
 NODES = tuple(HOSTS)[1:]
 TEMPLATE = Path(__file__).parents[2] / "launch" / "srun.sbatch"
 MUST = "none"
 LIMIT = 300.0
+needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 EPOCHS = 30
 
 CONF = """
@@ -216,6 +218,43 @@ def test_four_tasks_on_two_nodes_have_the_bits_of_one_rank(cluster, store, tmp_p
     assert code == 0, text
     print(f"srun --mpi={pmi}: {re.search('4 ranks over [a-z]+', text)[0]}")
     assert parameters(tmp_path / "four", 4) == of_one_rank(store, tmp_path / "one", 3)
+
+
+def test_four_tasks_of_which_the_first_has_a_terminal_are_four_ranks(cluster, store, tmp_path):
+    words = small_training(store, tmp_path / "four", epochs=1)
+    srun = ["srun", "-N", "2", "-n", "4", "--pty", sys.executable, "-m", f"domainpar.{words[0]}", *words[1:]]
+    with running(["script", "-qec", shlex.join(on("login", *srun)), "/dev/null"]) as job:
+        assert job.process.wait(LIMIT) == 0, job.text
+        assert "4 ranks over gloo" in job.text
+    assert parameters(tmp_path / "four", 4)
+
+
+@fault(7)
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_a_task_that_never_comes_is_named(cluster, store, tmp_path, transport):
+    words = [*small_training(store, tmp_path / "four"), "--transport", transport, "--join-timeout", "20"]
+    srun = ["srun", "--ntasks-per-node=2", "-n", "4", "--mpi=pmi2", "--kill-on-bad-exit=1", sys.executable]
+    late = {"DOMAINPAR_FAULT": "rank=3,at=init,do=sleep:1000"}
+    with running(on("login", *srun, "-m", f"domainpar.{words[0]}", *words[1:]), **late) as job:
+        assert job.process.wait(LIMIT) != 0
+        text = job.text
+    # While MPI starts each host speaks for itself, and srun may end the others once one of them has.
+    by_host = r"rank 3 did not join {0} node2: 2;|MPI has not started {0} node1: 0, 1; not seen on this host: 2, 3\n"
+    by_all = "rank 3 did not join within 20 s; joined: 0, 1, 2\n"
+    said = by_host.format("within 20 s; joined on") if transport == "mpi" else by_all
+    assert re.search(f"domainpar: error: ({said})", text), text
+
+
+@fault(4)
+def test_a_batch_script_that_forgets_srun_is_told_so(cluster, store, tmp_path):
+    words = small_training(store, tmp_path / "alone", epochs=1)
+    script = shlex.join([sys.executable, "-m", f"domainpar.{words[0]}", *words[1:]])
+    log = tmp_path / "log"
+    ask("sbatch", "--wait", "-N", "2", "-n", "4", "-o", str(log), "--wrap", script)
+    assert "WARNING: alone in a Slurm job of 4 tasks, started by a script or shell, not srun: srun -n 4 python" in (
+        log.read_text()
+    )
+    assert parameters(tmp_path / "alone", 1)
 
 
 @dataclass(frozen=True)
