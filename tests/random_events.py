@@ -18,11 +18,13 @@ def random_event(
     positions: bool = True,
     labels: bool = True,
     event_id: str | None = None,
+    reach: int | None = None,
 ) -> EventGraph:
     """A random directed graph. About a third of the nodes stay without edges; a tenth of the edges are self-loops
-    and a tenth are repeated. Without nodes there are no edges."""
+    and a tenth are repeated. Without nodes there are no edges. With a `reach`, both ends of an edge are at most so many
+    nodes with edges apart, by their numbers: a rank of a few tiles does not hold all nodes then."""
     rng = np.random.default_rng(seed)
-    edge_index = random_edges(rng, num_nodes, num_edges)
+    edge_index = random_edges(rng, num_nodes, num_edges, reach)
     num_edges = edge_index.shape[1]
     return EventGraph(
         hits=_random_hits(rng, num_nodes, event_id or f"{seed:09d}", positions, labels),
@@ -37,12 +39,16 @@ def random_event(
     )
 
 
-def random_edges(rng: np.random.Generator, num_nodes: int, num_edges: int) -> IntArray:
+def random_edges(rng: np.random.Generator, num_nodes: int, num_edges: int, reach: int | None = None) -> IntArray:
     """`src` and `dst` of random edges, int64 [2, num_edges]."""
     if num_nodes == 0:
         return np.zeros((2, 0), np.int64)
     with_edges = rng.permutation(num_nodes)[: max(1, 2 * num_nodes // 3)]
     edges = rng.choice(with_edges, (2, num_edges)).astype(np.int64)
+    if reach is not None:
+        src, with_edges = rng.integers(0, len(with_edges), num_edges), np.sort(with_edges)
+        dst = np.clip(src + rng.integers(-reach, reach + 1, num_edges), 0, len(with_edges) - 1)
+        edges = np.stack([with_edges[src], with_edges[dst]])
     loops = rng.random(num_edges) < 0.1
     edges[1, loops] = edges[0, loops]
     if num_edges:

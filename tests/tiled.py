@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from proving import check_no_rank_holds_all
 from random_events import random_assignment, random_event
 
 from domainpar.events.graph import EventGraph, IntArray
@@ -19,19 +20,29 @@ from domainpar.plan import build_plan, select_edges
 
 @dataclass(frozen=True, eq=False)
 class TiledEvent:
-    """An event cut into tiles."""
+    """An event cut into tiles.
+
+    Attributes:
+        graph: The event in the user's order.
+        order: Its nodes and edges in the order of tiles.
+        tiny: On purpose, or drawn at random: a rank may hold all nodes, although others own some.
+    """
 
     graph: EventGraph
     order: StoredOrder
+    tiny: bool = False
 
     @classmethod
-    def of(cls, graph: EventGraph, assignment: IntArray, num_tiles: int) -> TiledEvent:
-        return cls(graph, stored_order(graph.edge_index, assignment, num_tiles))
+    def of(cls, graph: EventGraph, assignment: IntArray, num_tiles: int, *, tiny: bool = False) -> TiledEvent:
+        return cls(graph, stored_order(graph.edge_index, assignment, num_tiles), tiny)
 
     @classmethod
-    def random(cls, seed: int, num_nodes: int, num_edges: int, num_tiles: int, **kinds) -> TiledEvent:
+    def random(
+        cls, seed: int, num_nodes: int, num_edges: int, num_tiles: int, *, tiny: bool = False, **kinds
+    ) -> TiledEvent:
         graph = random_event(seed, num_nodes, num_edges, **kinds)
-        return cls.of(graph, random_assignment(seed, num_nodes, num_tiles), num_tiles)
+        tiles = random_assignment(seed, num_nodes, num_tiles)
+        return cls.of(graph, tiles if kinds.get("reach") is None else np.sort(tiles), num_tiles, tiny=tiny)
 
     @property
     def num_tiles(self) -> int:
@@ -52,6 +63,8 @@ class TiledEvent:
 
     def plan(self, transport, part_of_tile, policy="incident"):
         owner = TileRanges(self.order.node_ptr, self.order.edge_ptr, part_of_tile).node_owner()
+        if not self.tiny and len(np.unique(owner)) > 1:
+            check_no_rank_holds_all(self.edge_index, owner, transport.size, policy)
         edges = select_edges(self.edge_index, owner, transport.rank, policy)
         return build_plan(edges, owner, transport.rank, transport.size, policy, ask_owners(transport))
 

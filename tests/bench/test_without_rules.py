@@ -40,7 +40,7 @@ def test_without_our_own_products_the_library_makes_all_and_ours_come_back():
     assert (operations.multiply_rows, operations.outer_of_rows) == ours
 
 
-EVENT = TiledEvent.of(random_event(3, 400, 4000), np.arange(400) * 12 // 400, 12)
+EVENT = TiledEvent.of(random_event(3, 400, 4000, reach=8), np.arange(400) * 12 // 400, 12)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "loss by tiles"])

@@ -20,9 +20,9 @@ KEY = 77
 
 def tiled_event(num_edges=400, num_edge_features=6):
     """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
-    graph = random_event(2, NUM_NODES, num_edges, num_edge_features=num_edge_features)
-    tiles = np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], NUM_NODES)
-    return TiledEvent.of(graph, tiles, NUM_TILES)
+    graph = random_event(2, NUM_NODES, num_edges, num_edge_features=num_edge_features, reach=4)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], NUM_NODES))
+    return TiledEvent.of(graph, tiles, NUM_TILES, tiny=num_edges <= 1)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def _batches(world, event):
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 def test_many_batches_and_batches_of_foreign_edges_give_the_same(in_batches, monkeypatch, order):
     event, flags = tiled_event(), {"order": order, "graph_iters": 2, "dropout": 0.3}
-    monkeypatch.setattr(batchwise, "BATCH_ROWS", 17)
+    monkeypatch.setattr(batchwise, "BATCH_ROWS", 7)
     counted = run_ranks(_batches, 3, event)
     assert all(min(counts) > 1 for counts in counted)
     found = on_ranks(event, 3, grouping="ranges", key=KEY, **flags)

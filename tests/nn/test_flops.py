@@ -19,7 +19,7 @@ NODES, WIDTH = 60, 16
 
 @pytest.fixture(scope="module")
 def event():
-    return TiledEvent.of(random_event(2, NODES, 300), np.arange(NODES) % 4, 4)
+    return TiledEvent.of(random_event(2, NODES, 300, reach=2), np.arange(NODES) * 4 // NODES, 4)
 
 
 def part_of(event, world):

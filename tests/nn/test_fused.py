@@ -44,9 +44,9 @@ def tiled_event(num_edges=90, num_edge_features=6):
 
     Small, and of few tiles: the interpreter takes some 0.1 s for a block of a layer.
     """
-    graph = random_event(2, 30, num_edges, num_edge_features=num_edge_features)
-    tiles = np.random.default_rng(2).choice([0, 2, 4], 30)
-    return TiledEvent.of(graph, tiles, 5)
+    graph = random_event(2, 30, num_edges, num_edge_features=num_edge_features, reach=2)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 2, 4], 30))
+    return TiledEvent.of(graph, tiles, 5, tiny=num_edges <= 1)
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_each_program_has_memory_of_its_own_whoever_asks_for_more_meanwhile(by_k
 @pytest.mark.parametrize("kind", test_gates.KINDS)
 def test_gated_sums_are_their_formula_with_all_gradients_and_have_one_hash(by_kernels, kind):
     """With layers of two widths, and gradients of features."""
-    graph = random_event(2, 70, 60, num_edge_features=test_gates.WIDTH)
-    event = TiledEvent.of(graph, np.random.default_rng(2).choice([0, 2, 3], 70), 5)
+    graph = random_event(2, 70, 60, num_edge_features=test_gates.WIDTH, reach=2)
+    event = TiledEvent.of(graph, np.sort(np.random.default_rng(2).choice([0, 2, 3], 70)), 5)
     how = {"dropout": 0.3, "key": KEY}
     found = [test_gates.on_ranks(event, ranks, kind, dtype=torch.float32, **how) for ranks in (1, 3)]
     assert networks.distance(found[0], test_gates.by_formula(event, kind, **how)) <= BOUND

@@ -84,8 +84,8 @@ class Gated(nn.Module):
 
 @pytest.fixture(scope="module")
 def event():
-    graph = random_event(2, 70, 400, num_edge_features=WIDTH)
-    tiles = np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 70)  # three of nine without any node
+    graph = random_event(2, 70, 400, num_edge_features=WIDTH, reach=2)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 70))  # three of nine without any node
     return TiledEvent.of(graph, tiles, 9)
 
 

@@ -14,7 +14,7 @@ from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
-EVENT = TiledEvent.random(0, 50, 200, num_tiles=6)
+EVENT = TiledEvent.random(0, 50, 200, num_tiles=6, reach=2)
 
 
 class Two(nn.Module):

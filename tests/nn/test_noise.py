@@ -146,7 +146,7 @@ FLAGS = {"dropout": 0.3, "graph_iters": 2}
 
 @pytest.fixture(scope="module")
 def event():
-    graph = random_event(4, 90, 500)
+    graph = random_event(4, 90, 500, reach=2)
     return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
 
 

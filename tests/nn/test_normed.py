@@ -29,7 +29,7 @@ SIZES = {"hidden": 16, "graph_iters": 3, "seed": 2}
 
 @pytest.fixture(scope="module")
 def event():
-    return TiledEvent.of(random_event(2, 90, 500), np.arange(90) % 7, 7)
+    return TiledEvent.of(random_event(2, 90, 500, reach=2), np.arange(90) * 7 // 90, 7)
 
 
 @pytest.mark.parametrize("norm", ["none", "layer"])

@@ -33,7 +33,7 @@ IN_TRAINING = {"dropout", "readouts"}
 
 @pytest.fixture(scope="module")
 def event():
-    return TiledEvent.of(random_event(3, 90, 500), np.arange(90) * 8 // 90, 8)
+    return TiledEvent.of(random_event(3, 90, 500, reach=2), np.arange(90) * 8 // 90, 8)
 
 
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])

@@ -22,7 +22,7 @@ BF16 = {"dtype": torch.float32, "products": torch.bfloat16}
 
 @pytest.fixture(scope="module")
 def event():
-    graph = random_event(4, 90, 500)
+    graph = random_event(4, 90, 500, reach=2)
     return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
 
 

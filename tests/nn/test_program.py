@@ -289,7 +289,7 @@ def _train(world, event, order, num_threads, **flags):
 
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 def test_training_ends_with_the_same_bits_on_any_threads_of_any_ranks(order):
-    event = TiledEvent.of(random_event(3, 400, 4000), np.arange(400) * 24 // 400, 24)
+    event = TiledEvent.of(random_event(3, 400, 4000, reach=4), np.arange(400) * 24 // 400, 24)
     found = [run_ranks(_train, ranks, event, order, threads) for ranks in (1, 3) for threads in SIZES]
     assert found == [[found[0][0]] * ranks for ranks in (1, 3) for _ in SIZES]
     assert found[0][0][0] == 0, "partials that are not finite"
@@ -314,7 +314,7 @@ def test_one_memory_for_all_threads_would_be_seen(monkeypatch):
 
 
 # Few tiles with many rows: some have several strips.
-FEW_TILES = TiledEvent.of(random_event(3, 400, 4000), np.arange(400) * 6 // 400, 6)
+FEW_TILES = TiledEvent.of(random_event(3, 400, 4000, reach=8), np.arange(400) * 6 // 400, 6)
 
 
 def _train_with_dropout(world, order, products):

@@ -69,7 +69,7 @@ def test_one_step_is_the_same_bits_on_any_ranks(examples):
 )
 def _same_bits(tiled, num_ranks, kind, order, dtype, value):
     graph, assignment, num_tiles = tiled
-    event = TiledEvent.of(graph, assignment, num_tiles)
+    event = TiledEvent.of(graph, assignment, num_tiles, tiny=True)
     spoilt_ids = np.arange(0, graph.num_nodes, 11) if value is not None else np.zeros(0, int)
     alone = _on(1, event, "ranges", order, dtype, spoilt_ids, value)
     together = _on(num_ranks, event, kind, order, dtype, spoilt_ids, value)

@@ -33,8 +33,8 @@ HEADS = {
 @pytest.fixture(scope="module")
 def event():
     """With self-loops, duplicate edges, isolated nodes and tiles without any node."""
-    tiles = np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 90)
-    return TiledEvent.of(random_event(2, 90, 500), tiles, 9)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 90))
+    return TiledEvent.of(random_event(2, 90, 500, reach=2), tiles, 9)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ KEY = 77
 
 
 def _event(seed):
-    graph = random_event(seed, 90, 500)
+    graph = random_event(seed, 90, 500, reach=2)
     return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
 
 

@@ -40,7 +40,7 @@ RANKS = (1, 2, 3, 5)
 
 @pytest.fixture(scope="module")
 def event():
-    graph = random_event(3, 400, 4000)
+    graph = random_event(3, 400, 4000, reach=8)
     return TiledEvent.of(graph, np.arange(400) * NUM_TILES // 400, NUM_TILES)
 
 

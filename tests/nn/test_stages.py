@@ -18,9 +18,9 @@ NUM_NODES, NUM_TILES = 70, 9
 
 def tiled_event(num_edges=400, num_edge_features=6):
     """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
-    graph = random_event(2, NUM_NODES, num_edges, num_edge_features=num_edge_features)
-    tiles = np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], NUM_NODES)
-    return TiledEvent.of(graph, tiles, NUM_TILES)
+    graph = random_event(2, NUM_NODES, num_edges, num_edge_features=num_edge_features, reach=2)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], NUM_NODES))
+    return TiledEvent.of(graph, tiles, NUM_TILES, tiny=num_edges <= 1)
 
 
 def whole(event):

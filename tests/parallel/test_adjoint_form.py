@@ -2,8 +2,10 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
+from proving import check_no_rank_holds_all
 from random_events import random_assignment, random_event
 
 from domainpar.parallel.halo import AdjointHalo
@@ -81,10 +83,11 @@ def _difference(found, expected):
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_model_wrapped_by_hand_learns_what_one_process_learns(policy, num_ranks):
-    graph = random_event(5, 60, 400)
+    graph, parts = random_event(5, 60, 400, reach=2), np.sort(random_assignment(5, 60, num_ranks))
+    check_no_rank_holds_all(graph.edge_index, parts, num_ranks, policy)
     initial = Wrapped()
     alone = run_ranks(_train, 1, initial, graph, random_assignment(5, 60, 1), policy)
-    found = run_ranks(_train, num_ranks, initial, graph, random_assignment(5, 60, num_ranks), policy)
+    found = run_ranks(_train, num_ranks, initial, graph, parts, policy)
     for step, tolerance in ((0, 1e-12), (NUM_STEPS - 1, 1e-10)):
         for ours, theirs in zip(_whole(found, graph, step), _whole(alone, graph, step)):
             assert _difference(ours, theirs) <= tolerance

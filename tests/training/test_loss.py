@@ -19,7 +19,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.training.loss import _over_arrays, _over_tensors, edge_loss
 
-EVENTS = [TiledEvent.random(seed, 60, 300 + seed, num_tiles=7) for seed in range(2)]
+EVENTS = [TiledEvent.random(seed, 60, 300 + seed, num_tiles=7, reach=2) for seed in range(2)]
 
 
 def step(dtype=torch.float64):

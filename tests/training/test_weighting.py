@@ -174,7 +174,7 @@ def _loss(world, event, logits, weights):
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_an_edge_of_negative_weight_is_taught_as_false(num_ranks):
-    event = TiledEvent.random(0, 40, 200, num_tiles=5)
+    event = TiledEvent.random(0, 40, 200, num_tiles=5, reach=2)
     rng = np.random.default_rng(1)
     logits = torch.from_numpy(rng.normal(0, 3, 200)).requires_grad_()
     weights = torch.from_numpy(rng.choice([-2.0, -0.5, 0.0, 1.0], 200))

@@ -13,7 +13,7 @@ from domainpar.nn.adapt.on_events import OnEvents, wanted_arguments
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.testing import run_ranks
 
-EVENT = TiledEvent.random(1, 40, 150, 6)
+EVENT = TiledEvent.random(1, 40, 150, 6, reach=2)
 ROUNDING = 1e-12
 
 
@@ -241,7 +241,7 @@ def test_logits_have_the_type_of_the_features():
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (5, 0), (1, 3)])
 def test_events_without_edges_or_nodes_go_through(num_ranks, num_nodes, num_edges):
-    event = TiledEvent.random(5, num_nodes, num_edges, 6)
+    event = TiledEvent.random(5, num_nodes, num_edges, 6, tiny=True)
 
     def run(world):
         part, model = part_of(world, event), OnEvents(own_models.small().double())
@@ -256,7 +256,7 @@ def test_events_without_edges_or_nodes_go_through(num_ranks, num_nodes, num_edge
 
 
 def test_a_network_without_edges_that_reach_its_parameters_has_a_gradient_of_zeros():
-    event = TiledEvent.random(5, 4, 0, 6)
+    event = TiledEvent.random(5, 4, 0, 6, tiny=True)
 
     def run(world):
         part, model = part_of(world, event), OnEvents(own_models.small().double())
@@ -268,7 +268,7 @@ def test_a_network_without_edges_that_reach_its_parameters_has_a_gradient_of_zer
 
 
 def test_two_parts_may_be_used_in_turns():
-    other = TiledEvent.random(4, 33, 120, 6)
+    other = TiledEvent.random(4, 33, 120, 6, reach=2)
 
     def run(world):
         model = OnEvents(own_models.small().double())
