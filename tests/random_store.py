@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from proving import check_halves
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import event_file_name, write_event, write_manifest
@@ -10,12 +11,18 @@ from domainpar.events.store import event_file_name, write_event, write_manifest
 NUM_TILES = 12
 
 
-def write_random_store(directory, num_train=3, num_val=1, num_nodes=150, num_edges=300, num_tiles=NUM_TILES, **kinds):
-    records = []
+def write_random_store(
+    directory, num_train=3, num_val=1, num_nodes=150, num_edges=300, num_tiles=NUM_TILES, *, compared=True, **kinds
+):
+    """Write some events; with `compared=False` ranks may hold all nodes, as nobody compares what they make of it."""
+    records, graphs = [], []
     for seed in range(num_train + num_val):
         graph = random_event(seed, num_nodes + 10 * seed, num_edges + 37 * seed, **kinds)
         assignment = random_assignment(seed, graph.num_nodes, num_tiles)
         records.append(write_graph(directory, graph, assignment, num_tiles, "train" if seed < num_train else "val"))
+        graphs.append((graph.edge_index, assignment))
+    if compared:
+        check_halves(*zip(*graphs))
     write_manifest(directory, records, {})
     return directory
 

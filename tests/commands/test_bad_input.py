@@ -268,7 +268,7 @@ def test_half_a_configuration_is_refused_by_whoever_reads_it(copy, capfd):
 
 
 def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):
-    other = write_random_store(tmp_path / "other", num_edges=600)
+    other = write_random_store(tmp_path / "other", num_edges=600, compared=False)
     assert exit_code(["--out", str(place / "run"), "--resume", "--store", str(other)]) == 2
     assert "was trained on other events" in capfd.readouterr().err
 

@@ -42,7 +42,9 @@ ALWAYS = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), num_train=3, num_val=0, num_nodes=30, num_edges=90)
+    return write_random_store(
+        tmp_path_factory.mktemp("store"), num_train=3, num_val=0, num_nodes=30, num_edges=90, compared=False
+    )
 
 
 def checks(file):

@@ -15,7 +15,9 @@ from domainpar.testing import run_ranks
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), num_train=4, num_val=1, num_nodes=30, num_edges=90)
+    return write_random_store(
+        tmp_path_factory.mktemp("store"), num_train=4, num_val=1, num_nodes=30, num_edges=90, compared=False
+    )
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def run(tmp_path):
     """Two checkpoints of a real run."""
     from domainpar import train
 
-    store = write_random_store(tmp_path / "few", num_train=2, num_val=0, num_nodes=20, num_edges=40)
+    store = write_random_store(tmp_path / "few", num_train=2, num_val=0, num_nodes=20, num_edges=40, compared=False)
     flags = "--hidden 16 --graph-iters 1 --epochs 2".split()
     assert train.main(["--store", str(store), "--out", str(tmp_path / "run"), *flags]) == 0
     return tmp_path / "run"

@@ -15,7 +15,7 @@ MEASURED: dict[str, list[float]] = {}
 @pytest.fixture(scope="session")
 def store(tmp_path_factory) -> Path:
     """Four events of some hundred edges, in enough tiles for eight ranks."""
-    return write_random_store(tmp_path_factory.mktemp("store"), num_nodes=400, num_edges=2000, num_tiles=32)
+    return write_random_store(tmp_path_factory.mktemp("store"), num_nodes=400, num_edges=1200, num_tiles=32)
 
 
 @pytest.fixture(scope="session")

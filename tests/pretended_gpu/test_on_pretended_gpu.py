@@ -42,7 +42,7 @@ from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.parts import PartLoader
 from domainpar.training.sampler import samples_of
 
-store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2)))
+store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2, compared=False)))
 world = World.alone("cuda")
 sizes = len(store.feature_names), len(store.edge_feature_names)
 model = build_model("interaction", *sizes, hidden=64, graph_iters=4, dropout=float(sys.argv[2])).to("cuda")

@@ -50,7 +50,7 @@ def of_one_cpu(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """Two events so small that Triton's interpreter gets through them."""
-    return write_random_store(tmp_path_factory.mktemp("small"), 1, 1, 30, 60, 4)
+    return write_random_store(tmp_path_factory.mktemp("small"), 1, 1, 30, 40, 4)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+from proving import check_halves
 from random_events import random_event
 from random_store import write_graph
 
@@ -62,12 +63,14 @@ def rows_with_all_pairs():
 def write_stores(directory):
     """One store for each kind of tiles, of the same events."""
     for tiles in OPTIONS["tiles"]:
-        records = []
+        records, graphs = [], []
         for seed in range(NUM_EVENTS):
-            graph = random_event(seed, 60 + 9 * seed, 260)
+            graph = random_event(seed, 60 + 9 * seed, 80)
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
             assignment = get_partitioner(tiles)(topology, NUM_TILES)
             records.append(write_graph(directory / tiles, graph, assignment, NUM_TILES, "train"))
+            graphs.append((graph.edge_index, assignment))
+        check_halves(*zip(*graphs))
         write_manifest(directory / tiles, records, {})
     return directory
 

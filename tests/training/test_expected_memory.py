@@ -20,7 +20,7 @@ SIZES = {"hidden": 16, "graph_iters": 4, "epochs": 1, "lr": 1e-2}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), 2, 1, 400, 3000)
+    return write_random_store(tmp_path_factory.mktemp("store"), 2, 1, 400, 3000, compared=False)
 
 
 def _trained(world, store, out, flags):

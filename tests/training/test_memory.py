@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), num_edges=700)
+    return write_random_store(tmp_path_factory.mktemp("store"), num_edges=700, compared=False)
 
 
 # --- expected ---------------------------------------------------------------------------------------------------------

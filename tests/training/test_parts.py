@@ -20,7 +20,7 @@ from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_clas
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"), num_edges=700)
+    return write_random_store(tmp_path_factory.mktemp("store"), num_edges=700, compared=False)
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ LONG = {
 @pytest.mark.slow
 def test_a_hundred_steps_end_with_the_bits_of_one_rank_though_stopped_and_taken_up_by_other_ranks(tmp_path):
     """Four steps an epoch: the stop at step 50 is in the middle of one."""
-    store = write_random_store(tmp_path / "store", num_train=8, num_val=0, num_nodes=20, num_edges=60, num_tiles=5)
+    store = write_random_store(tmp_path / "store", num_train=8, num_val=0, num_nodes=20, num_edges=30, num_tiles=5)
     ((whole, num_steps, norms),) = run_ranks(_long_run, 1, store, tmp_path / "whole", {"threads": 1})
     assert num_steps == len(norms) == 100
     assert sum(norm > LONG["clip"] for norm in norms) > 25, "clipping"

@@ -100,7 +100,7 @@ def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
         return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
     monkeypatch.setattr(Tally, "shared", slowed)
-    store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120)
+    store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120, compared=False)
     run_ranks(_run, 3, store, tmp_path / "run")
     written = [json.loads(one) for one in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     ((step, (found,)),) = [(one["step"], one["straggler"]) for one in written if "straggler" in one]
@@ -122,7 +122,7 @@ def test_a_step_hands_it_on_with_its_host_on_every_rank_alike(tmp_path, monkeypa
         return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
     monkeypatch.setattr(Tally, "shared", slowed)
-    store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120)
+    store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120, compared=False)
     found = run_ranks(_steps, 3, store)
     assert found[0] == found[1] == found[2]
     assert [step for step, told_of in enumerate(found[0], 1) if told_of] == [STEPS]
