@@ -60,9 +60,13 @@ def track_cuts(config: InferConfig) -> TrackCuts:
     return TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
 
 
-def judge_of(config: InferConfig, conditions: dict[str, Any] | None, tasks: Tasks) -> Judge:
-    """Counts the edges, labels and tracks of each event against its truth, where it has one."""
-    cuts = track_cuts(config)
+def judge_of(
+    config: InferConfig, conditions: dict[str, Any] | None, tasks: Tasks, records: Sequence[EventRecord]
+) -> Judge:
+    """Counts the edges, labels and tracks of each of these events against its truth, where it has one."""
+    cuts, borders = track_cuts(config), config.border_sectors or config.sectors
+    if borders is None:  # no more than an event has tiles to make sectors of
+        borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
 
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
@@ -71,7 +75,7 @@ def judge_of(config: InferConfig, conditions: dict[str, Any] | None, tasks: Task
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
         judgement = {"edges": None if counts is None else asdict(counts), "tracks": None, "uncounted": None}
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
-        return judgement | (_judge_tracks(event, scores, cuts, _border_sectors(config)) if config.tracks else {})
+        return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
 
     return judge
 
@@ -114,7 +118,7 @@ def about_tracks(
         "options": values,
         "found_by": sorted({finder for of_split in performance.values() for finder in of_split}),
         "target": config.track_target,
-        "border_sectors": _border_sectors(config),
+        "border_sectors": next((one.border_sectors for found in performance.values() for one in found.values()), None),
         "matching_style": config.matching_style,
         "performance": {
             split: {finder: counts.to_json() for finder, counts in of_split.items()}
@@ -197,7 +201,3 @@ class Judgements:
                 if record.split == split and judgement is not None and judgement[name] is not None:
                     by_split.setdefault(split, []).append(judgement)
         return by_split
-
-
-def _border_sectors(config: InferConfig) -> Sectors:
-    return config.border_sectors or config.sectors or DEFAULT_BORDERS

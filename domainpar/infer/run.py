@@ -222,7 +222,8 @@ def _set_up(config: InferConfig, world: World) -> Job:
     options = on_all(world.transport, lambda: track_options(config, tuned))
     # Minutes may pass until the first track is built: what it lacks is said now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
-    on_all(world.transport, lambda: check_sectors(store, records, config.sectors))
+    for sectors in (config.sectors, config.border_sectors):
+        on_all(world.transport, partial(check_sectors, store, records, sectors))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
     # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
@@ -256,7 +257,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
-        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks),
+        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks, records),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,

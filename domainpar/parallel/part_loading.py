@@ -23,6 +23,7 @@ from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import RanksFailed, Transport
 from domainpar.plan import IntArray, LocalEdges, PartitionPlan, build_plan
 from domainpar.problems import Place, Problem
+from domainpar.words import several
 from partitioners import Sectors, TileGraph, group, number_of_sectors, sectors_of_tiles
 
 T = TypeVar("T")
@@ -204,12 +205,22 @@ def all_sectors(sectors: Sectors | None) -> list[Sector | None]:
 
 
 def check_sectors(store: EventStore, records: Sequence[EventRecord], sectors: Sectors | None) -> None:
-    """Refuse a grid of sectors where tiles cannot make one. Talks to nobody; the events of a store are of one kind.
+    """Refuse sectors that tiles cannot make. Talks to nobody; the events of a store are of one kind.
 
     Raises:
-        Problem: If hits have no positions, or tiles reach over all of phi or of eta.
+        Problem: If there are more sectors than an event has tiles; of a grid, also if hits have no positions, or tiles
+            reach over all of phi or of eta.
     """
-    if sectors is None or isinstance(sectors, int) or not records:
+    if sectors is None or not records:
+        return
+    number, least = number_of_sectors(sectors), min(records, key=lambda record: record.num_tiles)
+    if number > least.num_tiles:  # some would be empty, and scores said to be of 64 sectors be those of 32
+        tiles = several(least.num_tiles, "tile")
+        raise Problem(
+            f"{number} sectors are made of whole tiles, and event {least.event} of store {store.path} has {tiles}",
+            f"prepare it anew with --tiles {number}, or ask for at most {least.num_tiles} sectors",
+        )
+    if isinstance(sectors, int):
         return
     along = str(store.settings.get("partitioner"))
     if along in ("phi", "eta") and "1" not in sectors.split("x"):

@@ -62,8 +62,6 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
         sectors = several(number, "sector")
         grid = "" if isinstance(config.sectors, int) else f" ({config.sectors} in phi x eta)"
         lines.append(f"naive    : APPROXIMATE: {sectors} an event{grid}, no exchange, edges between them dropped")
-        if number > min(tiles):
-            lines.append(f"note: {sectors} of an event with {several(min(tiles), 'tile')} leave some sectors empty")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 

@@ -144,15 +144,18 @@ def test_over_an_epoch_every_edge_is_counted_once_inside_a_sector_or_between_two
         assert any(line["edges_not_scored"] for line in lines if line["split"] == split)
 
 
-def test_more_sectors_than_tiles_leave_some_empty_which_is_said(random_store, tmp_path, capsys):
-    trained(random_store, tmp_path / "run", mode="naive", sectors=20, max_steps=2)
-    assert "note: 20 sectors of an event with 12 tiles leave some sectors empty" in capsys.readouterr().out
-
-
 def refusal(world, store, out, flags):
     with pytest.raises(Problem) as raised:
         train(TrainConfig(mode="naive", max_steps=1, out=str(out), **flags), Path(store), world)
     return str(raised.value)
+
+
+@pytest.mark.parametrize("sectors", [20, "4x4"])
+def test_more_sectors_than_tiles_are_refused(random_store, tmp_path, sectors):
+    told = run_ranks(refusal, 2, random_store, tmp_path / "run", {"sectors": sectors})
+    assert told[0] == told[1]
+    assert f"{16 if sectors == '4x4' else 20} sectors are made of whole tiles" in told[0]
+    assert "has 12 tiles" in told[0]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
