@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from domainpar.__main__ import COMMANDS, main
-from domainpar.testing import find_mpiexec
+from domainpar.testing import find_mpiexec, patient
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("build", reason="the package build is not installed (pip install '.[dev]')")
@@ -26,7 +26,7 @@ def built(tmp_path_factory):
     """Source distribution and wheel, as they would be uploaded."""
     out = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--outdir", out, ROOT], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "build", "--outdir", out, ROOT], capture_output=True, text=True, timeout=patient(300)
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
@@ -37,13 +37,22 @@ def built(tmp_path_factory):
 def installed(built, tmp_path_factory):
     """Where the programs of an environment with the wheel are; packages that it needs are those of the tests."""
     place = tmp_path_factory.mktemp("environment") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=patient(120))
     pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q", "--no-deps", built[0]]
-    subprocess.run(pip, check=True, timeout=120, env=WITHOUT_CHECKOUT)
+    subprocess.run(pip, check=True, timeout=patient(120), env=WITHOUT_CHECKOUT)
     # A line in such a file is a folder to look in; that of an editable install there is not read.
     (packages,) = place.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return place / "bin"
+
+
+def test_a_script_beside_a_folder_of_that_name_imports_the_package(tmp_path):
+    (tmp_path / "domainpar").mkdir()  # a clone
+    script = tmp_path / "own.py"
+    script.write_text("import domainpar\nprint(domainpar.World)\n")
+    words = [sys.executable, script]
+    done = subprocess.run(words, env=WITHOUT_CHECKOUT, capture_output=True, text=True, timeout=patient(60))
+    assert done.returncode == 0, done.stderr
 
 
 def test_wheel_and_source_hold_what_they_promise(built):
@@ -65,7 +74,9 @@ def test_the_commands_work_where_the_wheel_alone_is(installed, tmp_path):
     environment |= {"PATH": f"{installed}:{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
     def typed(*words):
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(300)
+        )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
