@@ -47,7 +47,7 @@ def run_ranks(
         num_ranks: Ranks to run.
         *args: Passed on, the same to every rank; with `threads` they are the same objects, so leave them unchanged.
         transport: `threads`, `gloo` or `mpi`.
-        timeout: Seconds after which everything is ended.
+        timeout: Seconds after which everything is ended, on a machine that does nothing else (`patient`).
         domain_size: Ranks that share one event, as for `World.over`.
 
     Returns:
@@ -58,15 +58,28 @@ def run_ranks(
         TimeoutError: If ranks were still at work after `timeout`.
         Exception: What the first failing rank raised (`threads`), or a RuntimeError with its traceback (processes).
     """
+    limit = patient(timeout)
     if transport == "threads":
-        return run_threads(function, num_ranks, *args, timeout=timeout, domain_size=domain_size)
+        return run_threads(function, num_ranks, *args, timeout=limit, domain_size=domain_size)
     _check_importable(function)
-    call = pickle.dumps((function, args, domain_size, timeout))
+    call = pickle.dumps((function, args, domain_size, limit))
     if transport == "gloo":
-        return _run_gloo(call, num_ranks, timeout)
+        return _run_gloo(call, num_ranks, limit)
     if transport == "mpi":
         return _run_mpi(call, num_ranks, timeout)
     raise ValueError(f"unknown transport {transport!r}; run_ranks knows threads, gloo and mpi.")
+
+
+def patient(seconds: float) -> float:
+    """A time limit of a test, meant for a machine that does nothing else, on this machine as busy as it is.
+
+    The unit is the load: as many times longer as twice the programs that wanted to run over the last minute, or want to
+    now, outnumber the processors. Twice, since more of them may come. Never shorter.
+    """
+    load = os.getloadavg()[0]
+    with suppress(OSError):  # of Linux: those that want to run at this moment
+        load = max(load, float(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
+    return seconds * max(1.0, 2.0 * load / len(os.sched_getaffinity(0)))
 
 
 def _check_importable(function: Callable[..., Any]) -> None:
@@ -185,7 +198,8 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
 
     Args:
         command: What to run.
-        timeout: Seconds after which the program and everything it started is killed.
+        timeout: Seconds after which the program and everything it started is killed, on a machine that does nothing
+            else (`patient`).
         **environment: Variables to add.
 
     Returns:
@@ -199,6 +213,7 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
         "OMP_NUM_THREADS": "1",
         **LET_OPEN_MPI_START,
     }
+    timeout = patient(timeout)
     ended = run_limited(command, timeout, [defaults | environment])
     if ended.code is None:
         raise TimeoutError(f"{' '.join(command)} still at work after {timeout:g} s:\n{ended.output}")

@@ -20,7 +20,7 @@ import psutil
 
 from domainpar import timeouts
 from domainpar.measure import programs
-from domainpar.testing import find_mpiexec
+from domainpar.testing import find_mpiexec, patient
 
 
 def free_port() -> int:
@@ -102,6 +102,7 @@ class Job:
 
     def wait_until(self, there: Callable[[], bool], timeout: float = 120.0) -> None:
         """Wait until the job has come so far."""
+        timeout = patient(timeout)
         give_up_at = time.monotonic() + timeout
         ended = False
         while not there():
@@ -112,6 +113,7 @@ class Job:
 
     def wait(self, timeout: float = 120.0) -> Job:
         """Wait until launcher and ranks have ended."""
+        timeout = patient(timeout)
         until = time.monotonic() + timeout
         while self.process.poll() is None:
             if "fault on purpose" in self.text and self.ranks():

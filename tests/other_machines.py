@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from domainpar.testing import patient
+
 OTHERS = {
     "vectors of 256 bits": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,-avx512f"},
     "of 128 bits, no multiply-add": {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "-avx,-fma"},
@@ -27,6 +29,8 @@ def printed_on(machine: str, program: str, folder: Path, cache: Path, timeout: f
     path = os.pathsep.join(map(str, (tests, tests.parent)))
     environment = {**os.environ, **OTHERS[machine], "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": path}
     command = [sys.executable, "-c", WITHOUT_512_BITS + program]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(timeout)
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.split()

@@ -24,6 +24,7 @@ import domainpar
 import partitioners
 from domainpar import compiling
 from domainpar.nn import operations
+from domainpar.testing import patient
 
 KERNEL = "from domainpar.compiling import compiled\n\n\n@compiled\ndef add(a, b):\n    return a + b\n"
 
@@ -53,7 +54,7 @@ def test_of_processes_that_want_a_kernel_at_once_one_compiles_it_and_all_say_so(
         )
         for _ in range(2)
     ]
-    texts = [rank.communicate(timeout=100) for rank in ranks]
+    texts = [rank.communicate(timeout=patient(100)) for rank in ranks]
     assert sorted(out.split() for out, _ in texts) == [["0", "1"], ["1", "0"]], texts
     assert [err.count("compiling: kernels for this machine") for _, err in texts] == [1, 1]
 
@@ -99,7 +100,7 @@ def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(monke
         compiling.fcntl.flock(held, compiling.fcntl.LOCK_EX)
         for file, least in (("held", 1.0), ("no such directory/held", 0.0)):
             text = program.format(file=str(tmp_path / file), least=least)
-            ended = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, timeout=60)
+            ended = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, timeout=patient(60))
             assert ended.returncode == 0, ended.stderr.decode()
             shutil.rmtree(tmp_path / "kept")
 
@@ -111,7 +112,7 @@ def test_kernels_that_are_kept_are_loaded_without_the_lock(tmp_path, monkeypatch
     program = "from domainpar import compiling\ncompiling.watch_compiling(True)\nfrom slow_kernel import add\nadd(1, 2)"
     text = "from domainpar import compiling\ncompiling.fcntl.flock = None\n" + program
     for code in (program, text):
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=patient(60))
 
 
 # --- what a kernel reaches --------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def _ran(program, folder, **environment):
     asked = {**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "kept"), **environment}
     asked = {name: value for name, value in asked.items() if value is not None}
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=asked, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", program], cwd=folder, env=asked, capture_output=True, text=True, timeout=patient(240)
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip(), ended.stderr

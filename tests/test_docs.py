@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from domainpar.testing import patient
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("domainpar", "partitioners", "tests", "bench", "docs", "examples", "launch")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
@@ -83,4 +85,4 @@ def test_the_program_of_the_readme_runs_as_it_is_typed(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error::UserWarning", "-c", program]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=patient(120))

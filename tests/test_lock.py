@@ -16,6 +16,7 @@ from marks import fault
 from domainpar import lock
 from domainpar.lock import RUN, STORE, Claim, Holder
 from domainpar.problems import Problem
+from domainpar.testing import patient
 
 LOCK = RUN.lock
 
@@ -147,7 +148,10 @@ HOLDS = "import sys, pathlib; from domainpar.lock import RUN, Claim; Claim.take(
 @fault(47)
 def test_of_two_containers_with_one_host_name_the_second_does_not_take_over_from_the_first(tmp_path):
     contained = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*contained, ""], capture_output=True, timeout=60).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*contained, ""], capture_output=True, timeout=patient(60)).returncode
+    ):
         pytest.skip("making PID namespaces needs unshare and root")
     first = subprocess.Popen(
         [*contained, HOLDS + "print(1, flush=True); input()", str(tmp_path)],
@@ -156,7 +160,7 @@ def test_of_two_containers_with_one_host_name_the_second_does_not_take_over_from
     try:
         assert first.stdout.readline() == "1\n"
         # Numbers count anew in each: the first one's is none of the second's, or the second's own.
-        second = subprocess.run([*contained, HOLDS, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        second = subprocess.run([*contained, HOLDS, str(tmp_path)], capture_output=True, text=True, timeout=patient(60))
     finally:
         first.communicate("\n")
     assert "another run is, or was, at work" in second.stderr
@@ -241,7 +245,7 @@ def test_of_runs_that_start_at_once_exactly_one_wins(tmp_path, ended, stale):
         for run in runs:
             run.start()
         try:
-            said = [results.get(timeout=20) for _ in runs]
+            said = [results.get(timeout=patient(20)) for _ in runs]
         finally:
             for run in runs:
                 run.kill()

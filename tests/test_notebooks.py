@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from domainpar.testing import patient
+
 SAID = {
     "first_event": "open first/run/report.html",
     "many_ranks": "8 ranks: parameters ",
@@ -35,7 +37,12 @@ def test_its_cells_run_one_after_the_other(path, tmp_path):
     program = "\n\n".join("".join(cell["source"]) for cell in cells)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(300),
     )
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     said = {

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import domainpar
+from domainpar.testing import patient
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,7 +71,9 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_the_package_loads_no_library():
     heavy = "{'torch', 'numpy', 'numba', 'zarr', 'pandas', 'mpi4py'}"
     program = f"import sys, domainpar; print(sorted({heavy} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=True
+    )
     assert ended.stdout.strip() == "[]"
 
 

@@ -1,10 +1,13 @@
 """`run_ranks` in a script of one's own: its functions are found, and no rank starts ranks."""
 
+import ast
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from domainpar.testing import find_mpiexec, run_command
+from domainpar.testing import find_mpiexec, patient, run_command
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 TRANSPORTS = ["threads", "gloo", pytest.param("mpi", marks=needs_mpi)]
@@ -45,3 +48,31 @@ def test_a_function_that_is_in_no_file_is_refused_before_ranks_start(transport):
     code, output = run_command([sys.executable, "-c", SCRIPT + CALL.format(transport=transport)], 60)
     assert code == 1
     assert "ValueError: ranks that are processes cannot import work, which was typed and is in no file" in output
+
+
+@pytest.mark.parametrize(("load", "times"), [(0.0, 1), (2.0, 2), (12.0, 12)])
+def test_a_time_limit_grows_with_the_load_of_the_machine(monkeypatch, load, times):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda of: {0, 1})
+    monkeypatch.setattr(Path, "read_text", lambda path: f"{load} 0 0 1/100 7")
+    assert patient(60) == 60 * times
+
+
+def test_a_burst_counts_before_the_mean_of_a_minute_has_risen(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda of: {0, 1})
+    monkeypatch.setattr(Path, "read_text", lambda path: "0.00 0.00 0.00 8/100 7")
+    assert patient(60) == 60 * 8
+
+
+def test_no_program_of_a_test_has_a_limit_in_plain_seconds():
+    plain = [
+        f"{path.name}:{call.lineno}"
+        for path in Path(__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("run", "check_output", "check_call", "communicate", "HTTPConnection")
+        and any(word.arg == "timeout" and isinstance(word.value, ast.Constant) for word in call.keywords)
+    ]
+    assert plain == [], "subprocess and its kin take timeout=patient(seconds)"

@@ -29,6 +29,7 @@ from domainpar.config import (
     session_arguments,
     target_conditions,
 )
+from domainpar.testing import patient
 
 COMMANDS = [(train, TrainConfig), (prepare, PrepareConfig), (infer, InferConfig)]
 
@@ -362,7 +363,9 @@ def run_python(*words: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     if ranks > 1 and not mpiexec.exists():
         pytest.skip("the mpich wheel is not installed")
     launch = [str(mpiexec), "-n", str(ranks)] if ranks > 1 else []
-    return subprocess.run([*launch, sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*launch, sys.executable, *words], capture_output=True, text=True, timeout=patient(60), check=False
+    )
 
 
 @contextlib.contextmanager

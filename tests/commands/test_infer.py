@@ -30,7 +30,8 @@ from domainpar.parallel.world import World
 from domainpar.reco import scores, summary
 from domainpar.reco.score_files import ScoredEvent
 from domainpar.reco.scorer import Outcome
-from domainpar.testing import find_mpiexec, run_command, run_ranks
+from domainpar.problems import Problem
+from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
 from domainpar.training.run import train
 from domainpar.words import this_python
 
@@ -187,6 +188,12 @@ def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, caps
     assert "1 event without truth to count against" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [{"mode": "naive", "sectors": 999}, {"tracks": "cc", "border_sectors": "30x30"}])
+def test_more_sectors_than_an_event_has_tiles_are_refused(place, tmp_path, flags):
+    with pytest.raises(Problem, match="9.. sectors are made of whole tiles, and event .* has [0-9]+ tiles"):
+        inferred(place, tmp_path / "out", **flags)
+
+
 @pytest.mark.parametrize("sectors", [6, "3x2"])
 def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys, sectors):
     halo, _ = inferred(place, tmp_path / "halo")
@@ -223,7 +230,9 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     read, following = out.splitlines()[-2:]
     assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
     program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=True
+    )
     assert ended.stdout.startswith("[")
 
 

@@ -21,7 +21,7 @@ from domainpar.agreement import Refused
 from domainpar.config import ConfigError, InferConfig
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.infer import infer
-from domainpar.testing import find_mpiexec, run_ranks
+from domainpar.testing import find_mpiexec, patient, run_ranks
 
 NUM_EVENTS = 60
 
@@ -104,7 +104,7 @@ def test_sigterm_ends_it_after_the_events_under_way(place, tmp_path):
     program = started(words(place, out))
     wait_for(10, out)
     program.send_signal(signal.SIGTERM)
-    printed, errors = program.communicate(timeout=60)
+    printed, errors = program.communicate(timeout=patient(60))
     assert program.returncode == 0, errors
     assert "stopping after the events under way, if there is time" in errors  # a launcher may kill before
     done = json.loads((out / "stream.json").read_text())["session"]["events"]
@@ -122,7 +122,7 @@ def test_events_that_come_while_it_waits_are_scored_by_ranks_of_mpi(place, tmp_p
     program = started([find_mpiexec(), "-n", "2", *command])
     wait_for(3, out)
     write_store(store, range(7))
-    printed, errors = program.communicate(timeout=60)
+    printed, errors = program.communicate(timeout=patient(60))
     assert program.returncode == 0, errors
     assert len(files_in(out)) == 7
     assert "stream   : 7 events, " in printed
@@ -189,7 +189,7 @@ def test_a_store_that_vanishes_ends_it_with_one_line(place, tmp_path):
     program = started(words(place, out, "--store", store))
     wait_for(NUM_EVENTS, out)
     store.rename(tmp_path / "elsewhere")
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=patient(60))
     assert program.returncode == 1
     assert "Traceback" not in errors
     assert str(store) in errors

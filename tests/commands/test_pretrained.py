@@ -29,7 +29,7 @@ from domainpar.infer.run import score_store
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
 from domainpar.problems import Problem
-from domainpar.testing import run_ranks
+from domainpar.testing import patient, run_ranks
 from domainpar.training import pretrained
 from domainpar.training.checkpoint import Checkpoints, parameters_sha256
 from domainpar.training.network import begin_with, make_network
@@ -113,7 +113,9 @@ def test_its_name_sets_the_preset_unless_another_is_given():
 @pytest.mark.slow
 def test_without_a_store_it_makes_itself_some_events(tmp_path):
     words = [sys.executable, "-m", "domainpar.infer", "--run", "pretrained:quickstart", "--tracks", "grow"]
-    printed = subprocess.run(words, check=True, capture_output=True, text=True, timeout=600, cwd=tmp_path).stdout
+    printed = subprocess.run(
+        words, check=True, capture_output=True, text=True, timeout=patient(600), cwd=tmp_path
+    ).stdout
     assert "none of these events was trained on" in printed
     scores = json.loads((tmp_path / "runs" / "pretrained-quickstart" / "scores" / "scores.json").read_text())
     assert len(scores["events"]) == 3

@@ -15,6 +15,7 @@ from small_run import drawn, write_run
 
 from domainpar.command_line import named
 from domainpar.report import main
+from domainpar.testing import patient
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,7 +188,9 @@ def test_without_plotly_the_way_to_get_it_is_told(run, monkeypatch, capfd):
 
 def test_reading_a_run_loads_no_torch_and_no_figures():
     program = "import sys, domainpar.display.run_files; print(sorted({'torch', 'plotly', 'jinja2'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=patient(60)
+    )
     assert ended.stdout.strip() == "[]", ended.stderr
 
 

@@ -19,6 +19,7 @@ from test_infer import trained
 from domainpar.config import ExportConfig
 from domainpar.events.store import EventStore
 from domainpar.export import _inputs, export
+from domainpar.testing import patient
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install '.[export]')")
@@ -50,7 +51,7 @@ def server(model):
 
 
 def ask(port, body, method="POST"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
     connection.request(method, "/", body)
     answer = connection.getresponse()
     return answer.status, answer.read()
@@ -84,7 +85,7 @@ def test_answers_are_the_logits_of_the_file_also_of_many_at_a_time_and_after_bad
     for status, body in answers:
         assert status == 200
         assert np.array_equal(np.load(io.BytesIO(body))["logits"], expected[:, 0])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
     connection.putrequest("POST", "/")
     connection.putheader("Content-Length", "-1")
     connection.endheaders()
@@ -97,7 +98,7 @@ def test_what_was_asked_before_the_end_is_answered(model, server):
     _, _, tables = model
     port, process = server
     body = packed(**tables)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
     connection.putrequest("POST", "/")
     connection.putheader("Content-Length", str(len(body)))
     connection.endheaders(body[:100])
@@ -109,4 +110,4 @@ def test_what_was_asked_before_the_end_is_answered(model, server):
     answer = connection.getresponse()
     assert answer.status == 200
     assert np.isfinite(np.load(io.BytesIO(answer.read()))["logits"]).all()
-    assert process.wait(30) == 0
+    assert process.wait(patient(30)) == 0

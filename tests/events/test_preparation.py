@@ -24,6 +24,7 @@ from domainpar.events.sources import Source, open_source
 from domainpar.events.store import EventStore, StoredEvent, StoreError, event_file_name
 from domainpar.lock import STORE, Claim, Holder
 from domainpar.problems import Problem
+from domainpar.testing import patient
 
 
 def source_of(num_events: int = 5, **changes) -> Source:
@@ -41,7 +42,7 @@ def prepared(source: Source, directory: Path, **options) -> EventStore:
 
 def on_ranks(size, call):
     """Run `call(ranks)` in one thread a rank; their results, or the exceptions they raised."""
-    payloads, barrier, results = [b""] * size, threading.Barrier(size, timeout=30), [None] * size
+    payloads, barrier, results = [b""] * size, threading.Barrier(size, timeout=patient(30)), [None] * size
 
     def all_gather_of(rank):
         def all_gather(payload: bytes) -> list[bytes]:

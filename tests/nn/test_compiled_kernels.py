@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from domainpar.testing import patient
+
 pytest.importorskip("triton")
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "compiled.py"
 MOST_STACK = {
@@ -25,7 +27,7 @@ def compiled(arch, hidden, precision, *more):
     words = ["--arch", arch, "--hidden", hidden, "--precision", precision, "--json", *more]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, PROGRAM, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(400))
     assert done.returncode == 0, done.stderr[-3000:]
     *_, kernels = json.loads(done.stdout)
     return kernels

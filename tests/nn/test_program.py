@@ -33,7 +33,7 @@ from domainpar.nn.program import (
     team,
 )  # fmt: skip
 from domainpar.nn.stages import EdgeStage, NodeStage
-from domainpar.testing import run_ranks
+from domainpar.testing import patient, run_ranks
 
 SIZES = (1, 2, 3)
 
@@ -48,7 +48,7 @@ class Meeting:
     """Holds every thread of a team at its first tile until all are there: so each of them does some."""
 
     def __init__(self, size):
-        self._barrier, self._seen = threading.Barrier(size, timeout=10), threading.local()
+        self._barrier, self._seen = threading.Barrier(size, timeout=patient(10)), threading.local()
 
     def attend(self):
         if not hasattr(self._seen, "here"):
@@ -235,7 +235,7 @@ def test_an_error_of_any_thread_is_raised_and_the_rest_is_left_undone(size):
             meeting.attend()
             if thread == fails_in:
                 raise ArithmeticError(f"thread {thread} at work")
-            assert stopped.wait(10), "the others were not stopped"
+            assert stopped.wait(patient(10)), "the others were not stopped"
             return False
 
         with pytest.raises(ArithmeticError, match=f"thread {fails_in} at work"):

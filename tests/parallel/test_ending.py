@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from marks import fault
 
-from domainpar.testing import find_mpiexec, run_command
+from domainpar.testing import find_mpiexec, patient, run_command
 
 PROGRAM = str(Path(__file__).with_name("ending_program.py"))
 MPIEXEC = find_mpiexec()
@@ -99,6 +99,6 @@ def test_a_program_without_a_launcher_is_one_rank():
         capture_output=True,
         text=True,
         env={"PYTHONPATH": ":".join(sys.path)},
-        timeout=90,
+        timeout=patient(90),
     )
     assert done.stdout == "rank 0 of 1 over threads\n", done.stderr

@@ -12,7 +12,7 @@ from domainpar.agreement import Refused, gather
 from domainpar.parallel.proof import proved
 from domainpar.parallel.threads import ThreadTransport
 from domainpar.parallel.transport import Garbled
-from domainpar.testing import find_mpiexec, run_command, run_ranks
+from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -129,7 +129,7 @@ def refusing(tmp_path):
         library = tmp_path / "refuses.so"
         flags = [f"-D{definition}" for definition in definitions]
         source = Path(__file__).with_name("refuses_memory.c")
-        subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", library, source], check=True, timeout=60)
+        subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", library, source], check=True, timeout=patient(60))
         return str(library)
 
     return made

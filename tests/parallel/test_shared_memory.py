@@ -15,7 +15,7 @@ from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import ASK_FOR_LIBRARY
 from domainpar.parallel import shared_memory
 from domainpar.parallel.meeting import NobodyServes, _check_shared_memory
-from domainpar.testing import find_mpiexec
+from domainpar.testing import find_mpiexec, patient
 
 MIB = 2**20
 
@@ -81,14 +81,16 @@ def test_ranks_in_a_container_of_little_shared_memory_end_in_one_line_and_not_by
     apart = ["unshare", "--mount", "sh", "-c"]
     if find_mpiexec() is None or shutil.which("unshare") is None:
         pytest.skip("needs MPI and unshare")
-    if subprocess.run([*apart, small + "true"], capture_output=True, timeout=60).returncode:
+    if subprocess.run([*apart, small + "true"], capture_output=True, timeout=patient(60)).returncode:
         pytest.skip("mounting a small /dev/shm needs root")
-    library = subprocess.run([sys.executable, "-c", ASK_FOR_LIBRARY], capture_output=True, text=True, timeout=60).stdout
+    library = subprocess.run(
+        [sys.executable, "-c", ASK_FOR_LIBRARY], capture_output=True, text=True, timeout=patient(60)
+    ).stdout
     if "MPICH" not in library:
         pytest.skip("MPICH is not here")
     program = "from domainpar import World\nwith World.session('mpi') as world: print(world.transport.library)"
     start = f'{find_mpiexec()} -n 12 {sys.executable} -c "{program}"'
-    ended = subprocess.run([*apart, small + start], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*apart, small + start], capture_output=True, text=True, timeout=patient(120))
     assert ended.stderr.count("domainpar: error: /dev/shm has 8.0 MiB free, too little for 12 ranks") == 1, ended.stderr
     assert "--shm-size=1g" in ended.stderr
     assert ended.returncode == 2

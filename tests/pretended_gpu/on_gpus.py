@@ -14,7 +14,7 @@ import card
 from jobs import free_port
 from mocked_nccl import problems_of
 
-from domainpar.testing import find_mpiexec
+from domainpar.testing import find_mpiexec, patient
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
@@ -85,7 +85,7 @@ def run(
         output = (log / f"output.{rank}").open("w")
         processes.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(timeout) for process in processes]
+        codes = [process.wait(patient(timeout)) for process in processes]
     finally:
         for process in processes:
             process.kill()

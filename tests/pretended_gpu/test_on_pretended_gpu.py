@@ -9,6 +9,8 @@ from pathlib import Path
 import card
 import pytest
 
+from domainpar.testing import patient
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -24,7 +26,9 @@ def environment():
 def test_every_test_that_needs_a_gpu_passes_on_a_pretended_one(environment):
     files = [path for path in TESTS.rglob("test_*.py") if "@needs_gpu" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", *map(str, files)]
-    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=patient(500)
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout, done.stdout[-3000:]
     assert len(files) >= 2
