@@ -6,6 +6,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from domainpar.atomic_files import write_whole
 from domainpar.config import SHIPPED
 from domainpar.problems import Problem
 from domainpar.training.rundir import RUNS, read_run
@@ -39,22 +40,25 @@ def as_run(run: str) -> Path:
     """The directory of a run that may be written to: a shipped network is copied to `runs/` first; on rank 0.
 
     Raises:
-        Problem: If no network of this name is shipped, or another one lies in its place.
+        Problem: If no network of this name is shipped, or another one lies in its place, or the copy cannot be written.
     """
     shipped = source(run)
     if not run.startswith(SHIPPED):
         return shipped
     copy = RUNS / f"pretrained-{shipped.name}"
     if not copy.exists():
-        # Whole or not at all: another process may look for it.
+        # Whole or not at all: another process may look for it. By files: folders of a package may be closed to writing.
         partial = RUNS / f".pretrained-{uuid.uuid4().hex}"
-        shutil.copytree(shipped, partial)
         try:
+            for file in filter(Path.is_file, shipped.rglob("*")):
+                write_whole(partial / file.relative_to(shipped), file.read_bytes())
             partial.rename(copy)
-        except OSError:  # another process was first
-            shutil.rmtree(partial)
-            if not copy.exists():
-                raise
+        except OSError as error:
+            if not copy.exists():  # else another process was first
+                what = f"cannot copy {run} to {copy.absolute()}: {error.strerror} (errno {error.errno})"
+                raise Problem(what, "make room there, or work in a directory that you may write to") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     ours, theirs = (_bytes(place / "run.json") for place in (shipped, copy))
     if ours != theirs:
         raise Problem(f"{copy} is not the network that is shipped as {run}", "move it away, or name it with --run")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -165,6 +168,30 @@ def test_another_run_in_the_place_of_the_copy_is_left_alone(store, tmp_path):
     (tmp_path / "runs" / "pretrained-quickstart" / "run.json").write_text("{}")
     with pytest.raises(Problem, match="is not the network that is shipped"):
         as_run("pretrained:quickstart")
+
+
+def test_a_copy_that_cannot_be_written_is_refused_by_its_place_and_nothing_is_left_of_it(store, tmp_path, capsys):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limit[1]))  # a full disk
+    try:
+        code = report.main(["pretrained:quickstart"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    said = capsys.readouterr().err
+    place = tmp_path / "runs" / "pretrained-quickstart"
+    assert (code, said.count("\n")) == (2, 2)
+    assert f"cannot copy pretrained:quickstart to {place}: File too large (errno 27)\nhint: make room there" in said
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_copy_of_a_package_whose_folders_are_closed_can_be_written_to(store, tmp_path, monkeypatch):
+    shutil.copytree(PLACE / "quickstart", tmp_path / "shipped" / "quickstart")
+    for path in (tmp_path / "shipped").rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    (tmp_path / "shipped" / "quickstart").chmod(0o555)
+    monkeypatch.setattr(pretrained, "PLACE", tmp_path / "shipped")
+    copy = as_run("pretrained:quickstart")
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in (copy, *copy.rglob("*")))  # root may write anywhere
 
 
 def trained(config, store, ranks=1):
