@@ -38,6 +38,9 @@ from domainpar import timeouts
 ELSEWHERE = "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk"
 """The remedy where compiled kernels cannot be kept."""
 
+ROOM = 8 * 2**20
+"""Bytes that the kernels of a training and of tracks take on disk."""
+
 
 def compiled(function: Callable[..., Any]) -> Any:
     """A function for arrays as machine code, made at its first call or taken from disk. Division by 0 is no error."""
@@ -57,6 +60,16 @@ def place_of_kernels() -> Path | None:
         return Path(_Places(compiled).locator.get_cache_path())
     except RuntimeError:
         return None
+
+
+def why_not_kept(place: Path) -> str:
+    """Why kernels cannot be kept in a directory; empty where they can."""
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:  # tried: an empty file fits on a full disk
+            file.write(bytes(ROOM))
+        return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
 
 
 class _Places(caching.CompileResultCacheImpl):
@@ -88,6 +101,8 @@ class _Kept(caching.FunctionCache):
         # Only now: what stands further down in a file is not there yet while that is imported.
         self._cache_file._source_stamp = _stamp(self._py_func)
         kernel = self._load(signature, context)
+        if kernel is None:
+            _WATCH.look_at(Path(self.cache_path))
         return self._load(signature, context) if kernel is None and _WATCH.lock() else kernel
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -227,6 +242,7 @@ class _Watch(event.Listener):
 
     def __init__(self) -> None:
         self.talks, self.listens, self._alone, self._said, self._why_not = False, False, False, "", ""
+        self._looked = False
         self._mutex, self._file, self._depth = threading.Lock(), -1, 0
         self._began = self._seconds = 0.0
 
@@ -272,6 +288,13 @@ class _Watch(event.Listener):
                 time.sleep(0.01)
             self._alone = True
         return False
+
+    def look_at(self, place: Path) -> None:
+        """Find out, once, whether kernels can be kept there, so that what is said of it is true from the start."""
+        if not self._looked:
+            self._looked = True
+            if why := why_not_kept(place):
+                self.keeps_nothing(why)
 
     def keeps_nothing(self, why: str) -> None:
         """Compile without waiting for others, who will not find it on disk either, and say why kernels are not kept."""

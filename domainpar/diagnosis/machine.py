@@ -23,7 +23,7 @@ import torch
 import domainpar
 from domainpar import limits
 from domainpar.agreement import gather
-from domainpar.compiling import ELSEWHERE, place_of_kernels
+from domainpar.compiling import ELSEWHERE, place_of_kernels, why_not_kept
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.limits import cores_here
 from domainpar.parallel import shared_memory
@@ -37,7 +37,6 @@ from domainpar.words import between, several
 
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
-ROOM_OF_KERNELS = 8 * 2**20  # those of a training and of tracks
 LARGEST_CLOCK_SPREAD = 2.0  # seconds
 OPTIONAL = ("mpi4py", "torch-geometric", "plotly", "matplotlib")
 OF_SLURM = (
@@ -211,13 +210,8 @@ def check_disk(directory: Path | None = None) -> Finding:
 def check_numba_cache() -> Finding:
     """Whether compiled kernels can be kept: else every rank compiles them at every start."""
     why, place = "neither the package nor the home directory can be written to", place_of_kernels()
-    if place is not None:
-        try:
-            with tempfile.TemporaryFile(dir=place) as file:  # tried: an empty file fits on a full disk
-                file.write(bytes(ROOM_OF_KERNELS))
-            return works("kernel cache", f"compiled kernels are kept in {place.parent}")
-        except OSError as error:
-            why = f"{place}: {error.strerror}"
+    if place is not None and not (why := why_not_kept(place)):
+        return works("kernel cache", f"compiled kernels are kept in {place.parent}")
     return works("kernel cache", f"{why}: kernels are compiled anew at every start", ELSEWHERE)
 
 
