@@ -41,6 +41,7 @@ def _work(config: EstimateConfig) -> int:
 
     import torch
 
+    from domainpar.compiling import watch_compiling
     from domainpar.parallel.launcher import detect
     from domainpar.parallel.world import World
     from domainpar.planner import show
@@ -50,6 +51,7 @@ def _work(config: EstimateConfig) -> int:
     if (detect().size or 1) > 1:
         raise ConfigError("estimate starts ranks of its own, and a launcher has started it", "type it without mpiexec")
     torch.set_num_threads(1)
+    watch_compiling(talks=True)
     try:
         found, machine, steps = estimated(config, World.alone())
     except ValueError as error:  # nothing was done yet

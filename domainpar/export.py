@@ -11,6 +11,7 @@ Examples:
 """
 
 import copy
+import io
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from domainpar.command_line import config_of_run, named, refused_as_asked, run_command
 from domainpar.config import ExportConfig
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import NotWritten, Problem
+from domainpar.problems import Problem, expected
 from domainpar.words import several
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def _work(config: ExportConfig) -> int:
         return 0
     import torch
 
+    from domainpar.compiling import watch_compiling
+
+    watch_compiling(talks=True)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's exporter warns of torch
     with refused_as_asked("export"):
@@ -106,7 +110,9 @@ def export(config: ExportConfig) -> Path:
             checked = [exact.compared(f"{how} the file computes", logits) for how, logits in found.items()]
             os.replace(partial, out)
         except OSError as error:
-            raise NotWritten(f"cannot write {out}: {error.strerror}", "choose another --out") from error
+            if error.filename in (None, str(partial)):  # else it is another file, such as one of torch's compiler
+                error.filename = str(out)
+            raise expected(error) or error from error
         finally:
             partial.unlink(missing_ok=True)
     size, count = out.stat().st_size, sum(parameter.numel() for parameter in module.parameters())
@@ -284,7 +290,9 @@ def _pt2() -> tuple[Write, RunFile]:
     import torch
 
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:
-        torch.export.save(_program(module, inputs), path, extra_files={"metadata.json": json.dumps(metadata)})
+        content = io.BytesIO()  # torch's own writer of files ends the process where a disk is full
+        torch.export.save(_program(module, inputs), content, extra_files={"metadata.json": json.dumps(metadata)})
+        path.write_bytes(content.getvalue())
 
     def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
         module: Any = torch.export.load(path).module()
@@ -302,6 +310,7 @@ def _pt2() -> tuple[Write, RunFile]:
 
 
 def _onnx() -> tuple[Write, RunFile]:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would write into the home, and tell of one that is closed
     try:
         import onnxruntime
         import onnxscript  # noqa: F401

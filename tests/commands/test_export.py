@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -112,6 +115,32 @@ def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_s
     named = sorted(seen)[0]
     export(ExportConfig(run=str(run), format="pt2", event=named))
     assert f"edges of event {named} with" in capsys.readouterr().out
+
+
+FULL = """
+import resource, sys
+from domainpar import export
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # a full disk
+print([export.main([sys.argv[1], "--format", form]) for form in ("onnx", "pt2")])
+"""
+
+
+def test_a_full_disk_is_named_in_either_format_and_all_else_is_told_in_one_line(run, tmp_path):
+    # In a process of its own: torch's writer of files ends it where a disk is full.
+    closed = {**os.environ, "HOME": "/proc", "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    closed.pop("XDG_CACHE_HOME", None)
+    program = [sys.executable, "-c", FULL, str(run)]
+    ended = subprocess.run(program, env=closed, capture_output=True, text=True, timeout=400)
+    assert (ended.returncode, ended.stdout) == (0, "[1, 1]\n"), ended.stderr
+    compiling, *errors = ended.stderr.splitlines()
+    assert "kernels for this machine" in compiling
+    assert "File too large" in compiling
+    assert errors[::2] == [
+        f"domainpar: error: File too large (errno 27) | file {run}/model.{form}" for form in ("onnx", "pt2")
+    ]
+    assert all(hint.startswith("hint: make room there") for hint in errors[1::2])
+    assert len(errors) == 4
+    assert not list(run.glob(".partial*"))
 
 
 class Sums(torch.nn.Module):
