@@ -137,9 +137,9 @@ def once_differentiable(name: str, instead: str) -> Callable[[Callable[..., Any]
         def once(ctx: Any, *grads: Tensor) -> Any:
             with torch.no_grad():
                 results = backward(ctx, *grads)
-            if not torch.is_grad_enabled():
-                return results
-            return tuple(None if it is None else _Last.apply(it.requires_grad_(), refusal) for it in results)  # type: ignore[no-untyped-call]
+            # Of all that they were made from: `autograd.grad` passes over what leads to no tensor that it was given.
+            of = (*grads, *ctx.saved_tensors)
+            return tuple(None if it is None else _Last.apply(refusal, it, *of) for it in results)  # type: ignore[no-untyped-call]
 
         return once
 
@@ -173,9 +173,9 @@ class _Last(torch.autograd.Function):
     """A gradient that has none."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, refusal: str) -> Tensor:
+    def forward(ctx: Any, refusal: str, gradient: Tensor, *of: Tensor | None) -> Tensor:
         ctx.refusal = refusal
-        return gradient.view_as(gradient)
+        return gradient
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:

@@ -139,8 +139,8 @@ FORCES = {
 }
 
 
-def forces_and_gradients(world, net, sample, edges="incoming", recompute_every=None):
-    """Train one step on forces; these, the loss and the gradients of the parameters."""
+def forces_and_gradients(world, net, sample, edges="incoming", recompute_every=None, by_name=False):
+    """Train one step on forces; these, the loss and the gradients of the parameters, or of those that are asked for."""
     part = part_of(world, sample, edges)
     model = parallelize(copy.deepcopy(net), world, recompute_every=recompute_every)
     pos = sample.x.clone().requires_grad_()
@@ -148,6 +148,8 @@ def forces_and_gradients(world, net, sample, edges="incoming", recompute_every=N
     (slope,) = torch.autograd.grad(energy, pos, create_graph=True)
     force = part.sum(-slope, gradient=True)
     loss = part.mean_over_nodes((part.owned_nodes(force) - part.owned_nodes(sample.x.sin())) ** 2)
+    if by_name:
+        return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     (loss + energy if net.of_energies else loss).backward()
     model.sum_gradients()
     return [force.detach(), part.sum(loss), *(it.grad for it in model.parameters() if it.grad is not None)]
@@ -214,19 +216,20 @@ def test_the_lines_of_the_page_about_forces_train_on_them():
         torch.testing.assert_close(found, one, rtol=1e-11, atol=1e-13)
 
 
-def refusal_of_a_norm(world, net):
+def refusal_of_a_norm(world, net, by_name):
     try:
-        forces_and_gradients(world, net, USUAL)
+        forces_and_gradients(world, net, USUAL, by_name=by_name)
     except RuntimeError as refused:
         return str(refused)
     return "not refused"
 
 
+@pytest.mark.parametrize("by_name", [False, True], ids=["of all", "of those asked for"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_gradient_of_a_gradient_through_batch_norm_is_refused_by_name_on_all_ranks(num_ranks):
+def test_a_gradient_of_a_gradient_through_batch_norm_is_refused_by_name_on_all_ranks(num_ranks, by_name):
     torch.manual_seed(0)
     net = Energies(norm=nn.BatchNorm1d)
-    for told in run_ranks(refusal_of_a_norm, num_ranks, net):
+    for told in run_ranks(refusal_of_a_norm, num_ranks, net, by_name):
         assert "a gradient of a gradient through batch norm in training" in told
         assert "eval()" in told
     for found in run_ranks(forces_and_gradients, num_ranks, net.eval(), USUAL):
