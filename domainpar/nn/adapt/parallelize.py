@@ -32,12 +32,12 @@ from domainpar.nn.adapt.rows import (
     UNKNOWN,
     NotExact,
     Rows,
+    check_written,
     counting,
     mark,
     rows_of,
     unwatched,
     was_written,
-    written_reason,
 )
 from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.watch import Watch
@@ -286,8 +286,7 @@ def _without_ghosts(tensor: Tensor, part: GraphPart) -> Tensor:
     rows = rows_of(tensor)
     if not isinstance(rows, Rows):
         return tensor
-    if (reason := written_reason(tensor, rows)) is not None:
-        raise NotExact(reason)
+    check_written(tensor, rows)
     if rows.axis is not part.node_axis or not rows.fresh:
         return tensor
     return mark(tensor.narrow(rows.dim, 0, part.plan.num_owned), rows.but(fresh=False))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt.across import Member, summed
 from domainpar.nn.adapt.input_log import input_log, tensor_given
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, mark, rows_of, see, seen_at
+from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, last_noted, mark, note_version, rows_of
 from domainpar.nn.adapt.slices import Slices
 from domainpar.nn.uncompiled import never_compiled
 from domainpar.parallel.halo import AdjointHalo
@@ -59,7 +59,7 @@ class GraphPart(Member):
         dst = Names(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
-        self.edge_index = see(mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends)))
+        self.edge_index = note_version(mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends)))
 
     @property
     def src(self) -> Tensor:
@@ -73,7 +73,7 @@ class GraphPart(Member):
 
     def _end(self, end: int) -> Tensor:
         of_end = mark(self.edge_index[end], Rows(self.edge_axis, 0, names=(self.ends[end],)))
-        return see(of_end, seen_at(self.edge_index))  # they count their changes together
+        return note_version(of_end, last_noted(self.edge_index))  # they count their changes together
 
     def nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all nodes, ghosts included, marked as nodes.
@@ -128,7 +128,7 @@ class GraphPart(Member):
         """
         taken = tensor_given(tensor, "what is the same everywhere")
         self.inputs.remember("part.same_everywhere", taken)
-        return see(mark(_counting(taken.to(self.device)), None))
+        return note_version(mark(_counting(taken.to(self.device)), None))
 
     def sum(self, owned: Tensor, *, gradient: bool = False) -> Tensor:
         """Add up a tensor over all parts: a loss to print, a count, forces to train on. *Collective*.
@@ -229,7 +229,7 @@ def _counting(tensor: Tensor) -> Tensor:
 def _marked(tensor: Tensor, rows: Rows) -> Tensor:
     """Say what the rows of a tensor are, and of its memory that there are rows of a part in it."""
     tensor.untyped_storage().__dict__[_OF_A_PART] = True
-    return see(mark(tensor, rows))
+    return note_version(mark(tensor, rows))
 
 
 def holds_rows(tensor: Tensor) -> bool:

@@ -300,7 +300,9 @@ class Rows:
         return self.but()
 
     def __reduce__(self) -> Any:
-        return OrderedDict, ()  # of a tensor that is saved the numbers are kept: elsewhere its rows are of no part
+        # Of a tensor that is saved the numbers are kept: elsewhere its rows are of no part. In place of this an empty
+        # OrderedDict, which `torch.load` reads without being told to trust the file.
+        return OrderedDict, ()
 
     @property
     def named(self) -> Names:
@@ -379,8 +381,8 @@ def version_of(tensor: Tensor) -> object:
     return object() if tensor.is_inference() else tensor._version
 
 
-class _Seen:
-    """A tensor as it was when its mark was true: its version then. A copy of one that was written since is late, too.
+class _Noted:
+    """The version of a tensor at which its mark was true. A copy of one that was written since is late, too.
 
     Args:
         version: Of the tensor.
@@ -390,51 +392,54 @@ class _Seen:
     def __init__(self, version: object, tensor: weakref.ref[Tensor] | None = None) -> None:
         self.version, self._tensor = version, tensor
 
-    def __deepcopy__(self, memo: Any) -> _Seen:
+    def __deepcopy__(self, memo: Any) -> _Noted:
         tensor = None if self._tensor is None else self._tensor()
         version = copy.deepcopy(torch.zeros(1, device="cpu"))._version  # with which copies begin
-        return _Seen(NEVER if tensor is not None and was_written(tensor) else version)
+        return _Noted(NEVER if tensor is not None and was_written(tensor) else version)
 
     def __reduce__(self) -> Any:
         return OrderedDict, ()  # as of `Rows`
 
 
 NEVER = -1  # no tensor has this version
-_SEEN = "_domainpar_seen"
+_NOTED = "_domainpar_noted"
 
 
-def see(tensor: Tensor, version: object = None) -> Tensor:
+def note_version(tensor: Tensor, version: object = None) -> Tensor:
     """Note that the mark of a tensor is true of it as it is now, or was at a version. Returns the tensor."""
-    tensor.__dict__[_SEEN] = _Seen(version_of(tensor) if version is None else version, weakref.ref(tensor))
+    tensor.__dict__[_NOTED] = _Noted(version_of(tensor) if version is None else version, weakref.ref(tensor))
     return tensor
 
 
-def seen_at(tensor: Tensor) -> object:
-    """The version that `see` noted; None where it was never noted."""
-    seen = tensor.__dict__.get(_SEEN)
-    return seen.version if isinstance(seen, _Seen) else None
+def last_noted(tensor: Tensor) -> object:
+    """The version that `note_version` left; None where it left none."""
+    noted = tensor.__dict__.get(_NOTED)
+    return noted.version if isinstance(noted, _Noted) else None
 
 
 def was_written(tensor: Tensor) -> bool:
-    """Whether a tensor, or a view of it, was written in place since `see` noted its version."""
-    version = seen_at(tensor)
+    """Whether a tensor, or a view of it, was written in place since `note_version`."""
+    version = last_noted(tensor)
     return version is not None and version != version_of(tensor)
 
 
-def written_reason(tensor: Tensor, rows: Rows) -> str | None:
-    """Why a tensor that was written since it was marked cannot be read; None if it can, once its ghosts are fetched."""
+def check_written(tensor: Tensor, rows: Rows) -> None:
+    """Refuse a tensor that was written since it was marked, if fetching its ghosts does not make it right.
+
+    Raises:
+        NotExact: If there are copies of its rows that nothing fetches, or it names rows.
+    """
     if rows.names is not None:
-        return (
+        raise NotExact(
             f"the row numbers of a tensor of shape {tuple(tensor.shape)} (part.edge_index, part.src, part.dst) were "
             "written in place since they were marked; split the new graph with split_graph."
         )
     if rows.axis.counted is not None:
-        return (
+        raise NotExact(
             f"a tensor of {rows.axis.name} of shape {tuple(tensor.shape)} was written in place since it was marked, "
             "and other ranks hold copies of its rows (edges='incident'); keep what changes of edges in the model, or "
             "mark it anew with part.edges or part.local_edges, the copies alike."
         )
-    return None
 
 
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:

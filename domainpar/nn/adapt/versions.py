@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from domainpar.nn.adapt.rows import Axis, NotExact, Rows, rows_of, see, seen_at, was_written, written_reason
+from domainpar.nn.adapt.rows import Axis, NotExact, Rows, check_written, last_noted, note_version, rows_of, was_written
 
 _STANDS_IN = (
     "one tensor stands for another or a view of it here (node values with those of other ranks, rows picked by their "
@@ -90,21 +90,19 @@ class Versions:
         rows = rows_of(tensor)
         if self._with_ghosts is None or not isinstance(rows, Rows):
             return
-        reason = written_reason(tensor, rows)
-        if reason is None and rows.axis is self._with_ghosts and rows.fresh:
-            reason = (
+        check_written(tensor, rows)
+        if rows.axis is self._with_ghosts and rows.fresh:
+            raise NotExact(
                 f"a tensor of nodes of shape {tuple(tensor.shape)} that the model keeps was written in place between "
                 "two passes, and other ranks hold copies of its rows; give it to the model as an argument."
             )
-        if reason is not None:
-            raise NotExact(reason)
 
     def seen(self, tensors: Iterable[Tensor]) -> None:
         """Note the versions of tensors as they are now."""
         for tensor in tensors:
             if not _counts(tensor):
                 continue
-            if seen_at(tensor) is not None:
+            if last_noted(tensor) is not None:
                 self._marked[id(tensor)] = tensor
             memory = memory_of(tensor)
             self._check_stand_in(memory, tensor._version)
@@ -156,7 +154,7 @@ class Versions:
             if (tensor := stand_in.tensor()) is not None and tensor._version != stand_in.version:
                 raise NotExact(_STANDS_IN)
         for tensor in self._marked.values():  # what the pass wrote into them left their marks true
-            see(tensor)
+            note_version(tensor)
 
 
 def _counts(tensor: Tensor) -> bool:
