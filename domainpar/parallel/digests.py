@@ -6,17 +6,20 @@ import hashlib
 import json
 import platform
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from domainpar.agreement import gather, strays
 from domainpar.parallel.transport import Transport
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> int:
@@ -30,13 +33,13 @@ def digest(tensors: Mapping[str, Tensor]) -> int:
     return checksum
 
 
-def checksums(tensors: Sequence[Tensor]) -> list[int]:
+def checksums(tensors: Mapping[Name, Tensor]) -> dict[Name, int]:
     """A checksum of the bits of each tensor. The host waits for a GPU once."""
-    bits = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+    bits = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     if any(each.is_cuda for each in bits):
         joined = torch.cat([each.to(next(other.device for other in bits if other.is_cuda)) for each in bits]).cpu()
         bits = list(joined.split([len(each) for each in bits]))
-    return [zlib.crc32(each.cpu().numpy()) for each in bits]  # type: ignore[arg-type]
+    return {name: zlib.crc32(each.cpu().numpy()) for name, each in zip(tensors, bits)}  # type: ignore[arg-type]
 
 
 def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[str, list[int]] | None:
@@ -47,16 +50,16 @@ def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[s
     """
     if len(set(transport.all_gather(digest(tensors).to_bytes(4, "little")))) == 1:
         return None
-    checksums = gather(transport, {name: digest({name: tensor}) for name, tensor in tensors.items()})
-    differing = [name for name in checksums[0] if len({held.get(name) for held in checksums}) > 1]
+    of_ranks = gather(transport, checksums(tensors))
+    differing = [name for name in of_ranks[0] if len({held.get(name) for held in of_ranks}) > 1]
     if not differing:  # a rank that lacks tensors has others than rank 0
-        differing = sorted({name for held in checksums for name in held} - set(checksums[0]))
-    drifted = strays([json.dumps(held, sort_keys=True) for held in checksums])
+        differing = sorted({name for held in of_ranks for name in held} - set(of_ranks[0]))
+    drifted = strays([json.dumps(held, sort_keys=True) for held in of_ranks])
     others = "the others" if 2 * len(drifted) < transport.size else "rank 0"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     what = (
         f"{transport.name_ranks(drifted)} no longer {'holds' if len(drifted) == 1 else 'hold'} what {others} "
-        f"{'hold' if others == 'the others' else 'holds'}: {differing[0]}{more} of {len(checksums[0])} tensors differ"
+        f"{'hold' if others == 'the others' else 'holds'}: {differing[0]}{more} of {len(of_ranks[0])} tensors differ"
     )
     return what, drifted
 

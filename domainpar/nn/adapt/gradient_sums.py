@@ -157,14 +157,13 @@ class Replicas:
 
     def checksum(self) -> int:
         """One of all parameters, in their order."""
-        parameters = list(self._module.parameters())
-        new = []
-        for parameter in parameters:
+        parameters, new = list(self._module.parameters()), {}
+        for number, parameter in enumerate(parameters):
             known = self._known.get(parameter)
             if known is None or known[:2] != (version_of(parameter), parameter.data_ptr()):
-                new.append(parameter)
-        for parameter, checksum in zip(new, checksums(new)):
-            self._known[parameter] = (version_of(parameter), parameter.data_ptr(), checksum)
+                new[number] = parameter
+        for number, checksum in checksums(new).items():
+            self._known[new[number]] = (version_of(new[number]), new[number].data_ptr(), checksum)
         return zlib.crc32(json.dumps([self._known[parameter][2] for parameter in parameters]).encode())
 
     def compare(self, states: Sequence[bytes], transport: Transport) -> None:
@@ -198,7 +197,7 @@ class Replicas:
         if world.num_data_groups == 1:
             return  # all ranks compare what they hold in each pass
         buffers = dict(self._whole_buffers())
-        held = gather(world.transport, [self.checksum(), dict(zip(buffers, checksums(list(buffers.values()))))])
+        held = gather(world.transport, [self.checksum(), checksums(buffers)])
         self.compare([bytes(1) + of_rank.to_bytes(4, "little") for of_rank, _ in held], world.transport)
         firsts = [held[ranks[0]][1] for ranks in world.groups]
         for ranks, first in zip(world.groups, firsts):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary, proxy
+from weakref import WeakKeyDictionary, proxy, ref
 
 import torch
 from torch import Tensor
@@ -85,12 +84,11 @@ class InputLog:
         self._transport: Transport = proxy(transport)  # which this must not keep
         self._calls: list[tuple[str, str, bool]] = []  # call and tensor in words, where, and whether it is learned
         self._words: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._numbers = itertools.count()
-        self._models: WeakValueDictionary[int, Alike] = WeakValueDictionary()
+        self._models: list[ref[Alike]] = []
 
     def compare_at_the_end(self, model: Alike) -> None:
         """Compare what ranks hold of a model when the world closes, if all still have it. *Collective*."""
-        self._models[next(self._numbers)] = model
+        self._models.append(ref(model))
 
     def remember(self, call: str, tensor: Tensor) -> None:
         """Note a tensor that every rank has to give in the same call."""
@@ -134,14 +132,13 @@ class InputLog:
             RanksDiffer: On all ranks alike, if parameters differ.
         """
         calls, self._calls = self._calls, []
-        models = dict(sorted(self._models.items()))
-        states = {number: model.last_state().hex() for number, model in models.items()}
+        models = [model() for model in self._models]
+        states = [None if model is None else model.last_state().hex() for model in models]
         of_ranks = gather(self._transport, [calls, states])
         shortest = min(len(calls) for calls, _ in of_ranks)
         self._refuse([calls[:shortest] for calls, _ in of_ranks])
-        for number, model in models.items():
-            told = [states.get(str(number)) for _, states in of_ranks]
-            if None not in told:  # else it is garbage on one rank, and not yet on another
+        for model, *told in zip(models, *(states for _, states in of_ranks), strict=True):
+            if model is not None and None not in told:  # else it is garbage on one rank, and not yet on another
                 model.compare([bytes.fromhex(state) for state in told], self._transport)
 
     def _refuse(self, of_ranks: list[list[tuple[str, str, bool]]]) -> None:
