@@ -97,9 +97,8 @@ class ProcessGroupTransport(Transport):
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
         sizes[self.rank] = len(payload)
         self._post_reduction(sizes, "sum", call).finish()
-        self.check_sizes(sizes.tolist(), "all_gather", len(payload))
         longest = int(sizes.max())
-        self.check_payload(longest * self.size, "all_gather")
+        self.check_sizes(sizes.tolist(), "an all_gather", len(payload), longest * self.size)
         if longest == 0:
             return [b""] * self.size
         own, everything = self._buffer(longest), self._buffer(longest * self.size)
@@ -114,7 +113,6 @@ class ProcessGroupTransport(Transport):
         self._post_reduction(size, "sum", call).finish()
         num_bytes = int(size)
         self.check_sizes([num_bytes], "a broadcast")
-        self.check_payload(num_bytes, "broadcast")
         if num_bytes == 0:
             return b""
         content = self._as_tensor(payload) if self.rank == root else self._buffer(num_bytes)

@@ -221,27 +221,26 @@ class Transport(OfThisProcess, ABC):
         with self.waiting("broadcast"):
             return self._opened(self._broadcast(_sealed(payload or b""), root, call), root, "a broadcast")
 
-    def check_payload(self, size: int, doing: str) -> None:
-        """Refuse payloads of all ranks together that no message can hold, on all ranks alike."""
-        if size > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"{doing} of {size} bytes in all ({self.name}); the limit is {MAX_MESSAGE_BYTES}. Send it in pieces."
-            )
-
-    def check_sizes(self, sizes: Sequence[int], doing: str, own: int | None = None) -> None:
+    def check_sizes(self, sizes: Sequence[int], doing: str, own: int | None = None, in_all: int | None = None) -> None:
         """Look at sizes of payloads that came from other ranks, before memory is asked for by them.
 
         Args:
             sizes: Bytes that each rank, or the root, is said to bring.
             doing: The call.
             own: Bytes that this rank brings, if its own size is among them.
+            in_all: Bytes that a message holds with all of them; None: their sum.
 
         Raises:
             Garbled: If they cannot be sizes, or this rank's own has changed on the way.
+            ValueError: On all ranks alike, if no message can hold them.
         """
         if min(sizes) < 0 or (own is not None and sizes[self.rank] != own):
             of_own = "" if own is None else f", of which {self.name_ranks([self.rank])} brought {own} bytes"
             raise self.garbled(f"the sizes of {doing}{of_own} came as {some_of([str(size) for size in sizes])}")
+        if (size := sum(sizes) if in_all is None else in_all) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"{doing} of {size} bytes in all ({self.name}); the limit is {MAX_MESSAGE_BYTES}. Send it in pieces."
+            )
 
     def garbled(self, seen: str) -> Garbled:
         """The error of something that did not arrive as it was sent."""
