@@ -25,7 +25,6 @@ from domainpar import limits
 from domainpar.agreement import gather
 from domainpar.compiling import ELSEWHERE, place_of_kernels, why_not_kept
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
-from domainpar.limits import cores_here
 from domainpar.parallel import shared_memory
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.gpus import Seen, cards
@@ -136,7 +135,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def check_processor(local_ranks: int) -> Finding:
     """Cores of this rank against the threads it will start."""
-    cores, threads = len(cores_here()), torch.get_num_threads()
+    cores, threads = len(limits.cores_here()), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
     text = (
         f"{cpu_model()}; {several(cores, 'core')}{_of_quota()} for {several(local_ranks, 'rank')} here; "
@@ -175,13 +174,12 @@ def check_shared_memory(local_ranks: int, shared: Path = shared_memory.SHARED) -
         return skipped("shared memory", f"no {shared} here")
     left, room = shared_memory.leftovers(shared), int(free // shared_memory.OF_A_RANK)
     text = f"{free / 2**20:,.0f} MiB free in {shared}, room for {several(room, 'rank')} under MPICH"
-    advice = shared_memory.how_to_remove(left)
+    advice = [shared_memory.how_to_remove(left)] if left else []
     if left:
         text += f"; {several(len(left), 'file')} of runs that have ended take {sum(left.values()) / 2**20:.1f} MiB"
-    if room < max(local_ranks, len(cores_here())):
-        more = "start the container with --shm-size=1g: a rank takes 5.5 MiB"
-        advice = f"{advice}; {more}" if advice else more
-    return works("shared memory", text, advice, free_bytes=free, leftovers=len(left))
+    if room < max(local_ranks, len(limits.cores_here())):
+        advice.append(f"{shared_memory.MORE}: a rank takes {shared_memory.OF_A_RANK / 2**20:g} MiB")
+    return works("shared memory", text, "; ".join(advice), free_bytes=free, leftovers=len(left))
 
 
 def check_allocator(words: str) -> Finding:
@@ -295,7 +293,7 @@ def places_of(world: World) -> list[Place]:
     versions, gpus = package_versions() | about_this_program(), torch.cuda.device_count()
     # All read their clocks at one moment, after everything that takes a time of its own.
     world.transport.barrier()
-    own = Place(world.rank, platform.node(), cpu_model(), len(cores_here()), gpus, time.time(), versions)
+    own = Place(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time(), versions)
     return [Place(**values) for values in gather(world.transport, asdict(own))]
 
 

@@ -18,6 +18,8 @@ SHARED = Path("/dev/shm")
 OF_MPICH = "mpich_shm_"
 OF_A_RANK = 5.5 * 2**20  # bytes; MPICH 5.0.2 took 5.2 MiB for each of 1 to 12 ranks
 MOST_NAMED = 8
+MORE = "start the container with --shm-size=1g"
+"""The remedy where there is too little of it."""
 
 
 def free(shared: Path = SHARED) -> int | None:
@@ -48,9 +50,7 @@ def leftovers(shared: Path = SHARED, processes: Path = Path("/proc")) -> dict[Pa
 
 
 def how_to_remove(left: Mapping[Path, int]) -> str:
-    """The command that removes leftovers; empty without any."""
-    if not left:
-        return ""
+    """The command that removes leftovers."""
     if len(left) > MOST_NAMED:
         return f"rm {next(iter(left)).parent}/{OF_MPICH}* while no MPI run of yours is at work"
     return f"rm {' '.join(map(str, left))}"
@@ -61,7 +61,7 @@ def shortage(ranks: int, shared: Path = SHARED) -> Problem | None:
     room = free(shared)
     if room is None or room >= ranks * OF_A_RANK:
         return None
-    hint = "start the container with --shm-size=1g, or the ranks with torchrun, which needs none"
+    hint = f"{MORE}, or the ranks with torchrun, which needs none"
     if left := leftovers(shared):
         hint = f"{several(len(left), 'file')} of runs that have ended lie there: {how_to_remove(left)}; or {hint}"
     what = (

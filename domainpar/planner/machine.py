@@ -15,7 +15,6 @@ import yaml
 
 from domainpar import limits
 from domainpar.atomic_files import write_whole
-from domainpar.limits import cores_here
 from domainpar.problems import Problem
 
 SQUARE = 768
@@ -137,7 +136,7 @@ def this_machine(**measured: float) -> Machine:
     """This machine, measured in a second; `measured` are figures that take several ranks."""
     return Machine(
         name=platform.node(),
-        ranks=len(cores_here()),
+        ranks=len(limits.cores_here()),
         operations=operations_of_core(),
         bandwidth=bandwidth_of_core(),
         memory=float(min(psutil.virtual_memory().total, limits.memory().limit)),

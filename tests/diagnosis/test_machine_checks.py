@@ -72,7 +72,7 @@ def test_a_processor_is_told_by_its_name_or_by_the_numbers_of_its_cores(tmp_path
 
 
 def test_more_ranks_or_threads_than_cores_are_seen(monkeypatch):
-    monkeypatch.setattr(machine, "cores_here", lambda: range(4))
+    monkeypatch.setattr(machine.limits, "cores_here", lambda: range(4))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert machine.check_processor(4).verdict is Verdict.PASS
     assert machine.check_processor(5).verdict is Verdict.WARN

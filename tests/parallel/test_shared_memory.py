@@ -64,7 +64,7 @@ def test_only_mpich_is_asked_and_one_rank_of_a_machine_speaks(shared, monkeypatc
 
 
 def test_doctor_counts_what_was_left_and_names_the_command(shared, monkeypatch):
-    monkeypatch.setattr(machine, "cores_here", lambda: range(2))
+    monkeypatch.setattr(machine.limits, "cores_here", lambda: range(2))
     finding = machine.check_shared_memory(2, shared)
     assert "64 MiB free" in finding.found
     assert "room for 11 ranks under MPICH; 2 files of runs that have ended take 0.0 MiB" in finding.found
