@@ -18,9 +18,10 @@ import torch
 from domainpar import faults
 from domainpar.agreement import Refused, agree, on_all
 from domainpar.events.store import EventRecord, Events, EventStore, StoredEvent
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
-from domainpar.parallel.transport import RanksFailed, Transport
+from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray, LocalEdges, PartitionPlan, build_plan
 from domainpar.problems import Place, Problem
 from domainpar.words import several

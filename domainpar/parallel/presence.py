@@ -18,8 +18,9 @@ from types import TracebackType
 from domainpar import faults, timeouts
 from domainpar.agreement import Refused
 from domainpar.parallel.board import Life, Mark, SideChannel
+from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.places import in_words, is_a_command, where
-from domainpar.parallel.transport import RankMissing, RanksFailed, Transport
+from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem, Where, error_text, expected, nobody_reads
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"

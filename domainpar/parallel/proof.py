@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from domainpar.agreement import Refused
-from domainpar.parallel.transport import RankMissing, RanksFailed, Transport
+from domainpar.parallel.errors import RankMissing, RanksFailed
+from domainpar.parallel.transport import Transport
 
 NUM_SUMMED = 100_000
 NUM_SENT = 2**16  # 512 KiB: above the size at which libraries ask the receiver first, 4 to 256 KiB

@@ -12,8 +12,8 @@ import psutil
 import torch
 
 from domainpar.parallel.board import SideChannel
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.threads import Switchboard, ThreadTransport
-from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from domainpar import timeouts
-from domainpar.parallel.transport import Message, Posted, RanksFailed, Reduction, Transport
+from domainpar.parallel.errors import RanksFailed
+from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,

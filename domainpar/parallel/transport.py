@@ -17,9 +17,9 @@ from torch import Tensor
 
 from domainpar import faults
 from domainpar.agreement import name_ranks, strays
-from domainpar.parallel.board import Entry, SideChannel, describe, missing
+from domainpar.parallel.board import SideChannel, describe, missing
+from domainpar.parallel.errors import Garbled, RankMissing, RanksDiffer
 from domainpar.parallel.places import in_words, where
-from domainpar.problems import Problem
 from domainpar.words import some_of
 
 Reduction = Literal["sum", "max", "min"]
@@ -480,37 +480,3 @@ def _seal_of(payload: bytes) -> bytes:
 def _sealed(payload: bytes) -> bytes:
     """A payload behind its checksum: it will be read as sizes, names and numbers of rows."""
     return _seal_of(payload) + payload
-
-
-class Garbled(Problem, RuntimeError):
-    """Something did not arrive as it was sent; says what, and over which transport."""
-
-
-class RanksDiffer(Problem, RuntimeError):
-    """Ranks do not make the same calls, or no longer hold the same; says which and where. Raised on all of them."""
-
-
-class RanksFailed(RuntimeError):
-    """Another rank failed, so this one cannot go on. Says which and why; the cause is reported there."""
-
-
-class RankMissing(RuntimeError):
-    """A rank that others wait for did not come, or its connection is gone.
-
-    Attributes:
-        seen: The observation of the rank that raises it.
-        first: Board entries of the ranks that are waited for; empty where nobody knows.
-        board: The whole board in words; empty where there is none.
-        frames: Place of the rank that is waited for in its program; empty where it does not answer.
-    """
-
-    def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "", frames: str = "") -> None:
-        self.seen, self.first, self.board, self.frames = seen, list(first), board, frames
-        super().__init__("\n".join(part for part in (f"{self.what}.", board) if part))
-
-    @property
-    def what(self) -> str:
-        """The error in one line, the rank that is waited for first."""
-        if not self.first:
-            return self.seen
-        return f"{name_ranks([entry.rank for entry in self.first])} did not come: {self.seen}"

@@ -15,10 +15,11 @@ from domainpar import faults
 from domainpar.compiling import clock
 from domainpar.events.store import Events, JoinedEvents, StoredEvent, WholeEvent
 from domainpar.nn.heads import Readings
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.part_loading import all_sectors, load_part, sector_of_tiles, together
-from domainpar.parallel.transport import RanksFailed, Transport
+from domainpar.parallel.transport import Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 from partitioners import Sectors
 

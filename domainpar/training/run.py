@@ -17,9 +17,9 @@ from domainpar.config.texts import parse_betas, parse_factors
 from domainpar.events.store import EventStore
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.tables import in_files, lie_in_files
-from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.training import summary
 from domainpar.training.checkpoint import TrainingState

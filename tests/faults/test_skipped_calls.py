@@ -12,8 +12,8 @@ from torch import nn
 
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.split import split_graph
+from domainpar.parallel.errors import RanksDiffer
 from domainpar.parallel.presence import report
-from domainpar.parallel.transport import RanksDiffer
 from domainpar.problems import Where
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 

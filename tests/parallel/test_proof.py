@@ -9,9 +9,9 @@ import pytest
 from marks import fault
 
 from domainpar.agreement import Refused, gather
+from domainpar.parallel.errors import Garbled
 from domainpar.parallel.proof import proved
 from domainpar.parallel.threads import ThreadTransport
-from domainpar.parallel.transport import Garbled
 from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.threads import Switchboard
-from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
 
 

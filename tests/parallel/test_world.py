@@ -15,11 +15,11 @@ from marks import fault
 
 from domainpar.agreement import Refused, agree
 from domainpar.parallel import mpi, world
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.gpus import Choice
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
 from domainpar.parallel.presence import guard
-from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World, checked_domain_size
 from domainpar.problems import Problem
 from domainpar.testing import run_ranks

@@ -12,8 +12,8 @@ import torch
 from random_events import random_assignment, random_event
 
 from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.presence import guard
-from domainpar.parallel.transport import RanksFailed
 from domainpar.reco.scorer import Scorer
 from domainpar.reco.scores import score_events
 from domainpar.testing import run_ranks

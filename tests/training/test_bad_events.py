@@ -12,8 +12,8 @@ from random_store import NUM_TILES, write_graph, write_random_store
 from domainpar.agreement import Refused
 from domainpar.config import TrainConfig
 from domainpar.events.store import EventStore, event_file_name, write_manifest
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.part_loading import BadEvent
-from domainpar.parallel.transport import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.training.parts import PartLoader
 from domainpar.training.run import train

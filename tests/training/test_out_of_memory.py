@@ -12,7 +12,7 @@ from random_store import write_random_store
 
 from domainpar.events.store import EventStore
 from domainpar.nn.tilewise import EdgeTiles
-from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.errors import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.training.monitor.failure import asked_for, is_out_of_memory
 from domainpar.training.sampler import samples_of

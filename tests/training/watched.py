@@ -9,7 +9,7 @@ import torch
 from domainpar import faults
 from domainpar.events.store import EventStore
 from domainpar.nn.catalogue import build_model
-from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.errors import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.training.loop import Schedule, Trainer
 from domainpar.training.monitor.failure import StepFailed

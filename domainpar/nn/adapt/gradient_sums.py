@@ -18,9 +18,10 @@ from domainpar.nn.adapt.across import payload_of, shape_and_type, tensor_of
 from domainpar.nn.adapt.part import holds_rows
 from domainpar.nn.adapt.rows import version_of
 from domainpar.parallel.digests import checksums, what_differs
+from domainpar.parallel.errors import RanksDiffer
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.places import in_words, where
-from domainpar.parallel.transport import RanksDiffer, Transport
+from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 
 NOT_FINITE = 10_000  # larger than any exponent of a double

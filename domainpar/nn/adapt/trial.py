@@ -24,8 +24,8 @@ from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.recorder import Recorder, Seen, as_numbers
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.split import split_graph
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.parallel.transport import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.plan import EdgePolicy, IntArray
 

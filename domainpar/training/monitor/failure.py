@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.memory import byte_size, free_memory

@@ -11,7 +11,7 @@ from whole_and_split import USUAL
 from domainpar.nn.adapt import gradient_sums
 from domainpar.nn.adapt.parallelize import Parallel, parallelize
 from domainpar.nn.adapt.split import split_graph
-from domainpar.parallel.transport import RanksDiffer
+from domainpar.parallel.errors import RanksDiffer
 from domainpar.testing import run_ranks
 
 torch.manual_seed(0)

@@ -12,7 +12,7 @@ from whole_and_split import ODD, USUAL
 from domainpar import parallelize, split_graph, split_slices
 from domainpar.agreement import Refused
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.parallel.transport import RanksDiffer
+from domainpar.parallel.errors import RanksDiffer
 from domainpar.testing import run_ranks
 
 
