@@ -72,23 +72,21 @@ def check_module(module: nn.Module) -> None:
         )
 
 
-_SHARDED = {"DTensor", "FlatParameter", "FSDPModule", "FullyShardedDataParallel"}
-
-
 def check_whole(module: nn.Module) -> None:
-    """Refuse parameters of which each rank holds a shard; kinds are known by name, for importing them takes a second.
+    """Refuse parameters of which each rank holds a shard, sharded inside of the module or around it.
 
     Raises:
         ValueError: With the first of them, and what to do.
     """
-    holders = [*module.named_modules(), *module.named_parameters()]
-    kinds = {type(holder): {it.__name__ for it in type(holder).__mro__} & _SHARDED for _, holder in holders}
-    for name, holder in holders:
-        for kind in kinds[type(holder)]:
-            raise ValueError(
-                f"{name or 'the model'} is sharded over ranks (a {kind} of torch.distributed), where every rank has to "
-                "hold its parameters whole; leave fully_shard and FullyShardedDataParallel away: sum_gradients sums."
-            )
+    # Torch leaves no other trace in what FullyShardedDataParallel wraps. Kinds of tensors are known by name, for
+    # importing them takes a second.
+    sharded = [(name, "FSDP") for name, it in module.named_modules() if vars(it).get("_is_fsdp_managed_module")]
+    sharded += [(name, "DTensor") for name, it in module.named_parameters() if type(it).__name__ == "DTensor"]
+    for name, kind in sharded:
+        raise ValueError(
+            f"{name or 'the model'} is sharded over ranks ({kind} of torch.distributed), where every rank has to hold "
+            "its parameters whole; leave fully_shard and FullyShardedDataParallel away: sum_gradients sums."
+        )
 
 
 def check_sizes(module: nn.Module) -> None:

@@ -44,12 +44,19 @@ def shard_somewhere(world):
     def of_old(net):
         parallelize(FullyShardedDataParallel(net, device_id=torch.device("cpu")), world)
 
+    def around(net, **how):
+        model = FullyShardedDataParallel(parallelize(net, world), device_id=torch.device("cpu"), **how)
+        model(x, part.edge_index)
+
+    def around_parameters(net):
+        around(net, use_orig_params=True)
+
     def of_tensors(net):
         parallelize_module(net, mesh, {"linear": ColwiseParallel()})
         parallelize(net, world)
 
     said = {}
-    for shard in (before, of_a_layer, after, of_old, of_tensors):
+    for shard in (before, of_a_layer, after, of_old, around, around_parameters, of_tensors):
         try:
             shard(Net())
         except Exception as error:
@@ -59,6 +66,6 @@ def shard_somewhere(world):
 
 def test_parameters_that_are_sharded_are_refused_by_name_on_all_ranks():
     for said in run_ranks(shard_somewhere, 2, transport="gloo"):
-        assert len(said) == 5, said.keys()
+        assert len(said) == 7, said.keys()
         for name, text in said.items():
             assert "sharded over ranks" in text, (name, text)
