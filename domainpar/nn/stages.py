@@ -321,6 +321,19 @@ def _check_residual(mlp: MLP, width: int) -> None:
         )
 
 
+def _refuse_second_gradients() -> None:
+    """In a pass back: refuse to make gradients that have gradients, at once, for those of parameters pass autograd by.
+
+    Raises:
+        RuntimeError: Under `create_graph`, on all ranks alike.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a gradient of a gradient (create_graph=True) through a network built on stages has no form here; take one "
+            "in plain torch, as parallelize takes it, or leave create_graph out."
+        )
+
+
 # A step is all of a stage's call but its tables: those autograd keeps, on the host or computed anew if so asked.
 # Parameters take part in `apply` so that `backward` is called where they alone are trained; their gradients go to the
 # stage's sink.
@@ -351,6 +364,7 @@ class _OnNodes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_gradients()
         step: _NodeStep = ctx.step
         needed = ctx.needs_input_grad[1 : 1 + step.num_tables]
         saved = ctx.saved_tensors
@@ -406,6 +420,7 @@ class _OnEdges(torch.autograd.Function):
         of_readout: Tensor | None,
         of_nodes: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
+        _refuse_second_gradients()
         step: _EdgeStep = ctx.step
         edges, *rest = ctx.saved_tensors
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]

@@ -10,13 +10,16 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
+from domainpar.config import BITWISE, MODELS
 from domainpar.nn import on_stages, stages
 from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
+from domainpar.nn.catalogue import build_model
 from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.nn.stages import EdgeStage, through
+from domainpar.testing import run_ranks
 
 each = pytest.mark.parametrize("name", PUBLISHED_ON_STAGES)
 
@@ -142,3 +145,40 @@ def test_a_stage_both_ways_makes_sums_and_no_states(how):
         ValueError, match="a stage both ways makes sums of node states and no edge states: call it alone"
     ):
         networks.run_ranks(forward, 1)
+
+
+def _second_gradients(world, event, name, of):
+    """What asking for the gradient of a gradient ends in: the refusal, or that gradient and torch's own."""
+    part = event.part(world.transport, event.grouping("random", world.size, seed=1), torch.float64)
+    model = build_model(name, 3, 6, hidden=16, graph_iters=2, dtype=torch.float64)
+    model.sink = model.gradients()  # stages give it theirs
+    features = part.graph.features.requires_grad_()
+    parameters = [it for it in model.parameters() if it.requires_grad]
+
+    def second(logits):
+        inputs = [features] if of == "features" else parameters
+        slopes = torch.autograd.grad(logits.square().sum(), inputs, create_graph=True, allow_unused=of == "parameters")
+        return torch.autograd.grad(sum(it.square().sum() for it in slopes if it is not None), features)[0]
+
+    try:
+        found = second(model(part.graph, part.halo))
+    except RuntimeError as refused:
+        return str(refused)
+    return found, second(model.module(*_tables_of(part)))
+
+
+def _tables_of(part):
+    """The arguments of a plain module on one rank."""
+    return part.graph.features, torch.stack([part.graph.src, part.graph.dst]), part.graph.edge_features
+
+
+@pytest.mark.parametrize("of", ["features", "parameters"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gradient_of_a_gradient_is_that_of_torch_or_is_refused_by_name(name, of):
+    if name in BITWISE:
+        for said in run_ranks(_second_gradients, 2, tiled_event(), name, of):
+            assert "create_graph=True" in said
+            assert "a network built on stages has no form here; take one in plain torch" in said
+    else:
+        ((found, expected),) = run_ranks(_second_gradients, 1, tiled_event(), name, of)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
