@@ -252,7 +252,7 @@ def outcome(bench: Bench, variant: Variant, seed: int, epochs: int) -> Row:
     }
 
 
-FIGURES = ("edge_auc", "edge_efficiency", "edge_purity", "loss")
+FIGURES = ("edge_auc_pooled", "edge_efficiency", "edge_purity", "loss")
 
 
 def said_last(text: str) -> str:
@@ -278,7 +278,7 @@ def in_words(row: Row, options: argparse.Namespace) -> str:
 
 def show(results: measuring.Results, aim: str) -> None:
     def extremes(rows: Sequence[Row]) -> str:
-        areas = [row["edge_auc"] for row in rows if "edge_auc" in row]
+        areas = [row["edge_auc_pooled"] for row in rows if "edge_auc_pooled" in row]
         return f"{min(areas):.4f} {max(areas):.4f}" if areas else "-"
 
     columns: Columns = {
@@ -287,7 +287,7 @@ def show(results: measuring.Results, aim: str) -> None:
         "steps": measuring.mean("steps", "{:.0f}"),
         "step s": measuring.mean("step", "{:.3f}"),
         "training s": measuring.mean("seconds", "{:.0f}", deviation=True),
-        "AUC": measuring.mean("edge_auc", "{:.4f}", deviation=True),
+        "AUC": measuring.mean("edge_auc_pooled", "{:.4f}", deviation=True),
         "from, to": extremes,
         "efficiency": measuring.mean("edge_efficiency", "{:.3f}", deviation=True),
         "purity": measuring.mean("edge_purity", "{:.3f}", deviation=True),

@@ -164,7 +164,7 @@ def figures(records: Sequence[Row]) -> Row:
     rises = [max(0.0, after - before) for before, after in pairwise(losses)]
     worst = max((losses[at] / min(losses[:at]) for at in range(3, len(losses))), default=np.nan)
     return {
-        "auc": val[-1]["edge_auc"] if val and val[-1]["edge_auc"] is not None else 0.5,
+        "auc": val[-1]["edge_auc_pooled"] if val and val[-1]["edge_auc_pooled"] is not None else 0.5,
         "climb": sum(rises) / losses[0] if losses else np.nan,
         "worst": worst,
         "spikes": 1000 * sum("spike" in record for record in train) / max(len(train), 1),

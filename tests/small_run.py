@@ -96,7 +96,7 @@ def record(step, ranks, naive=False):
         "grad_norm": 2.0,
         "edge_efficiency": 0.5,
         "edge_purity": None if step == 1 else 0.25,
-        "edge_auc": 0.9,
+        "edge_auc_pooled": 0.9,
         "counted_against": "candidate edges" + " inside sectors (approximate: naive mode)" * naive,
         "target_edges": 10,
         "ranks": ranks,

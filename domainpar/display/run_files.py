@@ -311,9 +311,14 @@ def _records(path: Path, about: Table, missing: list[str]) -> tuple[Table, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
         # The last line of a run that is under way may be half written.
         finished = [line for line in lines[:-1] if line] + [line for line in lines[-1:] if line.endswith("}")]
-        records = tuple(json.loads(line) for line in finished)
+        records = tuple(_with_area(json.loads(line), "edge_auc_pooled") for line in finished)
         _ = [(record["split"], record["step"]) for record in records]
     return records
+
+
+def _with_area(figures: Table, name: str) -> Table:
+    """Figures with the name that their area under the ROC curve has; earlier versions called each `edge_auc`."""
+    return {name if key == "edge_auc" else key: value for key, value in figures.items()}
 
 
 def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) -> ScoreFiles | None:
@@ -338,7 +343,9 @@ def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) ->
             # A file of scores must not be able to make us open a file elsewhere.
             if Path(name).name != name or not isinstance(event, str):
                 raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
-        _ = [(str(split), int(metrics["events"])) for split, metrics in about["metrics"].items()]
+        metrics = {split: _with_area(of, "edge_auc_mean") for split, of in about["metrics"].items()}
+        about = {**about, "metrics": metrics}
+        _ = [(str(split), int(of_split["events"])) for split, of_split in metrics.items()]
         for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
             _ = [TrackCounts.from_json(counts) for counts in by_finder.values()]
     sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")

@@ -25,6 +25,9 @@ STATES = {
     "died": "ended without a word, as a killed process does",
 }
 
+AREAS = {"edge_auc_pooled": "pooled", "edge_auc_mean": "mean over events"}
+"""Words for the two areas under the ROC curve: that of training, and that of `infer`."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -106,7 +109,7 @@ def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
             "edge efficiency": short(values.get("edge_efficiency")),
             "edge purity": short(values.get("edge_purity")),
             # Training pools the edges of all events, `infer` keeps those of one at a time.
-            "edge AUC": f"{short(values.get('edge_auc'))} {'pooled' if 'step' in values else 'mean over events'}",
+            "edge AUC": "".join(f"{short(values[name])} {word}" for name, word in AREAS.items() if name in values),
             "target edges": f"{values.get('target_edges') or 0:,}",
         }
         for where, values in counted

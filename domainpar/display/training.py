@@ -29,7 +29,7 @@ from partitioners.quality import imbalance
 
 QUANTITIES = {
     "loss": ("loss per edge", "Loss per edge, weighted as in the training; the smaller the better."),
-    "edge_auc": (
+    "edge_auc_pooled": (
         "edge AUC, pooled",
         "Area under the ROC curve of targets against other edges, of all events together.",
     ),

@@ -30,7 +30,7 @@ from domainpar.training.sampler import samples_of
 from domainpar.words import several
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
-SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc", "edges")
+SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc_pooled", "edges")
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def last_lines(
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
         f"{sum(seconds) / len(seconds):.3g} s an event, {max(seconds):.3g} s the longest",
-        *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc" in values),
+        *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc_mean" in values),
         *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
         *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
     ]
@@ -165,11 +165,11 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc"))
+    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc_mean"))
     approximate = ", approximate" if about["mode"] == "naive" else ""
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
-        f"edges among the candidates; AUC: mean over events{approximate})"
+        f"edges among the candidates; AUC: the mean over events{approximate})"
     )
 
 

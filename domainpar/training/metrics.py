@@ -69,7 +69,7 @@ class EdgeCounts:
 
     def ratios(self) -> dict[str, float | None]:
         """Efficiency, purity and AUC by their names in records; None where there is nothing to divide by."""
-        ratios = {"edge_efficiency": self.efficiency, "edge_purity": self.purity, "edge_auc": self.auc}
+        ratios = {"edge_efficiency": self.efficiency, "edge_purity": self.purity, "edge_auc_pooled": self.auc}
         return {name: None if math.isnan(value) else value for name, value in ratios.items()}
 
 
@@ -220,5 +220,7 @@ def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
     """
     total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
     areas = [of_event.auc for of_event in counts if not math.isnan(of_event.auc)]
-    ratios = total.ratios() | {"edge_auc": float(np.mean(areas)) if areas else None}
+    ratios = total.ratios()
+    del ratios["edge_auc_pooled"]  # pairs of two events are not counted
+    ratios["edge_auc_mean"] = float(np.mean(areas)) if areas else None
     return {"events": len(counts), **ratios, "edges": total.edges, "target_edges": total.targets}

@@ -30,7 +30,7 @@ from domainpar.training.tasks import Task
 
 SHOWN = {
     "split": "", "epoch": "", "step": "", "loss": ".5g",
-    "edge_efficiency": ".4f", "edge_purity": ".4f", "edge_auc": ".4f", "seconds": ".3g",
+    "edge_efficiency": ".4f", "edge_purity": ".4f", "edge_auc_pooled": ".4f", "seconds": ".3g",
 }  # fmt: skip
 """The fields of the readable line of a record, with their formats; the rest is in `metrics.jsonl`."""
 

@@ -108,7 +108,7 @@ class Tasks:
     def figure_of(self, record: Mapping[str, Any]) -> float | None:
         """What tells the best checkpoint, the larger the better, of a record; None if it could not be counted."""
         if self.main == EDGE.name:
-            auc: float | None = record["edge_auc"]
+            auc: float | None = record["edge_auc_pooled"]
             return auc
         figures = record["labels"][self.main]
         if self._main_task.label.classes:

@@ -60,7 +60,7 @@ class Recorded:
             raise RuntimeError(
                 "rank 0 failed:\nTraceback:\n  x()\na.b.StepFailed: the loss is not finite\nhint: less\n"
             )
-        good = {"edge_auc": 0.9 + 0.01 * seed, "edge_efficiency": 0.5, "edge_purity": None, "loss": 0.3}
+        good = {"edge_auc_pooled": 0.9 + 0.01 * seed, "edge_efficiency": 0.5, "edge_purity": None, "loss": 0.3}
         records = []
         for epoch in range(epochs):
             records += 2 * [{"split": "train", "loss": 0.1, "seconds": 3.0 if epoch == 0 else 1.0}]
@@ -92,7 +92,7 @@ def test_all_seeds_of_a_variant_take_the_steps_that_fit_and_the_last_validation_
     good = [row for row in rows if row["problem"] is None]
     assert {row["steps"] for row in good} == {16}, "6 s of the first epoch and 7 epochs of 2 s"
     assert {row["seconds"] for row in good} == {20.0}
-    assert [row["edge_auc"] for row in rows if row["variant"] == "default"] == [0.9, 0.91, 0.92]
+    assert [row["edge_auc_pooled"] for row in rows if row["variant"] == "default"] == [0.9, 0.91, 0.92]
     (failed,) = (row for row in rows if row["problem"] is not None)
     assert failed["problem"] == "a.b.StepFailed: the loss is not finite"
     cells = {line[0]: dict(zip(table["headings"], line)) for line in table["cells"]}

@@ -94,7 +94,7 @@ def test_learning_trains_variants_for_as_long_as_it_is_told(kept, capsys):
     for variant in ("default", "fast"):
         (steps,) = {row["steps"] for row in rows if row["variant"] == variant}
         assert steps % 2 == 0, "whole epochs of two training events"
-    assert all(0 < row["edge_auc"] < 1 for row in rows)
+    assert all(0 < row["edge_auc_pooled"] < 1 for row in rows)
     assert "Variants of the network, 0.5 s of training" in capsys.readouterr().out
 
 

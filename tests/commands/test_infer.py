@@ -162,10 +162,14 @@ def test_metrics_of_the_validation_events_are_those_that_training_printed(place,
     listed, _ = inferred(place, tmp_path / "out", 2, checkpoint=checkpoint)
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in lines if line["split"] == "val"]
-    line = max(validated, key=lambda line: line["edge_auc"]) if checkpoint == "best" else validated[-1]
-    names = ("edge_efficiency", "edge_purity", "edge_auc", "target_edges", "edges")
+    line = max(validated, key=lambda line: line["edge_auc_pooled"]) if checkpoint == "best" else validated[-1]
+    names = ("edge_efficiency", "edge_purity", "target_edges", "edges")
+    told = listed["metrics"]["val"]
     assert listed["step"] == line["step"]
-    assert {name: listed["metrics"]["val"][name] for name in names} == {name: line[name] for name in names}
+    assert {name: told[name] for name in names} == {name: line[name] for name in names}
+    assert told["edge_auc_mean"] == line["edge_auc_pooled"], "of the one event that there is"
+    assert told.keys().isdisjoint({"edge_auc", "edge_auc_pooled"})
+    assert line.keys().isdisjoint({"edge_auc", "edge_auc_mean"})
 
 
 def test_features_are_standardised_by_the_constants_of_the_run_whatever_the_store_has(place, tmp_path):
@@ -216,7 +220,7 @@ def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(pl
     above, ties = (np.mean(compare(order[true][:, None], order[~true])) for compare in (np.greater, np.equal))
     metrics = naive["metrics"]["val"]
     assert metrics["edge_efficiency"] == np.mean((logit > 0)[true])
-    assert metrics["edge_auc"] == pytest.approx(above + ties / 2, abs=1e-12)
+    assert metrics["edge_auc_mean"] == pytest.approx(above + ties / 2, abs=1e-12)
     assert metrics["target_edges"] == halo["metrics"]["val"]["target_edges"] == true.sum()
 
 

@@ -329,7 +329,7 @@ def test_scores_of_a_users_network_are_the_same_on_any_number_of_ranks(store, tm
     validated = [line for line in run.lines if line["split"] == "val"]
     assert listed["step"] in {line["step"] for line in validated}
     line = next(line for line in validated if line["step"] == listed["step"])
-    assert listed["metrics"]["val"]["edge_auc"] == pytest.approx(line["edge_auc"], abs=1e-6)
+    assert listed["metrics"]["val"]["edge_auc_mean"] == pytest.approx(line["edge_auc_pooled"], abs=1e-6)
 
 
 # What is tried before anything is trained

@@ -125,7 +125,7 @@ def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_
     scores = json.loads((tmp_path / "run" / "scores" / "scores.json").read_text())
     assert (scores["precision"], scores["step"]) == ("bf16", 2)
     validated = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1]
-    assert scores["metrics"]["val"]["edge_auc"] == validated["edge_auc"], "other scores than training had"
+    assert scores["metrics"]["val"]["edge_auc_mean"] == validated["edge_auc_pooled"], "other scores than training had"
     assert list(strangers_in_run(tmp_path / "run")) == [], "--overwrite would not know it for a run"
 
 

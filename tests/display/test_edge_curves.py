@@ -30,7 +30,7 @@ def test_auc_efficiency_and_purity_are_those_of_the_training(files):
     assert curves.auc == pytest.approx(counts.auc, abs=1e-12)
     read = [files.read_event(record) for record in files.store.records if record.event in curves.events]
     told_by_infer = metrics_over([counts_of(event) for event in read])
-    assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc"], abs=1e-12)
+    assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc_mean"], abs=1e-12)
     assert curves.efficiency[50] == pytest.approx(counts.efficiency, abs=1e-12)
     assert curves.purity[50] == pytest.approx(counts.purity, abs=1e-12)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run, write_store
 
 from domainpar.display.run_files import read_run_files
+from domainpar.display.summary import final_metrics
 from domainpar.events.store import EventStore, write_arrays
 
 
@@ -192,3 +194,20 @@ def test_odd_events_are_read(tmp_path, odd):
     assert event.num_hits == odd["num_hits"]
     assert len(event.particle_row) == event.num_hits
     assert event.part_of_hits(3).max(initial=0) < 3
+
+
+def test_the_area_of_an_earlier_version_is_the_pooled_one_of_training_and_the_mean_of_scores(tmp_path):
+    told = []
+    for of_training, of_scores in (("edge_auc_pooled", "edge_auc_mean"), ("edge_auc", "edge_auc")):
+        run = write_run(tmp_path / of_training)
+        lines = (run / "metrics.jsonl").read_text().replace('"target_edges"', '"edges": 100, "target_edges"')
+        (run / "metrics.jsonl").write_text(lines.replace("edge_auc_pooled", of_training))
+        scores = json.loads((run / "scores" / "scores.json").read_text())
+        scores["metrics"] = {"val": {"events": 1, of_scores: 0.8, "edges": 100}}
+        (run / "scores" / "scores.json").write_text(json.dumps(scores))
+        files = read_run_files(run)
+        (of_infer,) = final_metrics(files)
+        assert {record["edge_auc_pooled"] for record in files.records} == {0.9}
+        (of_run,) = final_metrics(replace(files, scores=None))
+        told.append([dict(zip(rows.head, rows.rows[0]))["edge AUC"] for rows in (of_infer, of_run)])
+    assert told == [["0.8000 mean over events", "0.9000 pooled"]] * 2

@@ -51,7 +51,7 @@ def records_of(store, out, device, flags):
     """Loss and AUC of each record of a run on one rank."""
     train(TrainConfig(**{**SMALL, **flags}, device=device, out=str(out)), store, World.alone(device))
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [(record["loss"], record["edge_auc"]) for record in map(json.loads, lines)]
+    return [(record["loss"], record["edge_auc_pooled"]) for record in map(json.loads, lines)]
 
 
 @needs_gpu

@@ -43,7 +43,7 @@ def parameters_of(run):
 
 
 TOLD = (
-    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc"),
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc_pooled"),
     *("edges", "edges_not_scored", "target_edges", "counted_against"),
 )
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

@@ -74,7 +74,7 @@ def outcome(store, out, num_ranks, domain_size=None, **flags):
     found = run_ranks(trained, num_ranks, store, out, flags, domain_size=domain_size, timeout=60)
     weights = {b"".join(value.numpy().tobytes() for value in state.values()) for state in found}
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    names = ("split", "step", "loss", "edges", "edge_auc", "skipped_events")
+    names = ("split", "step", "loss", "edges", "edge_auc_pooled", "skipped_events")
     return weights, [{name: record.get(name) for name in names} for record in records], json.loads(
         (out / "run.json").read_text()
     )  # fmt: skip

@@ -84,7 +84,7 @@ def test_where_there_is_nothing_to_divide_by_the_record_says_none(classes):
     counts = counted(-np.ones(len(classes)), np.array(classes, int))
     assert math.isnan(counts.auc)
     assert math.isnan(counts.purity)
-    assert metrics_of(counts)["edge_auc"] is None
+    assert metrics_of(counts)["edge_auc_pooled"] is None
 
 
 def test_a_record_says_what_edges_are_counted_against():
@@ -92,7 +92,7 @@ def test_a_record_says_what_edges_are_counted_against():
     assert metrics_of(counts) == {
         "edge_efficiency": 0.75,
         "edge_purity": 0.75,
-        "edge_auc": 40 / 48,
+        "edge_auc_pooled": 40 / 48,
         "counted_against": "candidate edges",
         "edges": 10,
         "edges_not_scored": 7,

@@ -71,7 +71,7 @@ def run_json(out):
 
 
 FIELDS = {
-    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc"),
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc_pooled"),
     *("counted_against", "edges", "edges_not_scored", "target_edges", "ranks"),
     *("seconds", "seconds_compute", "seconds_exchange", "seconds_wait", "seconds_load"),
     *("owned_nodes", "ghost_nodes", "local_edges", "halo_bytes", "peak_rss_bytes"),

@@ -47,7 +47,7 @@ def _trained(world, store, out, flags):
     run = train(config, Path(store), world)
     world.transport.barrier()
     lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    told = ("loss", "labels", "loss_of_edges", "edge_auc", "edges", "edges_unknown", "grad_norm")
+    told = ("loss", "labels", "loss_of_edges", "edge_auc_pooled", "edges", "edges_unknown", "grad_norm")
     world.transport.barrier()
     return invariance.parameters_of(run), [{name: line.get(name) for name in told} for line in lines], run.state
 
@@ -383,7 +383,7 @@ def test_a_network_without_edges_writes_none_and_builds_no_tracks(store, tmp_pat
     run_ranks(_inferred, 2, store, tmp_path / "run", tmp_path / "scores", {})
     printed = capsys.readouterr().out
     assert "size_rmse=" in printed
-    assert "edge_auc" not in printed
+    assert "edge_auc_pooled" not in printed
     name = EventStore(store).events("val")[0].event
     scores = read_scores(tmp_path / "scores", name)
     assert not scores.edge_scored.any()

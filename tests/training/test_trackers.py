@@ -52,7 +52,7 @@ def test_rank_0_shows_the_numbers_of_every_record_and_the_hash_is_the_same(store
     assert [step for step, _ in shown] == [line["step"] for line in lines], "one rank, each record once"
     for (_, figures), line in zip(shown, lines):
         assert figures[f"{line['split']}/loss"] == line["loss"]
-        assert f"{line['split']}/edge_auc" in figures
+        assert f"{line['split']}/edge_auc_pooled" in figures
         assert not any(name.endswith(("/step", "/epoch")) for name in figures)
     assert shown.closed
     assert (shown.place, shown.name) == (tmp_path / "logged" / "trackers", "logged")
