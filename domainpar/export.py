@@ -177,7 +177,7 @@ class Exact(NamedTuple):
             return 0.0
         away = self.away(found)
         worst = int(np.argmax(away))
-        if not away[worst] <= self.allowed:
+        if not (np.isfinite(away[worst]) and away[worst] <= self.allowed):
             src, dst = self.ends[:, worst].tolist()
             raise self.event.place.problem(
                 f"{who} other logits: largest difference over 1 + |logit| {away[worst]:.1e} at edge {worst} ({src} -> "

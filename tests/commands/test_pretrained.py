@@ -249,6 +249,15 @@ def test_every_command_that_takes_a_run_takes_it_by_name(store, name, capsys):
     assert "1 checkpoint hashed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_exported_as_onnx_as_well(store, name):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert export.main([f"pretrained:{name}", "--store", str(path_of(store))]) == 0
+    assert Path(f"runs/pretrained-{name}/model.onnx").is_file()
+
+
 def test_a_report_of_it_says_the_command_that_makes_scores(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert report.main(["pretrained:quickstart"]) == 0
