@@ -27,10 +27,10 @@ from domainpar.events.store import EventStore, event_file_name, write_event, wri
 from domainpar.infer import infer, main
 from domainpar.parallel.part_loading import BadEvent
 from domainpar.parallel.world import World
+from domainpar.problems import Problem
 from domainpar.reco import scores, summary
 from domainpar.reco.score_files import ScoredEvent
 from domainpar.reco.scorer import Outcome
-from domainpar.problems import Problem
 from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
 from domainpar.training.run import train
 from domainpar.words import this_python
