@@ -24,7 +24,7 @@ from domainpar.limits import cores_here
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.gpus import Seen, seen_by
 from domainpar.parallel.launcher import Launcher, detect
-from domainpar.parallel.meeting import speaks
+from domainpar.parallel.meeting import tells
 from domainpar.parallel.presence import guard
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
@@ -204,7 +204,7 @@ def _all_findings(subject: Subject) -> list[Finding]:
 
 def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) -> int:
     """The ranks cannot meet: say so, with what one process can find out alone."""
-    if not speaks(refused):
+    if not tells(refused):
         time.sleep(timeouts.DOCTOR_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
         return 1
     reason = told(refused)

@@ -34,19 +34,19 @@ TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 LARGEST_DEFAULT_DOMAIN = 8  # ranks that share one event, by default
 
 
-class NobodyServes(Refused):
-    """What this rank says itself: rank 0, which would print what is wrong, cannot be met, or may not know."""
+class ToldHere(Refused):
+    """What this rank prints itself: rank 0, which would, cannot be met, or may not know."""
 
 
-class SaidHere(Refused):
-    """What another rank of this host has said."""
+class ToldByAnother(Refused):
+    """What another rank of this host prints."""
 
 
-def speaks(refused: ValueError) -> bool:
+def tells(refused: ValueError) -> bool:
     """Whether this rank is the one to print that the ranks cannot meet."""
-    if isinstance(refused, SaidHere):
+    if isinstance(refused, ToldByAnother):
         return False
-    return isinstance(refused, NobodyServes) or launchers.started_as_root()
+    return isinstance(refused, ToldHere) or launchers.started_as_root()
 
 
 Meeting = tuple[Transport, torch.device, SideChannel | None]
@@ -260,8 +260,8 @@ def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) 
     """
     ranks = environ.get("MPI_LOCALNRANKS", "")  # of hydra, MPICH's own launcher
     if library.startswith("MPICH") and ranks.isdigit() and (problem := shared_memory.shortage(int(ranks))):
-        speaks = environ.get("MPI_LOCALRANKID") == "0"
-        raise (NobodyServes if speaks else Refused)(problem.what, problem.hint)
+        first_here = environ.get("MPI_LOCALRANKID") == "0"
+        raise (ToldHere if first_here else ToldByAnother)(problem.what, problem.hint)
 
 
 def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> SideChannel:
@@ -291,8 +291,8 @@ def _cannot_meet(
         return Refused(f"port {port} of {host} is taken", "set MASTER_PORT to a free port, or start with mpiexec")
     if "resolve" in str(error) or "getaddrinfo" in str(error) or "Name or service" in str(error):
         what = f"rank {launcher.rank} cannot resolve {host}, where rank 0 serves"
-        return NobodyServes(what, "set MASTER_ADDR to an address that every host knows")
-    return NobodyServes(
+        return ToldHere(what, "set MASTER_ADDR to an address that every host knows")
+    return ToldHere(
         f"rank {launcher.rank} of {launcher.size} could not meet rank 0 at {host}:{port} within {join_seconds:g} s: "
         + _first_line(error),
         "check that rank 0 was started, and MASTER_ADDR, MASTER_PORT and firewalls; --join-timeout waits longer",
@@ -347,7 +347,7 @@ def _of_store(
             raise
         refused = _no_group(name, rank, size, error)
         # Rank 0 may find out minutes later, and may not be the one that is wrong: one rank of each host says so.
-        kind = NobodyServes if _first_here(marks.store) else SaidHere
+        kind = ToldHere if _first_here(marks.store) else ToldByAnother
         raise kind(refused.what, refused.hint) from None
 
 

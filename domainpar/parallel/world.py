@@ -22,7 +22,7 @@ from domainpar.limits import cores_here
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import alone_in_job, detect
-from domainpar.parallel.meeting import TransportName, checked_domain_size, meet, speaks
+from domainpar.parallel.meeting import TransportName, checked_domain_size, meet, tells
 from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
 from domainpar.parallel.proof import proved
 from domainpar.parallel.side_channel import share_store
@@ -220,7 +220,7 @@ class World(OfThisProcess):
             ranks = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
         except ValueError as problem:
             refused = problem if isinstance(problem, Refused) else Refused(**told(problem))
-            if speaks(refused):
+            if tells(refused):
                 write_error(refused.text)
             else:
                 time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone

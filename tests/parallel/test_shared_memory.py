@@ -14,7 +14,7 @@ from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import ASK_FOR_LIBRARY
 from domainpar.parallel import shared_memory
-from domainpar.parallel.meeting import NobodyServes, _check_shared_memory
+from domainpar.parallel.meeting import ToldHere, _check_shared_memory
 from domainpar.testing import find_mpiexec, patient
 
 MIB = 2**20
@@ -56,11 +56,11 @@ def test_only_mpich_is_asked_and_one_rank_of_a_machine_speaks(shared, monkeypatc
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=MIB))
     _check_shared_memory("Open MPI v5.0.1", {"MPI_LOCALNRANKS": "12"})
     _check_shared_memory("MPICH Version: 5.0.2", {"SLURM_PROCID": "0"})
-    with pytest.raises(NobodyServes):
+    with pytest.raises(ToldHere):
         _check_shared_memory("MPICH Version: 5.0.2", {"MPI_LOCALNRANKS": "12", "MPI_LOCALRANKID": "0"})
     with pytest.raises(Refused) as refused:
         _check_shared_memory("MPICH Version: 5.0.2", {"MPI_LOCALNRANKS": "12", "MPI_LOCALRANKID": "3"})
-    assert not isinstance(refused.value, NobodyServes)
+    assert not isinstance(refused.value, ToldHere)
 
 
 def test_doctor_counts_what_was_left_and_names_the_command(shared, monkeypatch):
