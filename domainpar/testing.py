@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from domainpar import timeouts
+from domainpar.limits import cores_here
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
@@ -79,7 +80,7 @@ def patient(seconds: float) -> float:
     load = os.getloadavg()[0]
     with suppress(OSError):  # of Linux: those that want to run at this moment
         load = max(load, float(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
-    return seconds * max(1.0, 2.0 * load / len(os.sched_getaffinity(0)))
+    return seconds * max(1.0, 2.0 * load / len(cores_here()))
 
 
 def _check_importable(function: Callable[..., Any]) -> None:

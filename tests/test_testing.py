@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from domainpar import testing
 from domainpar.testing import find_mpiexec, patient, run_command
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
@@ -53,14 +54,14 @@ def test_a_function_that_is_in_no_file_is_refused_before_ranks_start(transport):
 @pytest.mark.parametrize(("load", "times"), [(0.0, 1), (2.0, 2), (12.0, 12)])
 def test_a_time_limit_grows_with_the_load_of_the_machine(monkeypatch, load, times):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda of: {0, 1})
+    monkeypatch.setattr(testing, "cores_here", lambda: {0, 1})
     monkeypatch.setattr(Path, "read_text", lambda path: f"{load} 0 0 1/100 7")
     assert patient(60) == 60 * times
 
 
 def test_a_burst_counts_before_the_mean_of_a_minute_has_risen(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda of: {0, 1})
+    monkeypatch.setattr(testing, "cores_here", lambda: {0, 1})
     monkeypatch.setattr(Path, "read_text", lambda path: "0.00 0.00 0.00 8/100 7")
     assert patient(60) == 60 * 8
 
