@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from domainpar.atomic_files import write_whole
 from domainpar.command_line import config_of_run, named, refused_as_asked, run_command
 from domainpar.config import ExportConfig
 from domainpar.parallel.launcher import started_as_root
@@ -292,7 +293,7 @@ def _pt2() -> tuple[Write, RunFile]:
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:
         content = io.BytesIO()  # torch's own writer of files ends the process where a disk is full
         torch.export.save(_program(module, inputs), content, extra_files={"metadata.json": json.dumps(metadata)})
-        path.write_bytes(content.getvalue())
+        write_whole(path, content.getvalue())
 
     def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
         module: Any = torch.export.load(path).module()

@@ -23,6 +23,7 @@ from domainpar.nn.catalogue import build_model
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.plain import EdgeLogits, in_float64, plain_form
 from domainpar.own_files import strangers_in_run
+from domainpar.testing import patient
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install '.[export]')")
@@ -128,7 +129,7 @@ def test_a_full_disk_is_named_in_either_format_and_all_else_is_told_in_one_line(
     closed = {**os.environ, "HOME": "/proc", "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
     closed.pop("XDG_CACHE_HOME", None)
     program = [sys.executable, "-c", FULL, str(run)]
-    ended = subprocess.run(program, env=closed, capture_output=True, text=True, timeout=400)
+    ended = subprocess.run(program, env=closed, capture_output=True, text=True, timeout=patient(400))
     assert (ended.returncode, ended.stdout) == (0, "[1, 1]\n"), ended.stderr
     compiling, *errors = ended.stderr.splitlines()
     assert "kernels for this machine" in compiling
