@@ -31,7 +31,10 @@ train: $(VENV)/.train-stamp
 test: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
+# Draws some of the mistakes in tests/mistakes; the same ones again: make test-slow PLANTED_SEED=...
+test-slow: export PLANTED_SEED := $(or $(PLANTED_SEED),$(shell date +%s))
 test-slow: $(VENV)/.test-stamp
+	@echo "mistakes are drawn with PLANTED_SEED=$(PLANTED_SEED)"
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(ARGS)
 
 # A real Slurm on this machine, which takes root and Debian's packages; skipped, with the reason, where it cannot be.

@@ -11,6 +11,7 @@ from torch import nn
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
+from domainpar.nn.program import Team, set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
@@ -127,6 +128,30 @@ def test_a_gradient_that_cannot_be_added_up_is_counted_on_all_ranks_and_the_larg
     assert not largest < min(value, 1e29)
     assert [counts for _, *counts in (found[0], found[2])] == [[0, of_all]] * 2
     assert found[0][0] == found[2][0] == [(0, 0.0)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_what_cannot_be_added_up_is_counted_whichever_thread_computed_it(monkeypatch, value):
+    """A team shares tiles out as it comes; here one thread of three, another each time, does all of them."""
+
+    def counts(world, only):
+        def alone(team, threads, worker, *others):
+            assert threads == 3
+            while worker(only)(2**62):
+                pass
+
+        monkeypatch.setattr(Team, "each", alone)
+        set_threads(3)
+        model = Two()
+        sink = GradientSink(model)
+        part = EVENT.part(world.transport, EVENT.grouping("one part", 1))
+        out = model.first([part.graph.features], part.graph)
+        out.backward(torch.full_like(out, value))
+        return sink.rejected_now()
+
+    (first,), *others = [run_ranks(counts, 1, thread) for thread in range(3)]
+    assert others == [[first]] * 2
+    assert first > 0
 
 
 def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
