@@ -85,6 +85,22 @@ def test_any_number_of_partials_of_each_sum_may_come_in_one_call(count, either_f
     np.testing.assert_array_equal(sums.total(), [0, *((1023 + 3 * count) * worst).tolist(), 0])
 
 
+@pytest.mark.parametrize("count", [1, 1024, 2048])
+def test_a_kernel_that_is_given_the_limbs_may_add_as_many_partials_as_it_asked_room_for(count):
+    """Again and again, and beside other calls: the limbs carry before what it adds would make them overflow."""
+    worst = torch.tensor([-(2.0**-21), 2.0**-21, 0.75 + 2.0**-21, -(2.0**25) - 2.0**-21], dtype=torch.float64)
+    of_one = _summed([worst])._limbs
+    by_kernel, by_add = IntegerSums(4), IntegerSums(4)
+    for _ in range(10):
+        with by_kernel.room_for(count) as limbs:
+            limbs += count * of_one
+        by_add.add_rows(worst.repeat(count, 1))
+    by_kernel.add(worst)
+    by_add.add(worst)
+    np.testing.assert_array_equal(by_kernel.total(), (10 * count + 1) * worst)
+    assert torch.equal(by_kernel.total(), by_add.total())
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**26, -(2.0**30)])
 def test_what_cannot_be_summed_is_counted_not_swallowed(bad):
     sums = _summed([torch.tensor([1.0, bad, 2.0]), torch.tensor([1.0, 1.0, bad])])

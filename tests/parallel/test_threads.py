@@ -1,11 +1,13 @@
 """Ranks as threads: one that fails ends the others, and takes nothing from a call that all of them have begun."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from domainpar.parallel.errors import RanksFailed
-from domainpar.parallel.threads import Switchboard
+from domainpar.parallel import threads
+from domainpar.parallel.errors import RankMissing, RanksFailed
+from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.testing import run_ranks
 
 
@@ -30,3 +32,21 @@ def test_a_rank_that_fails_after_a_call_takes_it_from_no_other(monkeypatch):
     with pytest.raises(ValueError, match="of rank 0 alone"):
         run_ranks(work, 3)
     assert not lost
+
+
+def test_a_deadline_is_one_for_all_ranks_that_are_waited_for(monkeypatch):
+    """Each letter takes 4 s of a clock of our own: the third one comes after the 10 s of all of them."""
+    now = [100.0]
+
+    def slow(board, receiver, key, give_up_at):
+        now[0] = min(now[0] + 4, give_up_at)
+        if now[0] == give_up_at:
+            raise TimeoutError
+        return b""
+
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Switchboard, "take", slow)
+    transport = ThreadTransport(Switchboard(5), 0, deadline=10.0)
+    with pytest.raises(RankMissing, match=r"waited 10 s in all_gather \(threads\); .*nothing came from ranks 3, 4"):
+        transport.all_gather(b"")
+    assert now == [110.0]

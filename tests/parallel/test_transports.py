@@ -4,12 +4,17 @@ import math
 import os
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transport_cases
 from transport_cases import CASES
 
+from domainpar.parallel import process_group
+from domainpar.parallel.process_group import GlooTransport
 from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.transport import RankMissing
 from domainpar.testing import find_mpiexec, run_ranks
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
@@ -71,7 +76,7 @@ def test_a_rank_that_fails_between_start_and_finish_ends_the_wait_of_the_others(
         run_ranks(transport_cases.one_rank_fails_in_between, 3, transport=transport, timeout=30)
 
 
-def check_trouble(told: list[tuple[str, str, str]], transport: str) -> None:
+def check_trouble(told: list[tuple[str, ...]], transport: str) -> None:
     """The error of a deadline names the silent rank 1, that of a short message its sender, rank 0."""
     of_sums = [told[rank][1] for rank in (0, 2, 3)]
     of_exchanges = [told[rank][2] for rank in (0, 2, 3)]
@@ -82,6 +87,8 @@ def check_trouble(told: list[tuple[str, str, str]], transport: str) -> None:
     else:  # gloo does not notice; plans are compared before the first exchange
         for rank in (1, 2, 3):
             assert f"from rank 0 to rank {rank} brought 32;" in told[rank][0] or "rank 0 sent (2, 4)" in told[rank][0]
+    if transport == "mpi":
+        assert all("waited 0.4 s in all_reduce (mpi)" in told[rank][3] for rank in (0, 2, 3))
     for text in of_exchanges:
         assert "waited 0.4 s in an exchange" in text
         assert "nothing came from rank 1" in text
@@ -90,3 +97,49 @@ def check_trouble(told: list[tuple[str, str, str]], transport: str) -> None:
     for text in of_exchanges + of_sums:
         of_rank_one = next(line for line in text.splitlines() if line.startswith("  rank 1"))
         assert "step 3, load of event 5" in of_rank_one
+
+
+class MockedGloo:
+    """A group of five, this rank the first: each message takes 4 s of a clock of our own. Keeps tags."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.tags = 100.0, []
+        of_rank = {"get_rank": lambda group: 0, "get_world_size": lambda group: 5}
+        for name, mocked in {**of_rank, "isend": self.post, "irecv": self.post}.items():
+            monkeypatch.setattr(process_group.dist, name, mocked)
+        monkeypatch.setattr(process_group, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def post(self, rows, group, tag, **_):
+        self.tags.append(tag)
+        return self
+
+    def wait(self, limit):
+        self.now += min(4.0, limit.total_seconds())
+        if limit.total_seconds() < 4:
+            raise RuntimeError("Timed out waiting for recv operation to complete")
+
+
+def test_a_deadline_of_gloo_is_one_for_all_messages_that_are_waited_for(monkeypatch):
+    group = MockedGloo(monkeypatch)
+    transport = GlooTransport(deadline=10.0)
+    exchange = transport.start(torch.zeros(0, 2), [0] * 5, torch.zeros(4, 2), [0, 1, 1, 1, 1])
+    with pytest.raises(RankMissing, match=r"waited 10 s in an exchange \(gloo\); .*nothing came from ranks 3, 4"):
+        exchange.finish()
+    assert group.now == pytest.approx(110, abs=0.01)
+    exchange = transport.start(torch.zeros(2, 2), [0, 1, 1, 0, 0], torch.zeros(2, 2), [0, 1, 1, 0, 0])
+    with pytest.raises(RankMissing, match="rank 1 did not take what was sent"):
+        exchange.finish()
+    assert group.now == pytest.approx(120, abs=0.01)
+
+
+def test_gloo_knows_rows_of_another_width_or_type_by_their_tag(monkeypatch):
+    """It would take a message that is too short without a word."""
+    group, rows = MockedGloo(monkeypatch), torch.zeros(2, 3)
+    for sent, expected in [(rows, rows), (rows, torch.zeros(2, 4)), (rows, rows.double()), (rows, rows.bfloat16())]:
+        transport = GlooTransport()
+        transport.start(sent, [0, 2, 0, 0, 0], expected[:0], [0] * 5)
+        transport = GlooTransport()
+        transport.start(sent[:0], [0] * 5, expected, [0, 0, 2, 0, 0])
+    same, width, kind, half = zip(group.tags[::2], group.tags[1::2])
+    assert same[0] == same[1]
+    assert all(tags[0] != tags[1] for tags in (width, kind, half))

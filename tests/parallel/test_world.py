@@ -49,6 +49,18 @@ def test_a_domain_size_that_does_not_divide_the_ranks_is_refused(num_ranks, doma
         run_ranks(place, num_ranks, domain_size=domain_size)
 
 
+@pytest.mark.parametrize("domain_size", [1, 2, 4])
+def test_a_deadline_holds_among_all_ranks_and_among_those_of_an_event(domain_size):
+    def deadlines(world):
+        world.set_deadline(30.5)
+        regrouped = world.regrouped(2)
+        found = [world.transport.deadline, world.domain.deadline, regrouped.domain.deadline]
+        regrouped.set_deadline(4.25)
+        return [*found, regrouped.transport.deadline, regrouped.domain.deadline]
+
+    assert run_ranks(deadlines, 4, domain_size=domain_size) == [[30.5] * 3 + [4.25] * 2] * 4
+
+
 def test_one_rank_is_a_world_like_any_other():
     world = World.alone()
     assert place(world) == (0, 1, 0, 1)
@@ -224,6 +236,25 @@ def test_under_srun_auto_does_without_an_mpi_that_does_not_work(monkeypatch):
     assert join_mpi("auto", srun) is None
     with pytest.raises(Refused, match="sees 1"):
         join_mpi("mpi", srun)
+
+
+def test_no_rank_goes_on_before_all_have_joined(monkeypatch):
+    """Who fails first thing then is noticed by all: each rank has what shows failures by now."""
+    ready, of_thread = [], threading.local()
+
+    def be_ready(ranks):
+        time.sleep(0.2 * ranks.rank)
+        ready.append(ranks.rank)
+
+    def join(own):
+        of_thread.transport = own.transport
+        own.transport.name = "processes"  # threads are together from the start
+        World.launch()
+        return len(ready)
+
+    monkeypatch.setattr(world, "meet", lambda *_: (of_thread.transport, torch.device("cpu"), None))
+    monkeypatch.setattr(World, "_report_what_nobody_catches", be_ready)
+    assert run_ranks(join, 3) == [3, 3, 3]
 
 
 def test_importing_the_room_starts_no_mpi_and_no_process_group():

@@ -111,6 +111,7 @@ def _nobody(wanted):
     [
         ([4], [1], [2], "edge 4 is not local to part 0 under policy 'incoming'"),
         ([5, 4], [2, 2], [0, 0], "not in increasing order"),
+        ([4, 5, 5], [2, 2, 2], [0, 0, 0], "not in increasing order"),
         ([4], [3], [0], "touches a node that no part owns"),
     ],
 )
