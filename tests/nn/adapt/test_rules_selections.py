@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from whole_and_split import ODD, USUAL, cases, check, refusals
+from whole_and_split import ODD, USUAL, cases, check, refusals, trial_of
+
+from domainpar.parallel.transport import RanksFailed
 
 
 def sums(x, src, dst, e):
@@ -289,3 +291,15 @@ def test_ghosts_are_fetched_once_however_often_they_are_read():
 
     rank = check(thrice, USUAL).ranks[0]
     assert (rank.exchanges, rank.sums) == (1, 0)
+
+
+@pytest.mark.parametrize("place", [-14, 13, [0, 13], [-1, -14]])
+def test_places_that_no_row_has_are_an_error_on_any_number_of_ranks_as_in_torch(place):
+    """Remainders would make another row of them."""
+    with pytest.raises(IndexError):
+        USUAL.x[place]
+    trial = trial_of(lambda x: x[place])
+    for num_ranks in (1, 4):
+        failures = trial.split(num_ranks).failures
+        assert {type(failure.error) for failure in failures} <= {IndexError, RanksFailed}
+        assert isinstance(failures[0].error, IndexError)
