@@ -1,9 +1,13 @@
 """Files of runs, scores and stores appear whole or not at all: nothing in the program writes a file in another way."""
 
 import ast
+import os
+import stat
 from pathlib import Path
 
 import pytest
+
+from domainpar.atomic_files import write_whole
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for room in ("domainpar", "partitioners") for path in (ROOT / room).rglob("*.py"))
@@ -51,3 +55,17 @@ def test_what_is_looked_for_is_found():
 
 def test_each_other_way_is_there():
     assert all(writers((ROOT / name).read_text()) for name in ELSEWHERE)
+
+
+def test_a_file_is_on_the_disk_and_then_its_name_before_the_call_returns(tmp_path, monkeypatch):
+    done, sync, replace = [], os.fsync, os.replace
+
+    def synced(handle):
+        kind = "directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        done.append(kind)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("name") or replace(*paths))
+    write_whole(tmp_path / "new" / "a", b"1")
+    assert done == ["file", "name", "directory"]

@@ -8,6 +8,7 @@ import pickle
 import resource
 import zipfile
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,14 @@ from test_pyg import GRAPH, payloads, save_bare, save_old
 torch = pytest.importorskip("torch")
 
 from domainpar.events import acorn, heptrkx, pyg  # noqa: E402
-from domainpar.events.store import EventStore, StoredEvent, event_file_name, write_event, write_manifest  # noqa: E402
+from domainpar.events.store import (  # noqa: E402
+    EventStore,
+    StoredEvent,
+    event_file_name,
+    write_event,
+    write_manifest,
+    zip_files,
+)
 from domainpar.events.store.archive import unpacked_size  # noqa: E402
 
 KINDS = ("system", "check_call", "exec", "eval", "timeit")
@@ -175,6 +183,37 @@ def test_members_that_no_array_needs_are_refused(store, member):
     path = rewritten(event_file(store), {member: lambda _: b"x"})
     with refused("cannot read the archive: .*which no array needs", "000000003", path):
         StoredEvent(path)
+
+
+@pytest.mark.parametrize("member", ["edges/src/c/99", "edges/src/c/0/0", "c/0", "edges/other/c/0", "edges/c/0"])
+def test_chunks_that_belong_to_no_array_are_refused(store, member):
+    path = rewritten(event_file(store), {member: lambda _: b"x"})
+    with refused(f"cannot read the archive: .*{member} belongs to no array", "000000003", path):
+        StoredEvent(path)
+
+
+OFFSETS = {
+    "ends before it begins": lambda ptr: [*ptr[:2], ptr[2] + 50, *ptr[3:]],
+    "begins after 0": lambda ptr: [1, *ptr[1:]],
+    "ends early": lambda ptr: [*ptr[:-1], ptr[-1] - 1],
+    "is negative": lambda ptr: [ptr[0], -3, *ptr[2:]],
+}
+
+
+@pytest.mark.parametrize("name", ["node_ptr", "edge_ptr"])
+@pytest.mark.parametrize("change", OFFSETS.values(), ids=OFFSETS)
+def test_offsets_of_tiles_that_do_not_ascend_from_0_to_the_end_are_refused(store, monkeypatch, name, change):
+    """By a program that writes stores otherwise: each checksum is right."""
+    record, other = store.records[0], zip_files.stored_order
+
+    def changed(*args):
+        order = other(*args)
+        return replace(order, **{name: np.array(change(getattr(order, name).tolist()))})
+
+    monkeypatch.setattr(zip_files, "stored_order", changed)
+    write_event(event_file(store), random_event(3), random_assignment(3, 40, 4), 4)
+    with refused(f"cannot read the tiles: .*tiles/{name} does not describe 4 ranges", record.event, event_file(store)):
+        StoredEvent(event_file(store))
 
 
 def test_a_store_may_be_linked_and_nothing_is_written_through_a_link(store, tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from killed import killed_at_every_change
 from marks import fault
 from random_events import random_event
 from refused import refused
@@ -319,6 +320,25 @@ def test_overwrite_replaces_a_store_of_other_settings(tmp_path):
     store = prepared(source_of(2), tmp_path / "one", num_tiles=4, overwrite=True)
     assert store.digest == prepared(source_of(2), tmp_path / "other", num_tiles=4).digest
     assert files(tmp_path / "one") == files(tmp_path / "other")
+
+
+@pytest.mark.parametrize("options", [{"num_tiles": 4}, {"seed": 1}], ids=["settings", "splits"])
+def test_a_manifest_is_there_only_with_all_its_events_wherever_an_overwriting_preparation_is_killed(tmp_path, options):
+    store = tmp_path / "store"
+
+    def begin():
+        shutil.rmtree(store, ignore_errors=True)
+        prepared(source_of(3), store)
+
+    listed = []
+    for _ in killed_at_every_change(begin, lambda: prepared(source_of(2), store, overwrite=True, **options)):
+        listed.append((store / "manifest.json").exists())
+        if listed[-1]:
+            found = EventStore(store)
+            for record in found.events():
+                found.verify(record)
+    assert {*listed[:-1]} == {True, False}
+    assert len(found) == 2
 
 
 def test_overwrite_keeps_events_that_would_be_made_the_same(tmp_path):

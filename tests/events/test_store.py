@@ -75,6 +75,23 @@ def test_nodes_and_edges_read_back_as_they_were_given(case):
             assert np.array_equal(found.read_edges("label", np.arange(len(places))), event.label[places])
 
 
+def test_an_event_of_more_nodes_than_the_root_of_the_largest_int32_reads_back_as_it_was_given(tmp_path):
+    event = random_event(6, 50_000, 70_000, positions=False)
+    with stored(tmp_path, event, random_assignment(6, 50_000, 200), 200) as found:
+        rows = found.read_nodes("original_row", np.arange(50_000))
+        edge_ids, src, dst = found.read_part_edges(np.arange(200), "incident")
+        places = found.read_edges("original_position", edge_ids)
+        assert np.array_equal(edge_ids, np.arange(70_000))
+        assert np.array_equal(rows[np.stack([src, dst])], event.edge_index[:, places])
+        assert np.array_equal(found.read_nodes("features", np.arange(50_000)), event.features[rows])
+        assert np.array_equal(found.read_edges("label", edge_ids), event.label[places])
+        for tiles in (np.arange(150, 200), np.arange(0, 200, 3)):
+            ids, src, dst = found.read_part_edges(tiles, "incoming")
+            tile = np.repeat(np.arange(200), np.diff(found.node_ptr))
+            assert np.array_equal(ids, np.flatnonzero(np.isin(tile[found.read_edges("dst", edge_ids)], tiles)))
+            assert np.array_equal(np.stack([src, dst]), [found.read_edges(name, ids) for name in ("src", "dst")])
+
+
 @few_disk_cases
 @given(tiled_events())
 def test_a_parts_edges_are_exactly_those_that_touch_it(case):
@@ -186,6 +203,19 @@ def test_an_event_written_twice_has_the_same_bytes(tmp_path):
     first, second = (write_event(tmp_path / name, event, assignment, 6) for name in ("one", "two"))
     assert first.sha256 == second.sha256
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_chunks_lie_in_a_file_by_their_names_however_many_there_are(tmp_path, monkeypatch):
+    """zarr writes those of an array in any order."""
+    monkeypatch.setattr(zip_files, "NODES_PER_CHUNK", 16)
+    monkeypatch.setattr(zip_files, "EDGES_PER_CHUNK", 16)
+    event, assignment = random_event(3, 300, 900), random_assignment(3, 300, 6)
+    first, second = (write_event(tmp_path / name, event, assignment, 6) for name in ("one", "two"))
+    assert first.sha256 == second.sha256
+    with zipfile.ZipFile(tmp_path / "one") as archive:
+        names = archive.namelist()
+    assert names == sorted(names)
+    assert len(names) > 500
 
 
 def test_every_flipped_bit_is_found_or_changes_nothing(event_file, tmp_path):
@@ -357,6 +387,17 @@ def test_a_store_that_lost_an_event_or_whose_event_was_replaced_is_refused(tmp_p
         EventStore(tmp_path)
     with pytest.raises(StoreError, match="No such file"):
         store.open(first)
+
+
+def test_an_event_of_another_name_is_refused_also_where_it_has_the_same_sizes(tmp_path):
+    store = make_store(tmp_path)
+    record = store.events()[0]
+    other = random_event(0, event_id="000000009")
+    path = tmp_path / record.path
+    write_event(path, other, random_assignment(0, 40, 4), 4)
+    assert path.stat().st_size == record.bytes
+    with refused("the manifest lists .*'000000000', 40, .* but the file holds .*'000000009', 40,", record.event, path):
+        store.open(record)
 
 
 def test_an_event_that_is_not_the_one_listed_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from random_events import random_event, tiled_events
+from random_events import random_assignment, random_event, tiled_events
 
 from domainpar.events.stored_order import concatenated_ranges, default_num_tiles, stored_order
 
@@ -28,6 +28,26 @@ def test_edges_ascend_by_dst_then_src_then_original_position(case):
     order = stored_order(event.edge_index, assignment, num_tiles)
     rows = list(zip(order.dst, order.src, order.original_position))
     assert rows == sorted(rows)
+
+
+def test_an_event_of_more_nodes_than_the_root_of_the_largest_int32_is_sorted_too():
+    """The product of two row numbers is no int32 any more; numbers of nodes and tiles in a file are."""
+    event = random_event(4, 50_000, 1_000)
+    order = stored_order(event.edge_index, random_assignment(4, 50_000, 300), 300)
+    rows = list(zip(order.dst.tolist(), order.src.tolist(), order.original_position.tolist()))
+    assert rows == sorted(rows)
+    assert order.dst.max() > 46_340
+    there_and_back = order.original_row[np.stack([order.src, order.dst])]
+    assert np.array_equal(there_and_back, event.edge_index[:, order.original_position])
+
+
+def test_more_tiles_than_the_root_of_the_largest_int32_are_joined_in_order():
+    event = random_event(5, 60_000, 1_000)
+    order = stored_order(event.edge_index, np.arange(60_000, dtype=np.int32), 60_000)
+    pairs = list(zip(order.src_tile.tolist(), order.dst_tile.tolist()))
+    apart = event.edge_index[:, event.edge_index[0] != event.edge_index[1]]
+    assert pairs == sorted(set(map(tuple, apart.T.tolist())))
+    assert order.joining.sum() == apart.shape[1]
 
 
 @given(tiled_events())

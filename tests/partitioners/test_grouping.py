@@ -81,6 +81,21 @@ def test_metis_cuts_where_few_edges_join():
     assert np.array_equal(part[::2], part[1::2])
 
 
+def test_metis_is_told_of_the_edges_that_join_two_tiles_in_either_direction(monkeypatch):
+    shown = {}
+
+    def record(num_blocks, adjacency, **weights):
+        shown.update(starts=adjacency.adj_starts, adjacent=adjacency.adjacent, **weights)
+        return 0, [0] * (len(adjacency.adj_starts) - 1)
+
+    monkeypatch.setattr("pymetis.part_graph", record)
+    src, dst, joining = np.array([0, 0, 1, 2, 2]), np.array([1, 2, 0, 0, 1]), np.array([5, 3, 7, 1, 2])
+    group(TileGraph(np.ones(3, int), np.ones(3, int), src, dst, joining), 2, "metis")
+    rows = np.repeat(np.arange(3), np.diff(shown["starts"]))
+    found = zip(rows.tolist(), shown["adjacent"].tolist(), shown["eweights"].tolist())
+    assert sorted(found) == [(0, 1, 12), (0, 2, 4), (1, 0, 12), (1, 2, 2), (2, 0, 4), (2, 1, 2)]
+
+
 def test_metis_deals_tiles_without_neighbours_to_the_lightest_parts():
     nothing = np.zeros(0, np.int64)
     part = group(TileGraph(np.full(12, 3), np.full(12, 4), nothing, nothing, nothing), 5, "metis")

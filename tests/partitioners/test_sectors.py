@@ -128,6 +128,13 @@ def test_numbering_along_phi_keeps_blocks_whole_and_puts_empty_ones_last():
     assert numbered.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
+def test_a_block_of_one_node_within_another_one_follows_phi_already():
+    phi = np.array([0.0, 1.0, 0.3])  # a slice in eta may have one node
+    position = np.stack([np.cos(phi), np.sin(phi), 0 * phi], 1)
+    assert number_along_phi(np.array([0, 0, 1]), position, 2).tolist() == [0, 0, 1]
+    assert number_along_phi(np.array([1, 1, 0]), position, 2).tolist() == [1, 1, 0]
+
+
 def test_a_block_across_the_seam_is_numbered_by_its_circular_mean():
     # The plain mean of phi would put the block at +-pi between the other two, at 21 degrees.
     topology = ring(12)
@@ -180,6 +187,12 @@ def test_hits_on_the_beam_axis_and_empty_tiles_have_a_sector_too():
         warnings.simplefilter("error")
         sector = sectors_of_nodes(topology, np.array([0, 0, 3, 4]), "1x3", num_tiles=6)
     assert ((sector >= 0) & (sector < 3)).all()
+
+
+def test_a_tile_with_hits_on_both_ends_of_the_beam_axis_lies_in_the_middle():
+    position = np.array([[0, 0, 9.0], [0, 0, -9.0], [1, 0, -4], [1, 0, 4]])  # eta inf, -inf, -2.1, 2.1
+    topology = Topology(np.zeros((2, 0), np.int64), 4, position)
+    assert sectors_of_nodes(topology, np.array([0, 0, 1, 2]), "1x3", num_tiles=3).tolist() == [1, 1, 0, 2]
 
 
 @pytest.mark.parametrize("sectors", [0, -3, "0x2", "8x", "x2", "8x2x2", "8 x 2", "eight", "8,2", "8X2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,7 @@ def test_what_is_asked_for_and_not_there_is_named(place, tmp_path):
 
 def test_positions_are_never_taken_from_another_event_of_the_same_name(place, tmp_path):
     other = simulated(2)
+    other = replace(other, hits=replace(other.hits, event_id="000"))
     path = tmp_path / "store" / event_file_name("000")
     write_manifest(tmp_path / "store", [write_event(path, other, tiles_of(other), 8)], {})
     with pytest.raises(Problem, match="does not hold the event as it was scored"):

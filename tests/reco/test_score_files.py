@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import zarr
+from killed import killed_at_every_change
 
 from domainpar.reco.score_files import (
     ScoredEvent,
@@ -16,6 +18,7 @@ from domainpar.reco.score_files import (
     read_scores,
     write_list,
     write_scores,
+    write_timings,
 )
 from domainpar.reco.scores import CEILING, NETWORK, EventScores
 
@@ -60,6 +63,17 @@ def test_the_same_scores_are_the_same_bytes_and_other_logits_have_another_hash(t
     changed = write_scores(tmp_path / "c", other, {})
     assert changed.sha256 != first.sha256
     assert changed.logits_sha256 != first.logits_sha256
+
+
+def test_the_hash_of_logits_holds_what_the_network_said_of_labels(tmp_path):
+    said = {"kind": np.array([[1.0, 2], [3, 4], [5, 6]], np.float32), "energy": np.array([0.5], np.float32)}
+    hashes = [write_scores(tmp_path, some_scores(), {}).logits_sha256]
+    for name in said:
+        for change in (0, 1):
+            readings = said | {name: said[name] + change}
+            hashes.append(write_scores(tmp_path, replace(some_scores(), readings=readings), {}).logits_sha256)
+    assert hashes[1] == hashes[3]
+    assert len(set(hashes)) == 4
 
 
 def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
@@ -158,6 +172,29 @@ def test_folders_of_acorn_are_removed_with_the_scores_they_belong_to_and_never_w
     (tmp_path / "event7.scores.zarr.zip").touch()
     choose_directory(tmp_path, overwrite=True)
     assert is_ready(tmp_path)
+
+
+def test_a_list_is_there_only_with_all_its_files_wherever_the_program_is_killed(tmp_path):
+    def write(*events):
+        unfinished = choose_directory(tmp_path, overwrite=True)
+        scored = [write_scores(unfinished, some_scores(len(events), event_id=event), {}) for event in events]
+        write_timings(unfinished, 1, [])
+        write_list(unfinished, scored, {})
+        publish(unfinished)
+
+    def begin():
+        for path in tmp_path.rglob("*.*"):
+            path.unlink()
+        write("7", "8")
+
+    there = []
+    for _ in killed_at_every_change(begin, lambda: write("7")):
+        there.append((tmp_path / "scores.json").is_file())
+        listed = json.loads((tmp_path / "scores.json").read_text())["events"] if there[-1] else []
+        for each in listed:
+            assert hashlib.sha256((tmp_path / each["path"]).read_bytes()).hexdigest() == each["sha256"]
+    assert {*there[:-1]} == {True, False}
+    assert len(listed) == 1
 
 
 def test_scores_lie_in_a_folder_of_their_own_until_all_are_there(tmp_path):

@@ -15,7 +15,7 @@ from random_store import write_graph, write_random_store
 from domainpar.config import TrainConfig
 from domainpar.events.graph import EventGraph
 from domainpar.events.store import EventStore, write_manifest
-from domainpar.parallel.part_loading import sector_of_tiles
+from domainpar.parallel.part_loading import empty_parts, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.testing import run_ranks
@@ -64,6 +64,15 @@ def scores(run, num_sectors):
 
 
 NAIVE = {"mode": "naive", "sectors": NUM_SECTORS, "events_per_step": NUM_SECTORS}
+
+
+@pytest.mark.parametrize("method", ["contiguous", "metis"])
+def test_the_tiles_of_a_sector_are_shared_out_as_if_there_were_no_others(tmp_path, method):
+    events = EventStore(write_clustered(tmp_path, cut_edges=9))
+    with events.open(events.events()[0]) as event:
+        for sectors, num_parts in ((2, 4), (4, 2), (2, 2)):
+            assert empty_parts(event, num_parts, method, sectors, seed=0) == []
+        assert empty_parts(event, 3, method, 4, seed=0) != []  # of two tiles each
 
 
 def test_where_sectors_cut_no_edge_naive_mode_has_the_bits_of_halo_mode(tmp_path):

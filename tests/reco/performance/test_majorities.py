@@ -16,6 +16,8 @@ DRAWN = {
     ("aaaaaaaaaa", "00000....."): (1, 0, 0, 1),  # half of the particle is not more than half
     ("aaaaaaaaaa.", "00000000000"): (1, 0, 1, 1),  # 91 % pure
     ("aaaaaaaaaa...", "0000000000000"): (1, 0, 1, 1),  # 77 % pure
+    ("a" * 99 + ".", "0" * 100): (1, 0, 1, 1),  # 99 % is not more than 99 %
+    ("a" * 100 + ".", "0" * 101): (1, 1, 1, 1),
     ("aaa.", "0000"): (1, 0, 1, 0),  # 75 % is not more than 75 %
     ("aaa...", "000000"): (0, 0, 0, 0),  # noise is as much: the majority is noise
     ("aaaaaaaaaa", "0000000011"): (1, 0, 1, 1),  # a cluster of two hits does not count
