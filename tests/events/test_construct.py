@@ -69,6 +69,26 @@ def test_edges_are_the_pairs_that_pass_the_cuts_each_once(seed, cuts):
         assert graph.num_edges == len(edge_set(graph))
 
 
+def test_hits_that_nothing_joins_move_the_row_numbers_of_the_others_and_change_nothing_else():
+    """So many that the product of two row numbers is no int32 any more."""
+    hits, alone = scattered(0), 60_000
+    barrel = next(surface for surface in SURFACES if hasattr(surface, "radius"))
+    phi = np.random.default_rng(0).uniform(-np.pi, np.pi, alone)
+    far = event(
+        [(barrel.volume, barrel.layer, 1, barrel.radius * np.cos(p), barrel.radius * np.sin(p), 1e6, 0) for p in phi]
+    )
+    names = ("position", "volume", "layer", "module", "particle_id")
+    columns = {name: np.concatenate([getattr(far, name), getattr(hits, name)]) for name in names}
+    both = dataclasses.replace(hits, hit_id=np.arange(1, alone + len(hits) + 1), **columns)
+    expected, graph = build_graph(hits, Cuts(same_layer=True)), build_graph(both, Cuts(same_layer=True))
+    src, dst = graph.edge_index
+    of_hits = (src >= alone) & (dst >= alone)
+    assert np.array_equal(graph.edge_index[:, of_hits] - alone, expected.edge_index)
+    assert np.array_equal(graph.edge_features[of_hits], expected.edge_features)
+    assert np.array_equal(graph.label[of_hits], expected.label)
+    assert ((src < alone) & (dst < alone))[~of_hits].all(), "neighbours on their surface"
+
+
 def test_edges_cross_the_border_at_half_a_turn():
     hits = event([(8, 2, 1, -32, 0.1, 0, 1), (8, 4, 1, -72, -0.2, 0, 1)])
     graph = build_graph(hits, Cuts())

@@ -3,14 +3,16 @@
 import drawn
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from random_events import assigned_graphs
+from hypothesis import example, given, settings
+from random_events import assigned_graphs, random_assignment, random_edges
 
 from domainpar.parallel.halo import ask_owners
 from domainpar.plan import LocalEdges, build_plan, build_plans, select_edges
 from domainpar.testing import run_ranks
 
 POLICIES = ("incoming", "incident")
+LARGE = random_edges(np.random.default_rng(0), 60_000, 3_000), random_assignment(0, 60_000, 4), 4
+"""Of more nodes than the root of the largest int32: products of two row numbers need more bits."""
 
 
 @pytest.mark.parametrize(("policy", "by_hand"), [("incident", drawn.INCIDENT), ("incoming", drawn.INCOMING)])
@@ -24,6 +26,7 @@ def test_the_drawn_event_has_the_plans_written_out_by_hand(policy, by_hand):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
+@example(graph=LARGE)
 @settings(max_examples=300, deadline=None)
 def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
     edges, assignment, num_parts = graph
@@ -38,6 +41,7 @@ def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
+@example(graph=LARGE)
 @settings(max_examples=300, deadline=None)
 def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(policy, graph):
     edges, assignment, num_parts = graph
@@ -54,6 +58,7 @@ def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(poli
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
+@example(graph=LARGE)
 @settings(max_examples=300, deadline=None)
 def test_what_is_sent_is_what_the_receiver_expects_row_for_row(policy, graph):
     edges, assignment, num_parts = graph
@@ -75,6 +80,7 @@ def _same_plan_from_own_edges(world, edges, assignment, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
+@example(graph=LARGE)
 @settings(max_examples=40, deadline=None)
 def test_ranks_that_know_only_their_own_edges_build_the_same_plans(policy, graph):
     edges, assignment, num_parts = graph
