@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -181,10 +180,8 @@ def test_after_torchrun_a_spoilt_event_is_named_and_the_exit_code_is_1(store, tm
 @needs_mpi
 def test_an_mpiexec_of_another_library_fails_with_the_table():
     """As seen by a rank of Open MPI's; one of MPICH's is tried in tests/diagnosis."""
-    began = time.monotonic()
     code, printed = run_command(DOCTOR, 60, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
     assert code == 1, printed
     words = " ".join(printed.split())
     for word in ("FAIL", "OMPI_COMM_WORLD_SIZE=2", "versions"):
         assert word in words
-    assert time.monotonic() - began < 40

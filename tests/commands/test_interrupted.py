@@ -3,7 +3,6 @@
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -121,15 +120,14 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
 @pytest.mark.parametrize("first", [signal.SIGINT, slow_fault(signal.SIGUSR1)])
 def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path, first):
     out = tmp_path / "run"
-    asleep = "rank=0,at=forward,step=3,do=sleep:60"
+    asleep = "rank=0,at=forward,step=3,do=sleep:600"
     with started(None, 1, words(store, out, "--epochs", "100000", "--checkpoint-every", "1"), fault=asleep) as job:
-        job.wait_until(lambda: len(steps(out)) == 3, 60)
-        time.sleep(0.3)
+        job.wait_for("fault on purpose")
         job.process.send_signal(first)
-        time.sleep(0.3)
+        job.wait_for("Ctrl-C (again) ends at once")
         assert job.process.poll() is None
         job.process.send_signal(signal.SIGINT)
-        job.wait(10)
+        job.wait()
     assert job.code == 130, job.text
     assert job.text.count("domainpar: error: interrupted") == 1
     assert "Traceback" not in job.text

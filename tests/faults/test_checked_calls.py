@@ -1,10 +1,9 @@
 """A rank that skips a layer or a backward pass: with calls checked it is named at once, else at the deadline."""
 
-import time
-
 import pytest
 import torch
 from marks import fault, slow_fault
+from waiting import wait_until
 
 from domainpar.parallel.transport import CHECK_CALLS
 from domainpar.testing import find_mpiexec, run_ranks
@@ -27,7 +26,6 @@ def a_step(world, skip: str) -> str:
     """Two layers forward, two back, a sum over ranks; rank 1 leaves something out. Returns what it was told."""
     world.transport._checks_calls = True  # where it is not read from the environment: forkserver's is an older one
     left_out = skip if world.rank == 1 else ""
-    began = time.monotonic()
     try:
         for phase, layers in (("forward", 2), ("backward", 2)):
             world.mark(phase, 5)
@@ -36,7 +34,6 @@ def a_step(world, skip: str) -> str:
         world.mark("reduce", 5)
         world.transport.all_reduce(torch.ones(3, dtype=torch.int64))
     except RuntimeError as error:
-        assert time.monotonic() - began < 10
         world.transport._checks_calls = False  # ranks part in peace
         return str(error)
     return ""
@@ -75,7 +72,9 @@ def rows_of_another_type(world) -> str:
     counts = [2, 0] if world.rank == 1 else [0, 2]
     with pytest.raises(RuntimeError) as raised:
         world.transport.start(block, counts, torch.zeros_like(block), counts).finish()
-    time.sleep(3)  # whoever leaves first costs the other its connection
+    world.mark("told", 0)
+    # Whoever leaves first costs the other its connection.
+    wait_until(lambda: all("told" in str(mark) for mark in world.transport.board.read()))
     return str(raised.value)
 
 

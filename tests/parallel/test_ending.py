@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,42 +17,39 @@ needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
 
 
-def launch(launcher: list[str], how: str) -> tuple[int, str, float]:
-    began = time.monotonic()
+def launch(launcher: list[str], how: str) -> tuple[int, str]:
+    """Exit code and output. Ranks that nobody ends sleep, or wait for others, for 100 s."""
     python = [] if launcher == TORCHRUN else [sys.executable]
-    code, output = run_command([*launcher, *python, PROGRAM, how], timeout=90)
-    return code, output, time.monotonic() - began
+    return run_command([*launcher, *python, PROGRAM, how], timeout=90)
 
 
 @needs_mpi
 @pytest.mark.slow
 def test_under_mpiexec_an_error_on_one_rank_aborts_all():
-    code, output, seconds = launch([MPIEXEC, "-n", "3"], "fail")
+    code, output = launch([MPIEXEC, "-n", "3"], "fail")
     assert code == 1
     assert output.count("Traceback") == 1
     assert "--- rank 1 of 3 failed ---" in output
     assert "domainpar: error: KeyError: 'no such thing' | rank 1/3 host " in output
     assert "| step 1 phase working\n" in output
-    assert seconds < 60, "the others wait in a barrier with a deadline of 100 s"
 
 
 @needs_mpi
 def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
-    code, output, _ = launch([MPIEXEC, "-n", "3"], "refuse")
+    code, output = launch([MPIEXEC, "-n", "3"], "refuse")
     assert code == 2
     assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/3"
 
 
 @pytest.mark.slow
 def test_under_torchrun_an_error_ends_all():
-    code, output, seconds = launch(TORCHRUN, "fail everywhere")
+    code, output = launch(TORCHRUN, "fail everywhere")
     assert code == 1
     assert output.count("domainpar: error: KeyError: 'no such thing'") == 1
-    assert seconds < 60
 
 
-def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str, float]:
-    """Start every rank as `RANK=... WORLD_SIZE=... program`; returns exit codes, output and seconds."""
+def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str]:
+    """Start every rank as `RANK=... WORLD_SIZE=... program`; returns exit codes and output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -61,25 +57,22 @@ def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str, float]:
     ranks = range(num_ranks)
     start = " ".join(f"RANK={rank} '{sys.executable}' '{PROGRAM}' '{how}' & p{rank}=$!;" for rank in ranks)
     collect = " ".join(f'wait $p{rank}; codes="$codes $?";' for rank in ranks)
-    began = time.monotonic()
     _, output = run_command(["/bin/sh", "-c", f"{start} {collect} echo codes $codes"], timeout=90, **shared)
-    return output.splitlines()[-1].split()[1:], output, time.monotonic() - began
+    return output.splitlines()[-1].split()[1:], output
 
 
 @fault(29)
 def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
-    codes, output, seconds = launch_by_hand(3, "fail while others compute")
+    codes, output = launch_by_hand(3, "fail while others compute")
     assert codes == ["1", "1", "1"]
     assert output.count("Traceback") == 1
     assert "--- rank 0 of 3 failed ---" in output
-    assert seconds < 60, "the others would sleep for 100 s"
 
 
 def test_ranks_do_not_outlive_a_killed_rank_zero():
-    codes, output, seconds = launch_by_hand(2, "rank 0 is killed while others compute")
+    codes, output = launch_by_hand(2, "rank 0 is killed while others compute")
     assert codes == ["137", "1"]
     assert "domainpar: error: rank 0, which serves the board, is gone; ending rank 1" in output
-    assert seconds < 60, "the other would sleep for 100 s"
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")

@@ -1,7 +1,5 @@
 """The walk: the longest roads, found without writing all of them down."""
 
-import time
-
 import numpy as np
 import plainly
 import pytest
@@ -76,8 +74,8 @@ def test_roads_are_those_of_the_definition(seed):
     assert found.tolist() == numbers
 
 
-def test_a_ladder_with_a_billion_roads_takes_no_time():
-    # 30 layers of 5 hits, every hit joined to every one of the next layer: 5^30 roads.
+def test_a_ladder_of_more_roads_than_can_be_walked_is_walked():
+    # 30 layers of 5 hits, every hit joined to every one of the next layer: 5^30 roads, which would never end.
     layers, width = 30, 5
     edges = [
         (layer * width + a, (layer + 1) * width + b)
@@ -85,10 +83,7 @@ def test_a_ladder_with_a_billion_roads_takes_no_time():
         for a in range(width)
         for b in range(width)
     ]
-    walked([(0, 1)], [0.9], 2)
-    began = time.perf_counter()
     found = np.array(walked(edges, [0.9] * len(edges), layers * width))
-    assert time.perf_counter() - began < 5
     assert np.bincount(found).tolist() == [layers] * width
 
 

@@ -1,0 +1,12 @@
+"""Waiting for what another thread or process does."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(there: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until something is there; a test that comes to the end of `seconds` fails."""
+    give_up_at = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < give_up_at, f"not so far after {seconds:g} s"
+        time.sleep(0.01)
