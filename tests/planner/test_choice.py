@@ -125,6 +125,35 @@ def test_what_does_not_fit_comes_last_and_recompute_where_it_makes_it_fit():
     assert best(asked(replace(machine, memory=1e6), basis(), ["contiguous"], 1)) is None
 
 
+def test_all_ranks_of_a_machine_share_its_memory():
+    alone = of(asked(MACHINE, basis(), ["contiguous"], 1), 1, 1)
+    machine = replace(MACHINE, ranks=4, nodes=2, memory=2.5 * alone.bytes_of_rank)
+    found = asked(machine, basis(), ["contiguous"], 8)
+    fits = {ranks: of(found, ranks, 1).fits for ranks in (1, 2, 3, 4, 8)}
+    assert fits == {1: True, 2: True, 3: False, 4: False, 8: False}
+    enough = asked(replace(machine, memory=4.5 * alone.bytes_of_rank), basis(), ["contiguous"], 8)
+    assert of(enough, 4, 1).fits
+    assert of(enough, 8, 1).fits, "of two machines, four ranks each"
+
+
+def test_of_grids_that_are_alike_come_few_ranks_first_then_little_recomputing_then_shared_events_then_the_store():
+    grid = of(asked(MACHINE, basis(), ["contiguous"], 4), 4, 4)
+    others = {
+        "ranks": [2, 4], "recompute_every": [None, 1, 2], "domain_size": [4, 2, 1], "partitioner": [STORED, "metis"],
+    }  # fmt: skip
+    alike = [
+        replace(grid, ranks=ranks, recompute_every=every, domain_size=size, partitioner=name)
+        for ranks in others["ranks"]
+        for every in others["recompute_every"]
+        for size in others["domain_size"]
+        for name in others["partitioner"]
+    ]
+    left = alike[::-1]
+    while left:
+        assert best(left) == alike[len(alike) - len(left)]
+        left.remove(best(left))
+
+
 def test_of_predictions_that_are_alike_the_fewest_ranks_are_chosen():
     slow = replace(MACHINE, latency=1.0)  # more ranks of one event gain nothing
     found = asked(slow, basis(), ["contiguous", "metis"], 8)

@@ -118,11 +118,25 @@ def test_what_is_learned_without_a_bad_event_is_what_is_learned_where_it_does_no
     assert run_ranks(step, 2, ["000000000", BAD])[0] == (*alone[:2], 1)
 
 
-def make(world, store):
+def test_running_statistics_are_means_over_the_events_that_could_be_loaded(store):
+    def step(world, events):
+        trainer = make(world, store, "own_models:masked")
+        samples = samples_of(EventStore(store, False).events(), None)
+        trainer.step([sample for sample in samples if sample.record.event in events], 0)
+        norm = trainer.model.module.norm
+        return norm.running_mean.tolist(), norm.running_var.tolist()
+
+    alone = run_ranks(step, 2, ["000000000"])
+    file_of(store).unlink()
+    assert run_ranks(step, 2, ["000000000", BAD]) == alone
+    assert any(alone[0][0])
+
+
+def make(world, store, model="interaction"):
     from watched import Schedule, Trainer, build_model, torch
 
     network = build_model(
-        "interaction", 3, 6, hidden=16, graph_iters=1, shared_weights=False, recompute_every=None, dropout=0.0, seed=0,
+        model, 3, 6, hidden=16, graph_iters=1, shared_weights=False, recompute_every=None, dropout=0.0, seed=0,
         dtype=torch.float32, products=None,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.5)

@@ -53,6 +53,14 @@ def _run(world, store, out, flags, asked):
     return invariance.parameters_of(run), run.state
 
 
+def test_after_the_first_step_ranks_wait_for_each_other_as_long_as_timeout_says(store, tmp_path):
+    def deadlines(world):
+        train(TrainConfig(**SMALL, max_steps=1, timeout=17.5, out=str(tmp_path / "run")), store, world)
+        return world.transport.deadline, world.domain.deadline
+
+    assert run_ranks(deadlines, 4, domain_size=2, timeout=60) == [(17.5, 17.5)] * 4
+
+
 def run(store, out, num_ranks=1, domain_size=None, asked=None, **flags):
     """Parameters and state of every rank after a run; `asked`: in which step which rank is asked to stop."""
     return run_ranks(_run, num_ranks, store, out, flags, asked or {}, domain_size=domain_size, timeout=60)

@@ -68,6 +68,22 @@ def test_buckets_take_every_sample_once_and_samples_of_a_step_are_alike(per_step
         assert max(_spread(steps[:-1]) for steps in orders) < 32 < _spread(steps_of_epoch(MANY, 4, 1, 0))
 
 
+def test_steps_of_buckets_come_in_any_order_of_size():
+    for epoch in range(3):
+        first = [sample.cost for step in steps_of_epoch(MANY, 4, 1, epoch, "buckets")[:8] for sample in step]
+        assert min(first) < 34 < 67 < max(first), "of all thirds"
+
+
+@pytest.mark.parametrize("how", ["shuffle", "buckets", "budget"])
+def test_no_seed_has_an_order_of_another_one(how):
+    orders = [
+        [sample.name for step in steps_of_epoch(MANY, 4, seed, epoch, how, 40) for sample in step]
+        for seed in range(4)
+        for epoch in range(4)
+    ]
+    assert len(set(map(tuple, orders))) == 16
+
+
 def test_what_makes_no_whole_step_is_left_over_by_chance():
     (*_, last), (*_, other) = (steps_of_epoch(MANY, 100, 1, epoch, "buckets") for epoch in (0, 1))
     assert len(last) == len(other) == 1
