@@ -41,6 +41,7 @@ from domainpar.words import some_of
 Config = TypeVar("Config", bound=Group)
 
 _COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
+_DRIVERS = Path("/dev")
 _DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
@@ -71,7 +72,7 @@ def run_command(
         config = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
         # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
         # What NCCL has to say about a GPU stays.
-        on_gpu = getattr(config, "device", "cpu") != "cpu"
+        on_gpu = _may_be_on_gpu(getattr(config, "device", "cpu"))
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         code = work(config)
@@ -119,6 +120,12 @@ def refused_as_asked(command: str) -> Iterator[None]:
         about = told(error)
         hint = about.pop("hint") or f"python -m domainpar.{command} --help explains the flags"
         raise ConfigError(hint=hint, **about) from error
+
+
+def _may_be_on_gpu(device: str) -> bool:
+    """Whether ranks may compute on a GPU: asked before torch is imported, so of a driver's files."""
+    there = any(found for name in ("nvidia[0-9]*", "kfd", "dxg") for found in _DRIVERS.glob(name))
+    return device == "cuda" or (device == "auto" and there)
 
 
 def _print_by_lines() -> None:

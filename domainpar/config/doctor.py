@@ -20,7 +20,8 @@ class Looking(Group):
     """Transport between the ranks. Others that can be had between the same ranks are measured too."""
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    """Where ranks compute. NCCL and GPUs are looked at in any case, where each rank has a GPU of its own."""
+    """Where ranks compute: not on GPUs by themselves, as of train, since what is wrong there is to be told. NCCL and
+    GPUs are looked at in any case, where each rank has a GPU of its own."""
 
     probe: bool = True
     """Without a launcher: start two ranks by mpiexec and two by gloo, to see that both work."""

@@ -31,8 +31,9 @@ class Ranks(Group):
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """Carrier of rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
 
-    device: Literal["cpu", "cuda", "auto"] = "cpu"
-    """Where a rank computes. cuda: a GPU for each rank. auto: that if there are as many, else cpu."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where a rank computes. cuda: a GPU for each rank. auto: that if there are as many, else cpu; the first lines say
+    which."""
 
     threads: int | None = None
     """Threads of a rank on cpu. The answer does not depend on it. Default: an equal share of the cores."""

@@ -282,7 +282,7 @@ class Memory(Group):
     its tables in files there; the networks on stages, on CPU. The folder is left empty."""
 
     offload: bool = False
-    """Keep what waits for the backward pass in the host's memory (with --device cuda)."""
+    """Keep what waits for the backward pass in the host's memory; of GPUs."""
 
     def check(self) -> None:
         """Refuse segments of no iteration, and no memory at all."""
@@ -397,13 +397,17 @@ class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory
         leaves_gaps = self.recompute_every is not None and not self.is_bitwise
         return ("lean" if leaves_gaps else "keep") if self.allocator == "auto" else self.allocator
 
-    def check(self) -> None:
-        """Refuse what this device cannot do."""
-        if self.offload and self.device == "cpu":
+    def check_device(self, device: str) -> None:
+        """Refuse what a device cannot do: `auto` is known when ranks have met."""
+        if self.offload and device == "cpu":
             raise ConfigError(
-                "--offload moves states from a GPU to the host, but --device is cpu, whose states lie there already",
+                "--offload moves states from a GPU to the host, but ranks compute on cpu: they lie there already",
                 "use --recompute-every 2 to save memory, or --device cuda",
             )
+
+    def check(self) -> None:
+        """Refuse what this device cannot do."""
+        self.check_device(self.device)
         if self.offload and self.recompute_every is not None:
             raise ConfigError(
                 f"--offload moves what autograd keeps; with --recompute-every {self.recompute_every} that is little",

@@ -16,6 +16,7 @@ import torch
 import torch.utils.deterministic
 
 from domainpar.agreement import Gathering, Ranks, gather, name_ranks
+from domainpar.parallel.presence import write_error
 from domainpar.problems import Problem
 from domainpar.words import several
 
@@ -96,7 +97,8 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
     """The device of this rank, made the current one if it is a GPU. *Collective*, but for `cpu`.
 
     Args:
-        device: `cpu`; `cuda`; or `auto`, for a GPU each if there are as many, else `cpu`.
+        device: `cpu`; `cuda`; or `auto`, for a GPU each if there are as many, else `cpu`: with a note where there are
+            some.
         may_share: Whether several ranks may use one GPU.
         ranks: All that compute.
 
@@ -108,9 +110,13 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
     seen = seen_by(ranks)
     own = dealt(seen)
     without = [other for other, index in enumerate(own) if index is None]
-    if without and device == "auto":
+    problem = _problem([other for other in without if not (may_share and seen[other].uuids)], seen)
+    if problem is not None and device == "cuda":
+        raise Problem(f"--device cuda but {problem.what}", problem.hint)
+    if problem is not None:
+        if ranks.rank == 0 and any(one.uuids or one.why for one in seen):
+            write_error(f"note: computing on CPUs: {problem.what}\n      {problem.hint}\n")
         return Choice(torch.device("cpu"))
-    _refuse([other for other in without if not (may_share and seen[other].uuids)], seen)
     users = Counter(seen[other].uuids[index] for other, index in enumerate(own) if index is not None)
     for other in without:
         fewest = min(seen[other].uuids, key=lambda uuid: users[uuid])
@@ -124,26 +130,21 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
     return Choice(chosen, shared=max(as_nccl_sees.values()) > 1 and not all(one.may_share for one in seen))
 
 
-def _refuse(without: Sequence[int], seen: Sequence[Seen]) -> None:
-    """Refuse ranks without a GPU.
-
-    Raises:
-        Problem: If there are any.
-    """
+def _problem(without: Sequence[int], seen: Sequence[Seen]) -> Problem | None:
+    """The problem of ranks without a GPU, if there are any."""
     if not without:
-        return
+        return None
     blind = [rank for rank in without if not seen[rank].uuids]
     if blind:
         why = seen[blind[0]].why
-        raise Problem(
-            f"--device cuda but torch sees no GPU for {name_ranks(blind)} (host {seen[blind[0]].host})"
-            + (f": {why}" if why else ""),
+        return Problem(
+            f"torch sees no GPU for {name_ranks(blind)} (host {seen[blind[0]].host})" + (f": {why}" if why else ""),
             "use --device cpu, or check CUDA_VISIBLE_DEVICES; a torch built for CPU sees none",
         )
     host = seen[without[0]].host
     uuids = {uuid for one in seen if one.host == host for uuid in one.uuids}
     ranks = sum(one.host == host for one in seen)
-    raise Problem(
+    return Problem(
         f"{name_ranks(without)} would have no GPU alone: host {host} shows {several(len(uuids), 'GPU')} to "
         f"{several(ranks, 'rank')}" + (f" ({seen[without[0]].why})" if seen[without[0]].why else ""),
         f"start {several(len(uuids), 'rank')} there, or share GPUs with --share-gpu, over mpi or gloo",

@@ -84,6 +84,7 @@ def train(
         stop = stop or stack.enter_context(StopFlag.listening())
         # Open and refuse.
         on_root(world.transport, lambda: check_tracker(config.log))
+        on_all(world.transport, lambda: config.check_device(world.device.type))
         lessons = open_lessons(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())

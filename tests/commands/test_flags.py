@@ -69,7 +69,7 @@ REFUSED_FLAGS = {
     "a grid without wedges": ("--mode naive --sectors 0x2", "--sectors is 0x2; it must be", "--sectors 8x2"),
     "half a grid of sectors": ("--mode naive --sectors 8x", "--sectors is 8x; it must be", "--sectors 8x2"),
     "sectors without naive": ("--sectors 8", "means nothing with --mode halo", "--mode naive"),
-    "a GPU transport on CPU": ("--transport nccl", "--device is cpu", "--device cuda"),
+    "a GPU transport on CPU": ("--transport nccl --device cpu", "--device is cpu", "--device cuda"),
     "no thread": ("--threads 0", "--threads is 0; it must be at least 1", "omit --threads"),
     "bf16 of float64": ("--precision bf16 --dtype float64", "--precision bf16 and --dtype float64 exclude", "drop one"),
     "a precision that is none": ("--precision fp16", "expected one of full, tf32x3, bf16", "did you mean bf16?"),
@@ -77,7 +77,11 @@ REFUSED_FLAGS = {
     "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "omit --dropout"),
     "no iteration kept": ("--recompute-every 0", "--recompute-every is 0; it must be at least 1", "omit --recompute"),
     "no memory": ("--memory-limit 0", "--memory-limit is 0.0; it must be", "omit --memory-limit"),
-    "to offload what lies there": ("--offload", "--device is cpu, whose states lie there", "--recompute-every 2"),
+    "to offload what lies there": (
+        "--offload --device cpu",
+        "ranks compute on cpu: they lie there already",
+        "--recompute-every 2",
+    ),
     "to offload next to nothing": (
         "--offload --device cuda --recompute-every 2",
         "with --recompute-every 2 that is little",
@@ -418,6 +422,17 @@ def test_four_ranks_speak_with_one_voice_under_mpiexec():
     assert refused.stderr == (
         "domainpar: error: --mode is 'niave'; expected one of halo, naive\nhint: did you mean naive?\n"
     )
+
+
+@pytest.mark.parametrize(("device", "driver", "level"), [("auto", True, "ERROR"), ("auto", False, "FATAL")])
+def test_torchs_own_errors_are_shown_where_ranks_may_be_on_gpus(monkeypatch, tmp_path, device, driver, level):
+    """What NCCL says of a GPU is worth reading; pages about ranks that have gone are not."""
+    monkeypatch.setattr(command_line, "_DRIVERS", tmp_path)
+    (tmp_path / ("nvidia0" if driver else "nvidiactl")).touch()
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "to be set")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    assert run_command(TrainConfig, lambda config: 0, None, ["--device", device]) == 0
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
 
 
 def test_help_is_there_before_the_heavy_libraries():

@@ -1,11 +1,15 @@
 """`python -m domainpar.train` as people use it: numbered runs, going on with a run, and being asked to stop."""
 
 import json
+import os
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from jobs import MPIEXEC, running
 from marks import fault
 from random_store import write_random_store
 
@@ -70,7 +74,7 @@ BEGAN_WITH = TrainConfig(
     mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3, precision="bf16", dropout=0.2,
     device="cuda", threads=3, offload=True, scratch="disk",
 )  # fmt: skip
-HERE = {"domain_size": None, "transport": "auto", "device": "cpu", "threads": None, "offload": False}
+HERE = {"domain_size": None, "transport": "auto", "device": "auto", "threads": None, "offload": False}
 HERE |= {"scratch": None, "resume": True}
 
 
@@ -103,6 +107,34 @@ def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with
         ),
     ):
         assert config == expected
+
+
+def test_states_cannot_be_offloaded_from_where_auto_finds_no_gpu(store, tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--store", str(store), "--out", str(tmp_path / "run"), "--offload", *SMALL])
+    assert ended.value.code == 2
+    assert "--offload moves states from a GPU to the host, but ranks compute on cpu" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
+def test_the_first_command_of_all_as_it_stands_trains_to_the_bits_of_one_rank(tmp_path, monkeypatch, capsys):
+    """Typed in an empty folder, and stopped by Ctrl-C after some steps of its 320, as these take minutes."""
+    monkeypatch.chdir(tmp_path)
+    run, steps_there = Path("runs/0001"), lambda: (run / "metrics.jsonl").exists() and steps(run)
+    path = f"{Path(sys.executable).parent}:{Path(MPIEXEC).parent}:{os.environ['PATH']}"
+    # Where there are GPUs, eight ranks may well compute on CPUs, and one on a GPU.
+    with running("mpiexec -n 8 python -m domainpar.train".split(), PATH=path, CUDA_VISIBLE_DEVICES="") as job:
+        job.wait_until(steps_there, 300)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait().code == 0, job.text
+    assert "domainpar: 8 ranks over mpi, 8 to an event, " in job.text
+    assert "exactness: the same bits on any number of ranks (self-test passed)" in job.text
+    of_eight = run_json(run)
+    assert of_eight["state"] == "preempted"
+    assert of_eight["steps"] >= 1
+    assert train.main(["--device", "cpu", "--max-steps", str(of_eight["steps"])]) == 0
+    assert run_json("runs/0002")["parameters_sha256"] == of_eight["parameters_sha256"]
 
 
 SAVING = "--precision bf16 --dropout 0.1 --recompute-every 2 --threads 3".split()

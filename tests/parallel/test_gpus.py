@@ -103,11 +103,15 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
             on("cuda", [here, here])
 
 
-def test_auto_takes_gpus_if_there_is_one_for_each_rank(on):
+def test_auto_takes_gpus_if_there_is_one_for_each_rank_and_says_why_where_some_are_left_alone(on, capfd):
     assert on("auto", ["AB", "AB"], 1) == Choice(torch.device("cuda", 1))
+    assert on("auto", ["A", "A"], 1, share=True) == Choice(torch.device("cuda", 0), shared=True)
+    assert on("auto", ["", ""]) == on("auto", ["A", "A"], 1) == on("cpu", ["A", "A"]) == Choice(CPU)
+    assert capfd.readouterr().err == "", "of no GPU there is nothing to say, and rank 0 speaks"
     assert on("auto", ["A", "A"]) == Choice(CPU)
-    assert on("auto", ["", "A"], 1) == Choice(CPU)
-    assert on("cpu", ["A", "A"]) == Choice(CPU)
+    assert "computing on CPUs: rank 1 would have no GPU alone: host n1 shows 1 GPU to 2 ranks" in capfd.readouterr().err
+    assert on("auto", ["", "A"]) == Choice(CPU)
+    assert "computing on CPUs: torch sees no GPU for rank 0 (host n1)" in capfd.readouterr().err
 
 
 def test_nccl_wants_a_gpu_for_each_rank():

@@ -1,6 +1,7 @@
 """Ranks on pretended GPUs over the mocked NCCL: launchers, commands, groups, faults, and mistakes on purpose."""
 
 import json
+import re
 from pathlib import Path
 
 import card
@@ -80,12 +81,13 @@ def test_own_kernels_train_to_one_hash_on_any_number_of_gpus(small, tmp_path):
     ],
 )
 def test_ranks_learn_what_one_cpu_learns(store, of_one_cpu, tmp_path, launcher, ranks, model, more):
+    """On GPUs, as there is one for each rank and nothing else is said."""
     words = ["train", "--store", store, "--out", tmp_path / "run", *SIZES, "--model", model, "--events-per-step", "2"]
     tests = str(Path(__file__).resolve().parents[1])
     environment = {"PYTHONPATH": f"{card.environment()['PYTHONPATH']}:{tests}"}
-    done = run(tmp_path / "log", *words, "--device", "cuda", *more, ranks=ranks, launcher=launcher, **environment)
+    done = run(tmp_path / "log", *words, *more, ranks=ranks, launcher=launcher, **environment)
     assert done.code == 0, done.text
-    assert f"{ranks} ranks over nccl" in done.text
+    assert re.search(rf"^domainpar: {ranks} ranks over nccl, . to an event, pretended GPU each$", done.text, re.M)
     assert done.problems() == []
     ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu[model])
     assert np.abs(ratios - 1).max() <= 2e-3
@@ -130,11 +132,12 @@ def test_each_rank_finds_its_gpu_whatever_the_launcher_shows(tmp_path, launcher,
 def test_ranks_that_would_share_a_gpu_are_refused(tmp_path, launcher):
     done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=1, launcher=launcher)
     assert done.code == 2
-    assert done.text.count("domainpar: error: rank 1 would have no GPU alone") == 1
+    assert done.text.count("domainpar: error: --device cuda but rank 1 would have no GPU alone") == 1
     assert "Traceback" not in done.text
     auto = run(tmp_path / "auto", "met", program=[PROGRAM], ranks=2, gpus=1, launcher=launcher, DEVICE="auto")
     assert auto.code == 0, auto.text
     assert "on cpu" in auto.text
+    assert auto.text.count("note: computing on CPUs: rank 1 would have no GPU alone: host ") == 1
 
 
 @pytest.mark.slow
