@@ -42,6 +42,7 @@ Config = TypeVar("Config", bound=Group)
 
 _COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DRIVERS = Path("/dev")
+_ALIKE = 0.75  # of 1: above that two words are one, misspelt
 _DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
@@ -243,6 +244,11 @@ class _Command:
         hints = get_type_hints(config_class)
         self.fields = {name: hints[name] for group in groups(config_class) for name in group.__annotations__}
 
+    @property
+    def spellings(self) -> list[str]:
+        """The spellings of all flags."""
+        return [spelling for name, hint in self.fields.items() for spelling in _flags(name, hint)]
+
     @cached_property
     def parser(self) -> Any:
         """The parser of all flags."""
@@ -282,12 +288,15 @@ class _Command:
 
     def refuse_unknown_flags(self, argv: Sequence[str]) -> None:
         """Refuse a word that looks like a flag and is none."""
-        known = ["--config", *(spelling for name, hint in self.fields.items() for spelling in _flags(name, hint))]
+        known = ["--config", *self.spellings]
         for word in argv:
             spelling = word.split("=")[0]
             if re.match(r"-+[a-zA-Z]", spelling) and spelling not in known:
-                hint = _nearest(spelling, known, f"{self._help} lists the flags")
-                raise ConfigError(f"unknown flag {spelling}", hint)
+                lists_them = f"{self._help} lists the flags"
+                of = [other.name for other in map(_Command, _COMMANDS) if spelling in other.spellings]
+                whose = f": it is one of {' and '.join(of)}, not of {self.name}" if of else ""
+                hint = lists_them if of else _nearest(spelling, known, lists_them)
+                raise ConfigError(f"unknown flag {spelling}{whose}", hint)
 
     def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values of all flags, those of the words and else the parser's defaults."""
@@ -481,5 +490,11 @@ def _words(hint: Any) -> list[str]:
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]}?" if close else otherwise
+    """A hint that names what was meant, where one is so near that it is a slip; dashes make nothing alike."""
+    by_letters = {_letters(each): each for each in known}
+    close = difflib.get_close_matches(_letters(word), list(by_letters), n=1, cutoff=_ALIKE)
+    return f"did you mean {by_letters[close[0]]}?" if close else otherwise
+
+
+def _letters(word: str) -> str:
+    return word.lstrip("-").replace("_", "-")

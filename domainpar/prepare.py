@@ -73,7 +73,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
     usual = default_store(config.source, config.input or "")
     if config.source == "simulate":
-        usual = Path("stores") / (config.preset or f"simulate-{config.hits}")
+        other = "" if config.partitioner in (None, "phi-eta") else f"-{config.partitioner}"
+        usual = Path("stores") / ((config.preset or f"simulate-{config.hits}") + other)
     directory = usual if config.store is None else Path(config.store)
     module_map = _module_map(config, directory, world)
     candidates = GivenEdges(config.edges_from) if config.edges_from is not None else module_map or _cuts(config)

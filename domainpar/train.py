@@ -53,18 +53,18 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
-        store = Path(config.store or store_to_resume(config, world) or _built_in_events(world))
+        store = Path(config.store or store_to_resume(config, world) or _built_in_events(config, world))
         config, world = arranged(config, store, world)
         return train(config, store, world, allocator, stop).exit_code
 
 
-def _built_in_events(world: "World") -> Path:
+def _built_in_events(config: TrainConfig, world: "World") -> Path:
     """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
     from domainpar.agreement import Refused
     from domainpar.prepare import prepare_store
 
     try:
-        return prepare_store(PrepareConfig(), world)
+        return prepare_store(PrepareConfig(partitioner=config.partitioner), world)
     except Refused as refused:
         what = f"the built-in simulated events cannot be prepared: {refused.what}"
         hint = "name a store of your own with --store, and a place for the run with --out"

@@ -30,6 +30,9 @@ class Run(Group):
     store: str | None = None
     """Store of prepared events (see domainpar.prepare). Default: built-in simulated events."""
 
+    partitioner: Literal["phi-eta", "eta", "phi", "metis"] | None = None
+    """How built-in events are cut into tiles; another store was cut when it was prepared. Default: phi-eta."""
+
     out: str | None = None
     """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
 

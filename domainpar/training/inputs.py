@@ -83,6 +83,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     own, digest = OwnEvents.read(kept), store.digest
     if own is not None:  # an earlier version kept the digest only
         store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+    on_all(world.transport, lambda: _check_partitioner(config, store))
     sectors = config.sectors if config.mode == "naive" else None
     on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
     samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
@@ -128,6 +129,26 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         standard=standard,
         warnings=told + warnings,
     )
+
+
+def _check_partitioner(config: TrainConfig, store: EventStore) -> None:
+    """Refuse to cut the events of a store otherwise than it is.
+
+    Raises:
+        Problem: If it was cut by another partitioner.
+    """
+    if config.partitioner is None:
+        return
+    made_by = str(store.settings.get("partitioner", "who wrote it"))
+    if made_by.startswith("phi-eta, or"):  # nothing was said
+        with store.open(store.readable()[0]) as event:
+            made_by = "phi-eta" if event.has_positions else "metis"
+    if made_by != config.partitioner:
+        raise Problem(
+            f"--partitioner is {config.partitioner}, and the tiles of store {store.path} were cut by {made_by}",
+            f"leave it out; or make another store: python -m domainpar.prepare --partitioner {config.partitioner} "
+            "--store DIRECTORY, with the flags of this one",
+        )
 
 
 def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:

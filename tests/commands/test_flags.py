@@ -50,6 +50,8 @@ REFUSED_FLAGS = {
     "a flag nobody knows": ("--hiden 32", "unknown flag --hiden", "did you mean --hidden?"),
     "a flag spelled with underscores": ("--graph_iters 3", "unknown flag --graph_iters", "did you mean --graph-iters?"),
     "an abbreviated flag": ("--hidde=32", "unknown flag --hidde", "--hidden"),
+    "a flag like no other": ("--batch-size 8", "unknown flag --batch-size", "train --help lists the flags"),
+    "a flag of other commands": ("--tracks grow", "unknown flag --tracks: it is one of infer, not of train", "--help"),
     "one dash": ("-lr 1", "unknown flag -lr", "--lr"),
     "a word without a flag": ("fast", "belong to no flag: fast", "--help"),
     "a flag without its value": ("--lr", "--lr: expected one argument", "--help"),

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from random_store import write_random_store
 
 from domainpar import infer, train
 from domainpar.command_line import parse
-from domainpar.config import TrainConfig, resolved_yaml
+from domainpar.config import PrepareConfig, TrainConfig, resolved_yaml
+from domainpar.events.store import EventStore
 from domainpar.own_files import strangers_in_run
 from domainpar.words import this_python
 
@@ -107,6 +109,24 @@ def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with
         ),
     ):
         assert config == expected
+
+
+def test_built_in_events_are_cut_as_asked_and_those_of_a_store_are_said_to_be_cut_already(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "PrepareConfig", partial(PrepareConfig, hits=1000, events=3))
+    for words, name in ((["--partitioner", "eta"], "simulate-1000-eta"), ([], "simulate-1000")):
+        assert train.main([*words, "--max-steps", "1", *SMALL]) == 0
+        assert EventStore(Path("stores", name)).settings["partitioner"].startswith(words[-1] if words else "phi-eta, ")
+    for store, like, other in (("simulate-1000-eta", "eta", "metis"), ("simulate-1000", "phi-eta", "phi")):
+        asked = ["--store", f"stores/{store}", "--max-steps", "1", *SMALL, "--partitioner"]
+        assert train.main([*asked, like]) == 0
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            train.main([*asked, other])
+        told = capfd.readouterr().err
+        assert ended.value.code == 2
+        assert f"--partitioner is {other}, and the tiles of store stores/{store} were cut by {like}\n" in told
+        assert f"python -m domainpar.prepare --partitioner {other} --store DIRECTORY" in told
 
 
 def test_states_cannot_be_offloaded_from_where_auto_finds_no_gpu(store, tmp_path, capfd):
