@@ -70,8 +70,8 @@ $(VENV)/.docs-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): torch and some 40 packages, one to five minutes ..."
-	@$(PIP) -e ".[mpi,report]"
+	@echo "installing into $(VENV): torch and some 55 packages, one to five minutes ..."
+	@$(PIP) -e ".[mpi,pyg,report]"
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -1,7 +1,9 @@
 """Files that are for tools and people rather than for Python."""
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,14 @@ def test_hooks_before_a_commit_are_the_steps_of_lint():
     for tool in ("ruff check", "ruff format", "mypy", "lint-imports"):
         assert tool in lint
         assert tool in entries
+
+
+def test_the_first_command_installs_all_that_the_networks_of_users_and_the_launcher_want():
+    text = (ROOT / "Makefile").read_text().partition("/.train-stamp: pyproject.toml")[2].partition("\n\n")[0]
+    extras = re.search(r'-e "\.\[(.*)\]"', text)[1].split(",")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.match(r"[\w-]+", line)[0] for extra in extras for line in declared[extra]}
+    assert {"mpi4py", "torch-geometric"} <= names
 
 
 def test_the_container_copies_what_a_build_needs():

@@ -148,6 +148,8 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
         advice = f"; a factory may take {', '.join(OF_FACTORIES)}" if isinstance(error, TypeError) else ""
         if isinstance(error, (ImportError, AttributeError)):
             advice = "; write package.module:factory, with the package on the Python path (the current directory is)"
+        if (getattr(error, "name", None) or "").split(".")[0] == "torch_geometric":
+            advice = "; pip install 'domainpar[pyg]' brings it"
         raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{advice}.") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")

@@ -1,5 +1,6 @@
 """Networks by name: what is built, what a user's factory is called with, and what is refused and why."""
 
+import sys
 import threading
 
 import own_models
@@ -152,6 +153,17 @@ FAILING = {
 def test_what_cannot_be_a_network_is_refused_with_its_name_and_what_to_do(name, error):
     with pytest.raises(ValueError, match=error):
         built(name)
+
+
+def test_a_file_that_wants_torch_geometric_where_it_is_not_is_refused_with_the_extra_that_brings_it(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "of_pyg.py").write_text("from torch_geometric.nn import GCNConv as net\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    monkeypatch.delitem(sys.modules, "torch_geometric.nn", raising=False)
+    with pytest.raises(ValueError, match=r"'of_pyg:net' cannot be made: .*; pip install 'domainpar\[pyg\]' brings it"):
+        built("of_pyg:net")
 
 
 @pytest.mark.parametrize(("name", "error"), FAILING.values(), ids=FAILING)
