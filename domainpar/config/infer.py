@@ -67,8 +67,8 @@ class Tracks(Group):
     with the run: it is scored with them from then on, where they are not given."""
 
     most_fakes: float | None = None
-    """--tune: the cuts with the most efficiency among those with at most this share of fakes, not those with the most
-    efficiency less fakes and duplicates."""
+    """--tune: the cuts with the most efficiency among those with at most this share of fakes and unlabelled tracks, not
+    those with the most efficiency less these and duplicates."""
 
     score_cut: float | None = None
     """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.events import detector
 from domainpar.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.events.store import EventRecord, EventStore, WholeEvent, read_arrays
-from domainpar.reco.performance.truth import EventTruth, targets_among
+from domainpar.reco.performance.truth import EventTruth
 from domainpar.training.targets import edge_classes
 from partitioners import Sectors, TileGraph, group, sectors_of_tiles
 
@@ -91,8 +92,7 @@ class EventData:
         """The truth that tracks are compared with; None where the particles of hits are unknown."""
         if self.particle_id is None:
             return None
-        surface = surface_numbers(self.volume, self.layer)
-        return EventTruth(self.particle_id, surface, position=self.position, particles=self.particles)
+        return _truth_of(self.particle_id, self.volume, self.layer, self.position, self.particles)
 
     def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
         """Part of each hit when `num_parts` ranks share the event, int32 [N]."""
@@ -136,7 +136,8 @@ def read_event_data(
             values = getattr(particles, name, None)
             if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
                 known[name] = condition
-        target = targets_among(particles.particle_id, particles, known)
+        of_hits = (hits[name] for name in ("particle_id", "volume", "layer", "position"))
+        target = _truth_of(*of_hits, particles).targets_among(particles.particle_id, known)
     edge_class = None
     if edges["label"] is not None and (particles is not None or not edge_target):
         of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]
@@ -155,6 +156,14 @@ def read_event_data(
         shared_hits=arrays.get("shared_hits"),
         classical_track_id=arrays.get("classical_track_id"),
     )
+
+
+def _truth_of(
+    particle_id: IntArray, volume: IntArray, layer: IntArray, position: FloatArray | None, particles: Particles | None
+) -> EventTruth:
+    """The truth of an event as `reco.performance` has it."""
+    surface, field = surface_numbers(volume, layer), detector.field_of_surfaces(volume, layer)
+    return EventTruth(particle_id, surface, position=position, particles=particles, field=field)
 
 
 def _score_arrays(

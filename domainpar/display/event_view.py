@@ -3,7 +3,7 @@ small as they go.
 
 Tracks are matched by the rules of the efficiencies, so that the display shows what those count. In the `atlas` style a
 track with more than half of its hits from one particle belongs to it, the particle is found, and a track of no particle
-is a fake.
+is a fake, if truth knows most of its hits and its pT is one that targets may have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from domainpar.display.event_data import EventData
 from domainpar.display.run_files import RunFiles, Tracking
 from domainpar.display.tracks import target_text
 from domainpar.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, matchable_tracks, memberships
+from domainpar.reco.performance.counts import fitted
+from domainpar.reco.performance.matching import TrackCuts, find_overlaps, match, memberships
 from partitioners import Sectors, number_of_sectors
 
 MOST_CUT_EDGES = 150_000
@@ -29,8 +30,9 @@ DEFAULT_PARTS = 8
 SMALL = {"f8": np.float64, "f4": np.float32, "i4": np.int32, "u2": np.uint16, "u1": np.uint8}
 Arrays = dict[str, npt.NDArray[Any]]
 
-OF_TARGET, OF_OTHER, DUPLICATE, FAKE_TRACK, SHORT = 0, 1, 2, 3, 4
-"""Kinds of tracks: of a target, of another particle, of a particle that has a better one, of none, too short."""
+OF_TARGET, OF_OTHER, DUPLICATE, FAKE_TRACK, SHORT, UNLABELLED, OUTSIDE = range(7)
+"""Kinds of tracks: of a target, of another particle, of a particle that has a better one, fakes, too short, unlabelled,
+and of no particle outside the range of pT in which fakes and unlabelled ones are counted."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ def _add_matches(name: str, matches: Matches, kept: IntArray, facts: dict[str, A
         "targets": int(matches.target.sum()),
         "found": int((matches.target & matches.found).sum()),
         "fakes": int((matches.kind == FAKE_TRACK).sum()),
+        "unlabelled": int((matches.kind == UNLABELLED).sum()),
         "duplicates": int((matches.kind == DUPLICATE).sum()),
     }
 
@@ -266,7 +269,7 @@ class Matches:
     Attributes:
         particle: Row of the particle that made most hits of each track, -1 for none, int64 [T].
         shared: The number of these hits, int64 [T].
-        kind: One of `OF_TARGET`, `OF_OTHER`, `DUPLICATE`, `FAKE_TRACK`, `SHORT`, uint8 [T].
+        kind: One of `OF_TARGET`, `OF_OTHER`, `DUPLICATE`, `FAKE_TRACK`, `SHORT`, `UNLABELLED`, `OUTSIDE`, uint8 [T].
         best_track: The track that holds most hits of each particle, -1 where none holds any, int64 [M].
         best_shared: The number of these hits, int64 [M].
         target: Whether each particle is a target with hits in the event, bool [M].
@@ -294,9 +297,9 @@ def match_tracks(
         style: One of `styles.STYLES`.
         shared_hits: Hits and the further tracks that they lie on, [S, 2]; None for none.
     """
-    if event.particles is None or event.target is None or event.particle_id is None:
+    if event.particles is None or event.target is None or event.truth is None:
         return None
-    overlaps = find_overlaps(track_id, event.particle_id, shared_hits)
+    overlaps = find_overlaps(track_id, event.truth.particle_id, shared_hits)
     matching = match(overlaps, cuts)[style]
     num_particles = len(event.particles.particle_id)
     # Particles with hits that are in the table: their rows among the overlaps and in the table.
@@ -313,7 +316,10 @@ def match_tracks(
     to_table[here] = row
     # The row -1, of no particle in the table, is the one appended: no target.
     of_target = np.append(event.target, False)[to_table[majority]]
-    kind = np.where(matchable_tracks(overlaps, cuts), FAKE_TRACK, SHORT).astype(np.uint8)
+    kind = np.full(overlaps.num_tracks, SHORT, np.uint8)
+    kind[matching.fake], kind[matching.unlabelled] = FAKE_TRACK, UNLABELLED
+    in_range = cuts.in_range(fitted(overlaps, event.truth)["pt"])
+    kind[(matching.fake | matching.unlabelled) & ~in_range] = OUTSIDE
     matched = np.flatnonzero(matching.matched)
     kind[matched] = np.where(of_target[matched], OF_TARGET, OF_OTHER)
     # Of the tracks of a particle the one with most hits counts; of equal ones the first.

@@ -24,6 +24,7 @@ from domainpar.reco.performance.rates import (
     fake_rate,
     majority_rates,
     mean_trackml_score,
+    unlabelled_rate,
     wilson,
 )
 from domainpar.words import several, this_python
@@ -246,7 +247,10 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
     lead = (
         f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
-        f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Intervals are Wilson's, 68.3 %.{border}"
+        f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fakes match no particle; unlabelled "
+        "tracks neither, as most of their hits have none: both are of tracks whose fitted pT is one that targets may "
+        "have. "
+        f"Intervals are Wilson's, 68.3 %.{border}"
     )
     return Section(
         "tracks",
@@ -275,6 +279,7 @@ def _rate_tables(finders: list[Finder]) -> tuple[Rows, ...]:
                     "efficiency": short(efficiency(counts)),
                     "68.3 % interval": "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}",
                     "fake rate": short(fake_rate(counts)),
+                    "unlabelled": short(unlabelled_rate(counts)),
                     "duplicates": short(duplicate_rate(counts)),
                 }
             )
@@ -320,6 +325,7 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
             "targets found": f"{counts['found']:,} of {counts['targets']:,}",
             "tracks": f"{counts['tracks']:,}",
             "fakes": f"{counts['fakes']:,}",
+            "unlabelled": f"{counts['unlabelled']:,}",
             "duplicates": f"{counts['duplicates']:,}",
             "too short to count": f"{counts['short']:,}",
         }

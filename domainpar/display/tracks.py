@@ -26,8 +26,9 @@ RATES = {
     "fake_rate": (
         "track-fakes",
         "fake rate",
-        "Share of the tracks that match no particle, against the quantity of the helix fitted to the track; hits "
-        "around: the mean over its hits; distance to a border: the smallest of them.",
+        "Share of the tracks that match no particle, but for unlabelled ones, against the quantity of the helix fitted "
+        "to the track; hits around: the mean over its hits; distance to a border: the smallest of them. Tracks are "
+        "those whose fitted pT is one that targets may have; against pT, all.",
     ),
     "duplicate_rate": (
         "track-duplicates",

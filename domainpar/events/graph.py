@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +43,13 @@ class Particles:
     primary: IntArray | None = None
     pdg_id: IntArray | None = None
 
+    def counted_in(self, particle_id: IntArray) -> Particles:
+        """The same with `nhits` that count their hits among some, given the particle of each hit, [N]."""
+        ids, counts = np.unique(particle_id, return_counts=True)
+        at = np.minimum(np.searchsorted(ids, self.particle_id), max(len(ids) - 1, 0))
+        left = counts[at] * (ids[at] == self.particle_id) if len(ids) else np.zeros_like(self.nhits)
+        return replace(self, nhits=left.astype(np.int32))
+
 
 @dataclass(frozen=True, eq=False)
 class Hits:
@@ -79,6 +87,14 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.hit_id)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 digits of a hash of the numbers and positions of the hits: of an event, whatever joins or cuts it."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.hit_id, np.int64).tobytes())
+        if self.position is not None:
+            digest.update(np.ascontiguousarray(self.position, np.float32).tobytes())
+        return digest.hexdigest()[:16]
 
 
 def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:

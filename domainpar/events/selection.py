@@ -70,8 +70,5 @@ class Selection:
         if (weight := columns["weight"]) is not None and weight.sum() > 0:
             columns["weight"] = weight / weight.sum()
         if particles is not None and hits.particle_id is not None:
-            ids, counts = np.unique(hits.particle_id[kept], return_counts=True)
-            at = np.minimum(np.searchsorted(ids, particles.particle_id), max(len(ids) - 1, 0))
-            left = counts[at] * (ids[at] == particles.particle_id) if len(ids) else np.zeros_like(particles.nhits)
-            particles = replace(particles, nhits=left.astype(np.int32))
+            particles = particles.counted_in(hits.particle_id[kept])
         return replace(hits, **columns, particles=particles)

@@ -43,8 +43,8 @@ def particle_quantity(particles: Particles, name: str) -> Array:
         values = particles.vertex[:, 2]
     else:
         values = getattr(particles, "pdg_id" if name == "pdgId" else name)
-    if name == "primary" and values is not None:
-        return np.asarray(values)  # that none is primary is known as well
+    if name in ("primary", "nhits") and values is not None:
+        return np.asarray(values)  # that none is primary, or left a hit, is known as well
     if values is not None:
         unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
     if values is None or (len(values) and unknown.all()):

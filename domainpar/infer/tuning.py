@@ -17,7 +17,7 @@ from domainpar.problems import Problem
 from domainpar.reco.event_tracks import hits_of
 from domainpar.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.reco.performance.matching import TrackCuts
-from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_rate
+from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
 from domainpar.reco.performance.truth import truth_of
 from domainpar.reco.scorer import LeftOut, Scorer
 from domainpar.reco.scores import EventScores
@@ -34,6 +34,9 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 WORTHS = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
 """Those of `least_worth`, which is tried with each of them."""
+
+RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
+"""What cuts are judged by."""
 
 CUTS = ("score_cut", "misfit", "walk_min", "walk_add", "least_worth")
 """The flags that may be tuned."""
@@ -55,8 +58,8 @@ def tune(
 ) -> dict[str, Any]:
     """Score validation events and choose the best cuts. *Collective*.
 
-    The best have the most efficiency less fakes and duplicates; with `most_fakes`, the most efficiency among those that
-    have no more fakes, or the fewest fakes where all have more.
+    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `most_fakes`, the most efficiency
+    among those that have no more fakes and unlabelled tracks, or the fewest where all have more.
 
     Args:
         scorer: What scores the events; its tracks and judgements are not asked for.
@@ -66,7 +69,7 @@ def tune(
         cuts: Which particles and tracks count.
 
     Returns:
-        `cuts` by name, and `efficiency`, `fakes`, `duplicates` there, over how many `events`.
+        `cuts` by name, and each of `RATES` there, over how many `events`.
 
     Raises:
         Problem: If no event could be scored, or told its truth.
@@ -109,10 +112,11 @@ def tune(
 
 
 def merit(rates: dict[str, float], most_fakes: float | None) -> float:
-    """What cuts are chosen by; negative for too many fakes."""
+    """What cuts are chosen by; negative for too many fakes. Whether truth lacks a hit or it is noise is not known."""
+    fakes = rates["fakes"] + rates["unlabelled"]
     if most_fakes is None:
-        return rates["efficiency"] - rates["fakes"] - rates["duplicates"]
-    return rates["efficiency"] if rates["fakes"] <= most_fakes else -rates["fakes"]
+        return rates["efficiency"] - fakes - rates["duplicates"]
+    return rates["efficiency"] if fakes <= most_fakes else -fakes
 
 
 def given_cuts(config: InferConfig) -> dict[str, float]:
@@ -155,13 +159,13 @@ def read(run: Path) -> dict[str, Any]:
 def told(options: TrackOptions, chosen: dict[str, Any]) -> str:
     """The choice, in a sentence for the user."""
     values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in chosen["cuts"].items())
-    rates = ", ".join(f"{name} {chosen[name]:.4f}" for name in ("efficiency", "fakes", "duplicates"))
+    rates = ", ".join(f"{name} {chosen[name]:.4f}" for name in RATES)
     over = f"{several(chosen['events'], 'validation event')}, {chosen['style']}"
     return f"tuned    : {key_of(options)}, {values} ({over}: {rates})"
 
 
 def _rates(counts: TrackCounts, style: str) -> dict[str, float]:
     of_style = counts.styles[style]
-    rates = efficiency(of_style), fake_rate(of_style), duplicate_rate(of_style)
+    rates = efficiency(of_style), fake_rate(of_style), unlabelled_rate(of_style), duplicate_rate(of_style)
     # Nothing to divide by: no targets, or no tracks.
-    return dict(zip(("efficiency", "fakes", "duplicates"), (rate or 0.0 for rate in rates)))
+    return dict(zip(RATES, (rate or 0.0 for rate in rates)))

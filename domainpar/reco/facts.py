@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from domainpar.events import detector
-from domainpar.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
+from domainpar.events.graph import FloatArray, Hits, IntArray, surface_numbers
 from domainpar.events.store import Settings
 from domainpar.events.targets import MEV_ABOVE
 from domainpar.events.truth_order import rows_of_table
 from domainpar.reco.performance.ceiling import edge_ceiling
 from domainpar.reco.performance.matching import DEFAULT_TARGET, TrackCuts
-from domainpar.reco.performance.truth import EventTruth, targets_among
+from domainpar.reco.performance.truth import EventTruth
 from domainpar.words import between, several, some_of
 
 FAR = 10_000.0
@@ -101,8 +101,8 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
     if label is not None:
         values["true_edges"] = int(np.count_nonzero(label > 0))
     if hits.particle_id is not None:
-        values |= _of_particles(hits.particle_id, hits.particles)
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
+        values |= _of_particles(truth)
         held = edge_ceiling(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
         if held is not None:
             values |= {"segments": held.segments, "in_graph": held.in_graph}
@@ -130,11 +130,12 @@ def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -
     }
 
 
-def _of_particles(particle_id: IntArray, particles: Particles | None) -> dict[str, Any]:
+def _of_particles(truth: EventTruth) -> dict[str, Any]:
+    particle_id, particles = truth.particle_id, truth.particles
     seen, count = np.unique(particle_id[particle_id != 0], return_counts=True)
     values: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
     try:
-        values["targets"] = int(np.sum(targets_among(seen, particles, DEFAULT_TARGET)))
+        values["targets"] = int(np.sum(truth.targets_among(seen, DEFAULT_TARGET)))
     except ValueError:  # the table does not tell what a target is
         values["targets"] = None
     pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
@@ -274,7 +275,7 @@ def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
         yield _Oddity(5, "momenta missing in the particle table", values, "they meet no condition on pt")
     if event.other_nhits:
         values = f"{event.other_nhits:,} {with_hits}"
-        yield _Oddity(6, "nhits of the particle table not what truth counts", values, "conditions take the table's")
+        yield _Oddity(6, "nhits of the particle table not what truth counts", values, "training takes the table's")
 
 
 def _warnings(facts: Sequence[EventFacts], settings: Settings) -> list[str]:

@@ -15,8 +15,10 @@ from domainpar.display.event_view import (
     FAKE_TRACK,
     OF_OTHER,
     OF_TARGET,
+    OUTSIDE,
     SHORT,
     SMALL,
+    UNLABELLED,
     Split,
     event_view,
     match_tracks,
@@ -139,7 +141,10 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     assert 0 < counts.reconstructed < counts.targets
     assert int(matches.target.sum()) == counts.targets
     assert int((matches.target & matches.found).sum()) == counts.reconstructed
-    assert int((matches.kind == FAKE_TRACK).sum()) == counts.matchable - counts.matched > 0
+    assert int((matches.kind == FAKE_TRACK).sum()) == counts.fakes > 0
+    assert int((matches.kind == UNLABELLED).sum()) == counts.unlabelled
+    without = counts.matchable - counts.matched
+    assert int((matches.kind == OUTSIDE).sum()) == without - counts.fakes - counts.unlabelled > 0
     assert int((matches.kind != SHORT).sum()) == counts.matchable
 
 
@@ -165,7 +170,7 @@ def test_the_second_track_of_a_particle_is_a_duplicate():
     event = hand_made(particle=[7] * 8 + [9] * 3 + [0] * 4, targets=[7])
     track_id = np.array([0] * 5 + [1] * 3 + [2] * 3 + [3] * 4)
     matches = match_tracks(event, track_id, TrackCuts(min_hits=3, target={}))
-    assert matches.kind.tolist() == [OF_TARGET, DUPLICATE, OF_OTHER, FAKE_TRACK]
+    assert matches.kind.tolist() == [OF_TARGET, DUPLICATE, OF_OTHER, UNLABELLED]
     assert matches.particle.tolist() == [0, 0, 1, -1]
     assert matches.best_track.tolist() == [0, 2]
     assert matches.best_shared.tolist() == [5, 3]
@@ -182,6 +187,7 @@ def hand_made(particle, targets):
     row = np.where(ids > 0, np.searchsorted(table, ids), -1)
     return SimpleNamespace(
         particle_id=ids,
+        truth=SimpleNamespace(particle_id=ids, position=None),
         particles=SimpleNamespace(particle_id=table),
         target=np.isin(table, targets),
         particle_row=row,
@@ -200,3 +206,17 @@ def test_odd_events_are_drawn_or_left_out(tmp_path, odd, num_parts):
     assert len(arrays["x"]) == odd["num_hits"]
     assert facts.get("finders", []) == ["network", "classical"]
     assert ("networkKind" in arrays) == odd.get("truth", True)
+
+
+def test_a_target_that_lacks_hits_in_the_event_is_not_among_those_missed(tmp_path):
+    files = read_run_files(write_run(tmp_path / "run"))
+    event = files.read_event(files.choose_event())
+    nhits = dict(zip(*np.unique(event.particle_id, return_counts=True), strict=True))
+    with_hits = {int(row) for row in event.particle_row[event.particle_row >= 0]}
+    low = {row for row in with_hits if nhits[event.particles.particle_id[row]] < 5}
+    assert low
+    assert not event.target[list(low)].any()
+    counted = replace(event.particles, nhits=np.full_like(event.particles.nhits, 9))  # what a table may count
+    truth = replace(event.truth, particles=counted)
+    targets = truth.targets_among(counted.particle_id, files.tracking.cuts.target)
+    assert np.array_equal(targets, event.target)

@@ -1,6 +1,9 @@
 /* The event display: its controls, what one chooses in it, and what it tells of that. */
 
-const KINDS = ["of a target", "of another particle", "duplicate", "fake", "too short to count"];
+const KINDS = [
+  "of a target", "of another particle", "duplicate", "fake", "too short to count",
+  "unlabelled: most of its hits have no particle", "of no particle, of a pT that targets do not have",
+];
 
 const MANY_FAKES = 300; // so many would hide all else: they wait to be asked for
 
@@ -47,9 +50,10 @@ class EventDisplay extends Painter {
         "target particles, hit by hit"),
       found: judged ? layer("found tracks", COLOURS.found, true, true, "tracks that belong to a target particle")
         : layer("tracks", COLOURS.found, tracks, tracks, "tracks; there is no truth to compare them with"),
-      others: layer("other tracks", COLOURS.other, false, judged, "tracks that belong to another particle, or are short"),
+      others: layer("other tracks", COLOURS.other, false, judged,
+        "tracks that belong to another particle, are short, unlabelled, or of a pT that targets do not have"),
       missed: layer("missed", COLOURS.missed, judged, judged, "target particles that no track belongs to"),
-      fakes: layer("fakes", COLOURS.fake, judged && fakes < MANY_FAKES, judged, "tracks that belong to no particle"),
+      fakes: layer("fakes", COLOURS.fake, judged && fakes < MANY_FAKES, judged, "tracks that belong to no particle, of a pT that targets have"),
     };
   }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from domainpar.events.graph import BoolArray, IntArray
 from domainpar.events.truth_order import places_along_particles, segments_of
-from domainpar.reco.performance.truth import EventTruth, targets_among
+from domainpar.reco.performance.truth import EventTruth
 
 SEGMENT = (
     "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "
@@ -94,6 +94,6 @@ def _places_along_targets(truth: EventTruth, target: Mapping[str, Any]) -> IntAr
     """Place of each hit's surface along its particle, 0 for the first; -1 for hits of no target, int64 [N]."""
     assert truth.position is not None
     ids, particle_of_hit = np.unique(truth.particle_id, return_inverse=True)
-    wanted = targets_among(ids, truth.particles, target)[particle_of_hit]
+    wanted = truth.targets_among(ids, target)[particle_of_hit]
     place = places_along_particles(truth.particle_id, truth.surface, truth.position, truth.particles)
     return np.where(wanted, place, -1)

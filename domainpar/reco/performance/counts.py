@@ -32,7 +32,7 @@ from domainpar.reco.performance.matching import (
     matchable_tracks,
     trackml_score,
 )
-from domainpar.reco.performance.truth import EventTruth, directions, production_vertices, targets_among
+from domainpar.reco.performance.truth import EventTruth, directions, production_vertices
 from partitioners import Sectors
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
@@ -62,8 +62,9 @@ class Binned:
             the turn-on shows.
         reconstructed: Those of them that a track reconstructs.
         duplicated: Further tracks that reconstruct these particles, after the first.
-        tracks: Matchable tracks by the quantity of the helix fitted to them.
-        fakes: Those of them that match no particle.
+        tracks: Matchable tracks in the range of the targets by the quantity of the helix fitted to them. Against pT
+            those of any pT.
+        fakes: Those of them that are fakes (`StyleCounts`).
     """
 
     edges: tuple[float, ...]
@@ -84,6 +85,8 @@ class TrackCounts:
         tracks: Their tracks, of any length.
         hits_on_tracks: Hits on tracks.
         shared: Further tracks that these lie on, after the first, added up.
+        unfitted: Matchable tracks without a fitted pT, for want of positions or of three hits apart, that are taken to
+            be in the range of the targets.
         min_hits: Fewest hits of a matchable track (`TrackCuts`).
         fraction: Share of hits that had to agree (`TrackCuts`).
         target: Conditions on target particles, as the command line takes them; empty for every particle.
@@ -101,6 +104,7 @@ class TrackCounts:
     tracks: int
     hits_on_tracks: int
     shared: int
+    unfitted: int
     min_hits: int
     fraction: float
     target: str
@@ -122,7 +126,7 @@ class TrackCounts:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"counts with {name} {ours!r} and {theirs!r} have no sum; count all events alike.")
-        added = ("events", "hits", "tracks", "hits_on_tracks", "shared", "styles", "majority", "binned")
+        added = ("events", "hits", "tracks", "hits_on_tracks", "shared", "unfitted", "styles", "majority", "binned")
         return replace(
             self,
             **{name: _added(getattr(self, name), getattr(other, name)) for name in added},
@@ -216,17 +220,18 @@ def count_tracks(
     of_first = overlaps if shared_hits is None else find_overlaps(track_id, truth.particle_id)
     matchable = matchable_tracks(overlaps, cuts)
     target, of_any_pt = (
-        targets_among(overlaps.particle_ids, truth.particles, conditions)
-        for conditions in (cuts.target, cuts.target_without_pt)
+        truth.targets_among(overlaps.particle_ids, conditions) for conditions in (cuts.target, cuts.target_without_pt)
     )
     pt, eta = (rows_of_table(truth.particles, overlaps.particle_ids, name) for name in ("pt", "eta"))
-    bins_of_quantities = bin_all(overlaps, truth, pt, eta)
+    helices = fitted(overlaps, truth)
+    in_range = cuts.in_range(helices["pt"])
+    bins_of_quantities = bin_all(overlaps, truth, pt, eta, helices)
     styles, binned = {}, {}
     for style, matching in match(overlaps, cuts).items():
-        styles[style] = matching.count(matchable, target)
+        styles[style] = matching.count(matchable, in_range, target)
         binned[style] = {
             # A cut on pT would hide the turn-on.
-            name: bins.count(matching, matchable, of_any_pt if name == "pt" else target)
+            name: bins.count(matching, *((matchable, of_any_pt) if name == "pt" else (matchable & in_range, target)))
             for name, bins in bins_of_quantities.items()
         }
     # NaN, for what is unknown, compares false: such a particle is not of interest.
@@ -240,6 +245,7 @@ def count_tracks(
         tracks=overlaps.num_tracks,
         hits_on_tracks=int(of_first.track_hits.sum()),
         shared=0 if shared_hits is None else len(shared_hits),
+        unfitted=int(np.sum(matchable & np.isnan(helices["pt"]))) if "pt" in cuts.target else 0,
         min_hits=cuts.min_hits,
         fraction=cuts.fraction,
         target=cuts.target_text,
@@ -272,8 +278,8 @@ class Bins:
     particle: IntArray
     track: IntArray
 
-    def count(self, matching: Matching, matchable: BoolArray, target: BoolArray) -> Binned:
-        """The counts of one style, given which tracks are matchable [T] and which particles are targets [P]."""
+    def count(self, matching: Matching, counted: BoolArray, target: BoolArray) -> Binned:
+        """The counts of one style, given which tracks are counted [T] and which particles are targets [P]."""
         times = matching.times_reconstructed
         further = np.where(target, np.maximum(times - 1, 0), 0)
         return Binned(
@@ -281,8 +287,8 @@ class Bins:
             targets=self._histogram(self.particle[target]),
             reconstructed=self._histogram(self.particle[target & (times > 0)]),
             duplicated=self._histogram(np.repeat(self.particle, further)),
-            tracks=self._histogram(self.track[matchable]),
-            fakes=self._histogram(self.track[matchable & ~matching.matched]),
+            tracks=self._histogram(self.track[counted]),
+            fakes=self._histogram(self.track[counted & matching.fake]),
         )
 
     def _histogram(self, bins: IntArray) -> tuple[int, ...]:
@@ -299,13 +305,27 @@ def bins_of(values: FloatArray, edges: tuple[float, ...]) -> IntArray:
     return np.asarray(bins)
 
 
-def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArray) -> dict[str, Bins]:
+def fitted(overlaps: Overlaps, truth: EventTruth) -> dict[str, FloatArray]:
+    """pt in GeV, eta and phi of the helix fitted to each track, float64 [T] each; NaN without a fit."""
+    if truth.position is None:
+        return dict.fromkeys(("pt", "eta", "phi"), np.full(overlaps.num_tracks, np.nan))
+    from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
+
+    of_members = truth.position[overlaps.member]
+    helices = fit_helices(of_members, overlaps.track_of_member, overlaps.num_tracks, truth.field)
+    return {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+
+
+def bin_all(
+    overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArray, helices: Mapping[str, FloatArray]
+) -> dict[str, Bins]:
     """The bins of all particles and tracks, for each quantity of `EDGES`.
 
     Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
     vertex, since tables of particles hold no direction; by the distance of that vertex from the beam line; by the
     density of hits around theirs; by their holes; and by the smallest border distance of their hits. Tracks are binned
-    by a helix fitted to their hits, by the density around these, by their holes, and by the smallest border distance.
+    by the helix fitted to their hits (`fitted`), by the density around these, by their holes, and by the smallest
+    border distance.
     """
     of_particles = {
         "pt": pt,
@@ -316,13 +336,9 @@ def bin_all(overlaps: Overlaps, truth: EventTruth, pt: FloatArray, eta: FloatArr
         "holes": np.full(overlaps.num_particles, np.nan),
         "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
     }
-    of_tracks = dict.fromkeys(("pt", "eta", "phi", "radius", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
+    unknown = dict.fromkeys(("radius", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
+    of_tracks = {**helices, **unknown}
     if truth.position is not None:
-        from domainpar.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
-
-        of_members = truth.position[overlaps.member]
-        helices = fit_helices(of_members, overlaps.track_of_member, overlaps.num_tracks, truth.field)
-        of_tracks |= {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
         density = _density(truth.position)
         of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
         hits, member = np.flatnonzero(overlaps.particle_of_hit >= 0), overlaps.member

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from domainpar.events.graph import FloatArray, IntArray
-from domainpar.plan import BoolArray
+from domainpar.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.events.targets import passes
 
 DEFAULT_TARGET: Mapping[str, Any] = {"pt": [1.0, float("inf")], "nhits": [5, float("inf")]}
 """Particles of at least 1 GeV that left enough hits for a track of at least 5."""
@@ -55,6 +55,15 @@ class TrackCuts:
     def target_without_pt(self) -> dict[str, Any]:
         """The conditions but that on pT: what is counted against pT, where a cut on it would hide the turn-on."""
         return {name: condition for name, condition in self.target.items() if name != "pt"}
+
+    def in_range(self, pt: FloatArray) -> BoolArray:
+        """Whether a target could have left each track, by the pT in GeV that was fitted to it; of those without a fit
+        nothing speaks against it, bool [T].
+
+        A finder of all momenta has tracks that no target left: their fakes are not to be held against those of one that
+        looks for targets alone.
+        """
+        return np.isnan(pt) | passes(pt, self.target["pt"]) if "pt" in self.target else np.ones(len(pt), bool)
 
     @property
     def target_text(self) -> str:
@@ -106,6 +115,12 @@ class Overlaps:
     @property
     def num_particles(self) -> int:
         return len(self.particle_hits)
+
+    @property
+    def unlabelled_hits(self) -> IntArray:
+        """Hits of each track that belong to no particle, int64 [T]."""
+        labelled = np.bincount(self.track, weights=self.shared, minlength=self.num_tracks)
+        return self.track_hits - labelled.astype(np.int64)
 
 
 def find_overlaps(track_id: IntArray, particle_id: IntArray, shared_hits: IntArray | None = None) -> Overlaps:
@@ -182,6 +197,10 @@ class StyleCounts:
         matched: Matchable tracks matched to any particle, target or not.
         particles: Particles, target or not, that at least one track reconstructs.
         pairs: (track, particle) pairs in which the track reconstructs the particle, target or not.
+        in_range: Matchable tracks that a target could have left, by the pT fitted to them.
+        fakes: Those of them that match no particle, and are not unlabelled.
+        unlabelled: Those of them that match no particle and of whose hits enough have none: noise, or hits that truth
+            does not know.
     """
 
     targets: int
@@ -191,6 +210,9 @@ class StyleCounts:
     matched: int
     particles: int
     pairs: int
+    in_range: int
+    fakes: int
+    unlabelled: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,14 +221,19 @@ class Matching:
 
     Attributes:
         matched: Whether each track is matchable and matched, bool [T].
+        fake: Whether each is matchable, and neither matched nor unlabelled, bool [T].
+        unlabelled: Whether each is matchable, not matched, and enough of its hits have no particle, bool [T].
         times_reconstructed: Matchable tracks that reconstruct each particle, int64 [P].
     """
 
     matched: BoolArray
+    fake: BoolArray
+    unlabelled: BoolArray
     times_reconstructed: IntArray
 
-    def count(self, matchable: BoolArray, target: BoolArray) -> StyleCounts:
-        """The counts, given which tracks are matchable [T] and which particles are targets [P]."""
+    def count(self, matchable: BoolArray, in_range: BoolArray, target: BoolArray) -> StyleCounts:
+        """The counts, given which tracks are matchable and which in the range of the targets, [T], and which particles
+        are targets, [P]."""
         times, of_targets = self.times_reconstructed, self.times_reconstructed[target]
         return StyleCounts(
             targets=int(target.sum()),
@@ -216,30 +243,38 @@ class Matching:
             matched=int(self.matched.sum()),
             particles=int(np.count_nonzero(times)),
             pairs=int(times.sum()),
+            in_range=int(np.sum(matchable & in_range)),
+            fakes=int(np.sum(self.fake & in_range)),
+            unlabelled=int(np.sum(self.unlabelled & in_range)),
         )
 
 
 def match(overlaps: Overlaps, cuts: TrackCuts) -> dict[str, Matching]:
     """Match tracks to particles, in each of `STYLES`."""
-    long_enough = matchable_tracks(overlaps, cuts)[overlaps.track]
+    matchable = matchable_tracks(overlaps, cuts)
+    long_enough = matchable[overlaps.track]
     pure = long_enough & cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
     complete = long_enough & cuts.agree(overlaps.shared, overlaps.particle_hits[overlaps.particle])
+    # Of as many hits of one particle, these tracks would be pure.
+    unlabelled = cuts.agree(overlaps.unlabelled_hits, overlaps.track_hits)
+
+    def matching(matches: BoolArray, reconstructs: BoolArray) -> Matching:
+        matched = np.zeros(overlaps.num_tracks, bool)
+        matched[overlaps.track[matches]] = True
+        alone = matchable & ~matched
+        times = np.bincount(overlaps.particle[reconstructs], minlength=overlaps.num_particles)
+        return Matching(matched, alone & ~unlabelled, alone & unlabelled, times)
+
     return {
-        "atlas": _matching(overlaps, pure, pure),
-        "one_way": _matching(overlaps, pure, complete),
-        "two_way": _matching(overlaps, pure & complete, pure & complete),
+        "atlas": matching(pure, pure),
+        "one_way": matching(pure, complete),
+        "two_way": matching(pure & complete, pure & complete),
     }
 
 
 def matchable_tracks(overlaps: Overlaps, cuts: TrackCuts) -> BoolArray:
     """Whether each track has enough hits to count, bool [T]."""
     return np.asarray(overlaps.track_hits >= cuts.min_hits)
-
-
-def _matching(overlaps: Overlaps, matches: BoolArray, reconstructs: BoolArray) -> Matching:
-    matched = np.zeros(overlaps.num_tracks, bool)
-    matched[overlaps.track[matches]] = True
-    return Matching(matched, np.bincount(overlaps.particle[reconstructs], minlength=overlaps.num_particles))
 
 
 # --- majorities ------------------------------------------------------------------------------------------------------
@@ -278,10 +313,9 @@ def count_majorities(overlaps: Overlaps, of_interest: BoolArray) -> MajorityCoun
     # The pair of each track with the particle of most of its hits, then without those that noise has more of.
     order = np.lexsort((overlaps.particle, -overlaps.shared, overlaps.track))
     pair = order[np.diff(overlaps.track[order], prepend=-1) > 0]
-    labelled = np.bincount(overlaps.track, weights=overlaps.shared, minlength=overlaps.num_tracks)
-    noise = overlaps.track_hits - labelled.astype(np.int64)
     track, particle = overlaps.track[pair], overlaps.particle[pair]
-    counted = (overlaps.shared[pair] > noise[track]) & (overlaps.track_hits[track] >= MIN_CLUSTER_HITS)
+    counted = overlaps.shared[pair] > overlaps.unlabelled_hits[track]
+    counted &= overlaps.track_hits[track] >= MIN_CLUSTER_HITS
     pair = pair[counted & of_interest[particle]]
     # Shares are compared as products of integers: no rounding at 50, 75 and 99 %.
     shared = overlaps.shared[pair]

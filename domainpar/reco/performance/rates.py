@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from domainpar.reco.performance.counts import TRUE_WEIGHTS, TrackCounts
 from domainpar.reco.performance.matching import STYLES, MajorityCounts, StyleCounts
@@ -20,7 +20,17 @@ def efficiency(counts: StyleCounts) -> float | None:
 
 
 def fake_rate(counts: StyleCounts) -> float | None:
-    """Share of the matchable tracks that match no particle, target or not."""
+    """Share of the tracks in the range of the targets that match no particle, and are not unlabelled."""
+    return ratio(counts.fakes, counts.in_range)
+
+
+def unlabelled_rate(counts: StyleCounts) -> float | None:
+    """Share of the same tracks that match no particle, since enough of their hits have none: noise, or unknown."""
+    return ratio(counts.unlabelled, counts.in_range)
+
+
+def unmatched_rate(counts: StyleCounts) -> float | None:
+    """Share of the matchable tracks, of any pT, that match no particle, target or not, as acorn counts fakes."""
     return ratio(counts.matchable - counts.matched, counts.matchable)
 
 
@@ -30,8 +40,8 @@ def duplicate_rate(counts: StyleCounts) -> float | None:
 
 
 def fakes_per_target(counts: StyleCounts) -> float | None:
-    """Matchable tracks that match no particle, per target particle; above 1 where there are more of them."""
-    return ratio(counts.matchable - counts.matched, counts.targets)
+    """The same fakes per target particle; above 1 where there are more of them."""
+    return ratio(counts.fakes, counts.targets)
 
 
 def duplicates_per_track(counts: StyleCounts) -> float | None:
@@ -92,7 +102,9 @@ WIDTH = 110
 FINDERS = ("network", "classical", "ceiling")
 """Rows in their order; other names follow."""
 
-HEADINGS = ("tracks", "efficiency", "68 % interval", "fakes", "duplicates", "perfect", "double maj.", "LHC", "TrackML")
+HEADINGS = (
+    "tracks", "efficiency", "68 % interval", "fakes", "unlabelled", "duplicates", "perfect", "double maj.", "TrackML",
+)  # fmt: skip
 
 
 def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas") -> list[str]:
@@ -114,14 +126,14 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         return []
     names = [name for name in FINDERS if name in performance_by_finder]
     names += [name for name in performance_by_finder if name not in FINDERS]
+    finders = {name: performance_by_finder[name] for name in names}
     rows: list[tuple[str, ...]] = [("", *HEADINGS)]
-    for name in names:
-        counts = performance_by_finder[name]
+    for name, counts in finders.items():
         of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
         interval = wilson(of_style.reconstructed, of_style.targets)
         limits = "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}"
-        rates = [fake_rate(of_style), duplicate_rate(of_style)]
-        rates += [of_majority[rate] for rate in ("perfect", "double_majority", "lhc")]
+        rates = [fake_rate(of_style), unlabelled_rate(of_style), duplicate_rate(of_style)]
+        rates += [of_majority[rate] for rate in ("perfect", "double_majority")]
         rates.append(mean_trackml_score(counts))
         rows.append((name, f"{counts.tracks:,}", short(efficiency(of_style)), limits, *map(short, rates)))
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -129,28 +141,42 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
         for name, *cells in rows
     ]
-    first = performance_by_finder[names[0]]
+    first = finders[names[0]]
     targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
     share = "more than half" if first.fraction == 0.5 else f"at least {first.fraction:g}"
     about = (
         f"{several(first.events, 'event')}, {targets}, tracks of at least {several(first.min_hits, 'hit')}, {style} "
         f"matching of {share} of the hits:"
     )
-    notes = (
-        f"Perfect and double majority per particle of at least {first.majority_pt:g} GeV, LHC per track of one: as "
-        "gnn_tracking."
-    )
-    per = {"Fakes per target particle": fakes_per_target, "duplicates per track": duplicates_per_track}
-    of_finders = [
-        f"{words}: {', '.join(f'{name} {short(rate(performance_by_finder[name].styles[style]))}' for name in names)}"
-        for words, rate in per.items()
+    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(_notes(finders, style), WIDTH)]
+
+
+def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
+    """What the columns of the table count, and rates that have none."""
+
+    def each(words: str, value: Callable[[TrackCounts], str]) -> str:
+        return f"{words}: {', '.join(f'{name} {value(counts)}' for name, counts in finders.items())}"
+
+    def of_style(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
+        return lambda counts: short(rate(counts.styles[style]))
+
+    notes = [
+        "Fakes match no particle; unlabelled tracks neither, as most of their hits have none. Both are of tracks whose "
+        "fitted pT is in the range of the targets",
+        each("fakes per target particle", of_style(fakes_per_target)),
+        each("tracks of any pT that match no particle", of_style(unmatched_rate)),
+        each("duplicates per track", of_style(duplicates_per_track)),
+        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as "
+        "gnn_tracking",
+        each("LHC, per track of one", lambda counts: short(majority_rates(counts.majority)["lhc"])),
     ]
-    notes += f" {'; '.join(of_finders)}."
-    if any(counts.weights != TRUE_WEIGHTS for counts in performance_by_finder.values()):
-        notes += " TrackML score: weight 1 for every labelled hit where the source gives no weights."
-    if "ceiling" in performance_by_finder:
-        notes += " Ceiling: perfect scores of the candidate edges, through the same track builder."
-    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(notes, WIDTH)]
+    if any(counts.unfitted for counts in finders.values()):
+        notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
+    if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
+        notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
+    if "ceiling" in finders:
+        notes.append("ceiling: perfect scores of the candidate edges, through the same track builder")
+    return f"{'; '.join(notes)}."
 
 
 def short(value: float | None) -> str:

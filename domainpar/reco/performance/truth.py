@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,26 @@ class EventTruth:
     def __len__(self) -> int:
         return len(self.particle_id)
 
+    def targets_among(self, particle_ids: IntArray, conditions: Mapping[str, Any]) -> BoolArray:
+        """Whether each particle meets all conditions, bool [len(particle_ids)]; `nhits` are its hits in this event.
+
+        Truth may lack hits that the table of particles counts: a target has those that a track can be made of. A
+        particle that the table does not list meets no condition, and is a target only when there is none.
+
+        Raises:
+            ValueError: If there are conditions but no table, or the conditions cannot be understood.
+        """
+        if not conditions:
+            return np.ones(len(particle_ids), bool)
+        if self.particles is None:
+            raise ValueError(NO_PARTICLES)
+        return np.isin(particle_ids, self.particles.particle_id[target_particles(self._counted, conditions)])
+
+    @cached_property
+    def _counted(self) -> Particles:
+        assert self.particles is not None
+        return self.particles.counted_in(self.particle_id)
+
 
 def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> EventTruth | None:
     """Read the truth of a stored event.
@@ -85,21 +106,6 @@ def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> Event
         border_sectors=border_sectors,
         field=detector.field_of_surfaces(hits.volume, hits.layer),
     )
-
-
-def targets_among(particle_ids: IntArray, particles: Particles | None, conditions: Mapping[str, Any]) -> BoolArray:
-    """Whether each particle meets all conditions, bool [len(particle_ids)].
-
-    A particle that the table does not list meets no condition, and is a target only when there is none.
-
-    Raises:
-        ValueError: If there are conditions but no table, or the conditions cannot be understood.
-    """
-    if not conditions:
-        return np.ones(len(particle_ids), bool)
-    if particles is None:
-        raise ValueError(NO_PARTICLES)
-    return np.isin(particle_ids, particles.particle_id[target_particles(particles, conditions)])
 
 
 def production_vertices(truth: EventTruth, particle_ids: IntArray) -> FloatArray:

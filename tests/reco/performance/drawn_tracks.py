@@ -81,6 +81,7 @@ def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
     on_track, of_particle = hits_of(track_id, -1, shared), hits_of(truth.particle_id, 0)
     matchable = [t for t, hits in on_track.items() if len(hits) >= cuts.min_hits]
     targets = [p for p in of_particle if is_target(p, truth, cuts)]
+    noise = set(np.flatnonzero(truth.particle_id == 0).tolist())
 
     def pure(t, p):
         return enough(len(on_track[t] & of_particle[p]), len(on_track[t]), cuts)
@@ -98,14 +99,19 @@ def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
         ("two_way", both, both),
     ):
         pairs = [(t, p) for t in matchable for p in of_particle if reconstructs(t, p)]
+        alone = [t for t in matchable if not any(matches(t, p) for p in of_particle)]
+        unlabelled = [t for t in alone if enough(len(on_track[t] & noise), len(on_track[t]), cuts)]
         counts[style] = {
             "targets": len(targets),
             "reconstructed": len({p for _, p in pairs if p in targets}),
             "target_pairs": len([p for _, p in pairs if p in targets]),
             "matchable": len(matchable),
-            "matched": len([t for t in matchable if any(matches(t, p) for p in of_particle)]),
+            "matched": len(matchable) - len(alone),
             "particles": len({p for _, p in pairs}),
             "pairs": len(pairs),
+            "in_range": len(matchable),  # without positions no pT speaks against a track
+            "fakes": len(alone) - len(unlabelled),
+            "unlabelled": len(unlabelled),
         }
     return counts
 
@@ -165,7 +171,4 @@ def is_target(particle, truth, cuts) -> bool:
     if not cuts.target:
         return True
     low, high = cuts.target["nhits"]
-    return any(
-        p == particle and low <= n <= high
-        for p, n in zip(truth.particles.particle_id, truth.particles.nhits, strict=True)
-    )
+    return particle in truth.particles.particle_id and low <= len(hits_of(truth.particle_id, 0)[particle]) <= high

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawn_tracks import drawn, table
 from random_events import random_assignment, random_event
 
 from domainpar.events import detector
@@ -12,10 +13,11 @@ from domainpar.events.simulate import simulate_event
 from domainpar.events.store import StoredEvent, event_file_name, write_event
 from domainpar.events.truth_order import rows_of_table
 from domainpar.parallel.part_loading import sector_of_tiles
+from domainpar.reco.performance.counts import count_tracks
+from domainpar.reco.performance.matching import TrackCuts
 from domainpar.reco.performance.truth import (
     distance_to_other_sectors,
     production_vertices,
-    targets_among,
     truth_of,
 )
 
@@ -77,5 +79,13 @@ def test_particles_are_looked_up_by_id_and_unknown_where_no_table_lists_them(tmp
     assert production_vertices(truth, ids)[1].tolist() == [0, 0, 0]
     without = replace(truth, particles=None)
     assert np.isnan(rows_of_table(without.particles, ids, "pt")).all()
-    assert targets_among(ids, None, {}).all()
-    assert targets_among(ids, truth.particles, {"particle_id": ["in", [7, 8]]}).tolist() == [True, False, False, False]
+    assert without.targets_among(ids, {}).all()
+    assert truth.targets_among(ids, {"particle_id": ["in", [7, 8]]}).tolist() == [True, False, False, False]
+
+
+def test_a_target_has_its_hits_in_the_event_whatever_its_table_counts():
+    track_id, truth = drawn("aaaaabbbb....", "0000011112222")
+    truth = replace(truth, particles=table([1, 2, 3], [3, 5, 9]))
+    assert truth.targets_among(np.array([1, 2, 3]), {"nhits": [5, np.inf]}).tolist() == [True, False, False]
+    of_style = count_tracks(track_id, truth, TrackCuts(min_hits=3)).styles["atlas"]
+    assert (of_style.targets, of_style.reconstructed) == (1, 1)

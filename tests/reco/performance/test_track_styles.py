@@ -4,43 +4,48 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import yaml
 from drawn_tracks import EVERY, NAN, drawn, plain_styles, random_case, table
 
+from domainpar.events import detector
 from domainpar.events.graph import surface_numbers
 from domainpar.events.simulate import simulate_event
 from domainpar.reco.performance.counts import count_tracks
 from domainpar.reco.performance.matching import STYLES, TrackCuts
-from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_rate
+from domainpar.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
+from domainpar.reco.performance.rates import table as rates_table
 from domainpar.reco.performance.truth import EventTruth
 
 
 def rates(particles, tracks, style, **cuts):
     track_id, truth = drawn(particles, tracks)
     counts = count_tracks(track_id, truth, TrackCuts(**{**EVERY, **cuts})).styles[style]
-    return efficiency(counts), fake_rate(counts), duplicate_rate(counts)
+    return efficiency(counts), fake_rate(counts), unlabelled_rate(counts), duplicate_rate(counts)
 
 
 DRAWN = {
-    # particles, tracks: (efficiency, fake rate, duplicate rate) in atlas, one_way and two_way style
-    ("aaaaabbbbb", "0000011111"): [(1, 0, 0)] * 3,
+    # particles, tracks: (efficiency, fake rate, unlabelled rate, duplicate rate) in atlas, one_way and two_way style
+    ("aaaaabbbbb", "0000011111"): [(1, 0, 0, 0)] * 3,
     # b is found and so is a, but not c: its hits are on no track
-    ("aaaaabbbbbccccc", "0000011111....."): [(2 / 3, 0, 0)] * 3,
+    ("aaaaabbbbbccccc", "0000011111....."): [(2 / 3, 0, 0, 0)] * 3,
     # b has no long track: 4 hits are not matchable, neither as found nor as fake
-    ("aaaaabbbbb", "000001111."): [(1 / 2, 0, 0)] * 3,
+    ("aaaaabbbbb", "000001111."): [(1 / 2, 0, 0, 0)] * 3,
     # a in two pure halves, neither of which holds more than half of it
-    ("aaaaaaaaaa", "0000011111"): [(1, 0, 1), (0, 0, None), (0, 1, None)],
+    ("aaaaaaaaaa", "0000011111"): [(1, 0, 0, 1), (0, 0, 0, None), (0, 1, 0, None)],
     # a in two pure tracks, one of which holds more than half of it
-    ("aaaaaaaaaaa", "00000011111"): [(1, 0, 1), (1, 0, 0), (1, 1 / 2, 0)],
-    # all of a within a track of mostly noise: complete, not pure
-    ("aaaaa......", "00000000000"): [(0, 1, None), (1, 1, 0), (0, 1, None)],
+    ("aaaaaaaaaaa", "00000011111"): [(1, 0, 0, 1), (1, 0, 0, 0), (1, 1 / 2, 0, 0)],
+    # all of a within a track of mostly noise: complete, not pure; truth does not know whose track it is
+    ("aaaaa......", "00000000000"): [(0, 0, 1, None), (1, 0, 1, 0), (0, 0, 1, None)],
     # half is not more than half, of a track or of a particle
-    ("aaaaabbbbb", "0000000000"): [(0, 1, None), (1, 1, 0), (0, 1, None)],
-    # a track of noise is a fake, however much noise it has
-    ("aaaaa.....", "0000011111"): [(1, 1 / 2, 0)] * 3,
-    (".....", "00000"): [(None, 1, None)] * 3,
-    ("aaaaa", "....."): [(0, None, None)] * 3,
-    ("", ""): [(None, None, None)] * 3,
-    ("a", "0"): [(0, None, None)] * 3,
+    ("aaaaabbbbb", "0000000000"): [(0, 1, 0, None), (1, 1, 0, 0), (0, 1, 0, None)],
+    # half of noise is not more than half either: a fake
+    ("aaaaa.....", "0000000000"): [(0, 1, 0, None), (1, 1, 0, 0), (0, 1, 0, None)],
+    # a track of noise is unlabelled, however much noise it has
+    ("aaaaa.....", "0000011111"): [(1, 0, 1 / 2, 0)] * 3,
+    (".....", "00000"): [(None, 0, 1, None)] * 3,
+    ("aaaaa", "....."): [(0, None, None, None)] * 3,
+    ("", ""): [(None, None, None, None)] * 3,
+    ("a", "0"): [(0, None, None, None)] * 3,
 }
 
 
@@ -162,3 +167,43 @@ def test_targets_are_written_as_the_command_line_takes_them():
     assert TrackCuts(**EVERY).target_text == ""
     assert TrackCuts(target={"charge": ["in", [-1, 1]]}).target_text == "charge: [in, [-1, 1]]"
     assert TrackCuts().target_without_pt == {"nhits": [5, np.inf]}
+
+
+def on_circles(particles, tracks, *momenta):
+    """The same letters and digits; track i lies on a circle of this pT in GeV, in 2 T, whoever left its hits."""
+    track_id, truth = drawn(particles, tracks)
+    position = np.zeros((len(track_id), 3), np.float32)
+    for track, pt in enumerate(momenta):
+        hits, radius = np.flatnonzero(track_id == track), pt / (2 * detector.GEV_PER_TESLA_MM)
+        angle, turn = np.linspace(30, 400, len(hits)) / radius, track  # each in a direction of its own
+        x, y = radius * np.sin(angle), radius * (1 - np.cos(angle))
+        position[hits, 0], position[hits, 1] = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+    return track_id, replace(truth, position=position)
+
+
+def test_fakes_are_counted_among_the_tracks_that_targets_could_have_left():
+    # 0 and 2 are of a and b; 1 and 3 mix them, 4 and 5 are of noise: one of each lies below 1 GeV, and one above 5
+    particles, tracks = "aaaaaaabababbbbbbbababab............", "000000111111222222333333444444555555"
+    event = on_circles(particles, tracks, 2, 0.7, 0.7, 3, 0.7, 9)
+    counted = {}
+    for text in ("", "1, .inf", "1, 5", "0, 1"):
+        target = {"pt": yaml.safe_load(f"[{text}]")} if text else {}
+        of_style = count_tracks(*event, TrackCuts(target=target)).styles["atlas"]
+        counted[text] = of_style.in_range, of_style.fakes, of_style.unlabelled
+        assert (of_style.matchable, of_style.matched) == (6, 2)
+    assert counted == {"": (6, 2, 2), "1, .inf": (3, 1, 1), "1, 5": (2, 1, 0), "0, 1": (3, 1, 1)}
+    of_pt = count_tracks(*event, TrackCuts(target={"pt": [1, 5]})).binned["atlas"]
+    assert (sum(of_pt["pt"].tracks), sum(of_pt["pt"].fakes)) == (6, 2)  # a cut on pT would hide them
+    assert (sum(of_pt["phi"].tracks), sum(of_pt["phi"].fakes)) == (2, 1)
+
+
+def test_a_track_without_a_fit_is_counted_and_said():
+    track_id, truth = on_circles("aaaaaaababab", "000000111111", 2, 3)
+    truth.position[track_id == 1] = [30, 0, 0]  # all hits at one place
+    counts = count_tracks(track_id, truth, TrackCuts(target={"pt": [1, np.inf]}))
+    assert (counts.styles["atlas"].in_range, counts.styles["atlas"].fakes, counts.unfitted) == (2, 1, 1)
+    assert "without a fitted pT, taken to be in range: network 1" in " ".join(rates_table({"network": counts}))
+    without = replace(truth, position=None)
+    counts = count_tracks(track_id, without, TrackCuts(target={"pt": [1, np.inf]}))
+    assert (counts.styles["atlas"].in_range, counts.unfitted) == (2, 2)
+    assert count_tracks(track_id, without, TrackCuts(**EVERY)).unfitted == 0  # nothing was asked of its pT
