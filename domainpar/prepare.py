@@ -79,6 +79,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     module_map = _module_map(config, directory, world)
     candidates = GivenEdges(config.edges_from) if config.edges_from is not None else module_map or _cuts(config)
     source = on_all(world.transport, lambda: _source(config, directory, candidates))
+    if module_map is not None:
+        source = replace(source, learned_from=module_map.learned_from)
     looking: dict[str, Any] = {}
     if facts is not None:
         looking["look"] = lambda *event: asdict(facts_of(*event))

@@ -149,7 +149,9 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         "parameters_sha256": WEIGHTS,
         "store": kept_place(store.path, directory),
         "store_digest": store.digest,
-        "trained_on": OwnEvents.of(store).counted(store.events()),
+        "trained_on": OwnEvents.of(store).counted(
+            store.events(), dict.fromkeys((record.event for record in store.events()), False)
+        ),
         "metrics": {},
         "events": listed,
         "tracks": {"method": "walk", "matching_style": "atlas", "performance": performance} if tracks else None,

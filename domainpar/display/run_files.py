@@ -20,7 +20,7 @@ import yaml
 from domainpar.config import ConfigError, target_conditions
 from domainpar.config.texts import loaded_yaml
 from domainpar.display.event_data import EventData, read_event_data
-from domainpar.events.own_events import OwnEvents, difference, find_store, not_there, own_events, places
+from domainpar.events.own_events import InMaps, OwnEvents, difference, find_store, not_there, own_events, places
 from domainpar.events.store import EventRecord, EventStore
 from domainpar.problems import Problem
 from domainpar.reco.performance.counts import TrackCounts
@@ -166,8 +166,14 @@ class RunFiles:
         own_split = self.own.split_of(record)
         if own_split == record.split:
             return f"{own_split} split"
-        part = {"train": "but trained on", "val": "but validated with"}.get(own_split or "", "not seen in training")
-        return f"{record.split} split, {part}"
+        if own_split is not None:
+            return f"{record.split} split, but {'trained on' if own_split == 'train' else 'validated with'}"
+        assert self.store is not None  # a record is one of a store
+        in_maps = InMaps.of(self.about, self.store)
+        with self.store.open(record) as event:
+            if in_maps.hold(event):
+                return f"{record.split} split, not trained on, but the module map was learned from it"
+        return f"{record.split} split, not {'seen in training' if in_maps.told else 'trained on'}"
 
     @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +63,7 @@ class Tally:
         low, high: Smallest and largest of each quantity, of `phi_slope` and `dphi` by absolute value, float64 [B, 5].
         triplets: Their triplets.
         events: Number of events.
+        learned_from: Fingerprint of the hits of each, by name.
     """
 
     keys: IntArray
@@ -71,6 +72,7 @@ class Tally:
     high: FloatArray
     triplets: TripletCounts
     events: int = 1
+    learned_from: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, hits: Hits, target: Mapping[str, Any]) -> Self:
@@ -101,7 +103,8 @@ class Tally:
         keys = np.concatenate([regions[edges[0]], regions[edges[1]], kind[:, None]], axis=1)
         astray = (np.abs(values[:, Z0]) >= ASTRAY[0]) | (values[:, PHI_SLOPE] >= ASTRAY[1])
         triplets = TripletCounts.of(hits, edges, astray)
-        return cls(keys, np.ones(len(keys), np.int64), values, values, triplets)._merged()
+        learned_from = {hits.event_id: hits.fingerprint}
+        return cls(keys, np.ones(len(keys), np.int64), values, values, triplets, learned_from=learned_from)._merged()
 
     @classmethod
     def nothing(cls) -> Self:
@@ -127,7 +130,9 @@ class Tally:
             for name in ("keys", "segments", "low", "high")
         }
         triplets = TripletCounts.together([tally.triplets for tally in tallies])
-        return cls(**joined, triplets=triplets, events=sum(tally.events for tally in tallies))._merged()
+        learned_from = {name: of for tally in tallies for name, of in tally.learned_from.items()}
+        events = sum(tally.events for tally in tallies)
+        return cls(**joined, triplets=triplets, events=events, learned_from=learned_from)._merged()
 
     def _merged(self) -> Self:
         """The same with one row for each key."""
@@ -144,17 +149,16 @@ class Tally:
         """All of it, to travel between ranks."""
         arrays = {name: getattr(self, name) for name in ("keys", "segments", "low", "high")}
         arrays |= {"triplet_keys": self.triplets.keys, "triplets": self.triplets.counts}
+        arrays["learned_from"] = np.frombuffer(json.dumps(dict(self.learned_from)).encode(), np.uint8)
         return bytes(save({**arrays, "events": np.array([self.events])}))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """What `to_bytes` gave."""
         arrays = load(content)
-        events, triplets = (
-            int(arrays.pop("events")[0]),
-            TripletCounts(arrays.pop("triplet_keys"), arrays.pop("triplets")),
-        )
-        return cls(**arrays, triplets=triplets, events=events)
+        events, learned_from = int(arrays.pop("events")[0]), json.loads(arrays.pop("learned_from").tobytes())
+        triplets = TripletCounts(arrays.pop("triplet_keys"), arrays.pop("triplets"))
+        return cls(**arrays, triplets=triplets, events=events, learned_from=learned_from)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +177,8 @@ class ModuleMap:
             segment lacks to know how wide its box is.
         margin: See `MARGIN`; 0 where bounds are used as they are.
         origin: What it was learned from: plain JSON values.
+        learned_from: Fingerprint of the hits of each event that it was learned from, by name; None for a map of an
+            earlier version, which did not keep them.
     """
 
     boxes: Boxes
@@ -185,6 +191,7 @@ class ModuleMap:
     usual: FloatArray
     margin: float
     origin: Mapping[str, Any]
+    learned_from: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, tally: Tally, origin: Mapping[str, Any]) -> Self:
@@ -202,7 +209,8 @@ class ModuleMap:
             known = of_kind & (tally.segments >= min(WELL_KNOWN, tally.segments[of_kind].max(initial=1)))
             usual[kind] = np.median((boxes.high - boxes.low)[known], axis=0) if known.any() else 0.0
         triplets = Triplets.of(tally.triplets)
-        return cls(boxes, tally.segments, pairs, tally.events, 0, 0, triplets, usual, MARGIN, origin)
+        known = tally.learned_from
+        return cls(boxes, tally.segments, pairs, tally.events, 0, 0, triplets, usual, MARGIN, origin, known)
 
     def __str__(self) -> str:
         pairs = len(np.unique(np.stack([self.boxes.src, self.boxes.dst]), axis=1).T)
@@ -241,8 +249,8 @@ class ModuleMap:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the edges: the hash of its file."""
-        return {"module_map": sha256_of(self.to_bytes())[:16]}
+        """What decides the edges: the hash of its file, but for the events that it was learned from."""
+        return {"module_map": sha256_of(replace(self, learned_from=None).to_bytes())[:16]}
 
     def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """Pairs of hits in the boxes (see `Candidates`).
@@ -275,6 +283,8 @@ class ModuleMap:
             "counted_hits": self.counted_hits, "margin": self.margin, "quantities": QUANTITIES, "origin": self.origin,
             "format": FORMAT,
         }  # fmt: skip
+        if self.learned_from is not None:
+            meta["learned_from"] = dict(self.learned_from)
         arrays = {
             "regions": boxes.regions.keys, "src": boxes.src, "dst": boxes.dst, "kind": boxes.kind, "low": boxes.low,
             "high": boxes.high, "segments": self.segments, "pairs": self.pairs, "usual": self.usual,
@@ -302,7 +312,7 @@ class ModuleMap:
             rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
             rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
             triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
-            return cls(boxes, triplets=triplets, **rest)
+            return cls(boxes, triplets=triplets, learned_from=meta.get("learned_from"), **rest)
         except OSError as error:
             raise Problem(f"cannot read the module map: {error.strerror} (errno {error.errno})", file=path) from error
         except (SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from domainpar.events.store import EventRecord, EventStore, Split, StoreError
+from domainpar.events.graph import Hits
+from domainpar.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 from domainpar.problems import Problem
 from domainpar.words import several
 
@@ -89,29 +90,69 @@ class OwnEvents:
         """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
         return self._split_of.get(record.sha256)
 
-    def counted(self, records: Sequence[EventRecord]) -> dict[str, dict[str, int]]:
-        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes."""
+    def counted(
+        self, records: Sequence[EventRecord], in_map: Mapping[str, bool] | None
+    ) -> dict[str, dict[str, int | None]]:
+        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes.
+
+        Args:
+            records: The events.
+            in_map: Whether a module map was learned from each, by name; None where that is unknown, as are the counts.
+        """
         names = {name for name, _ in self.train}
-        counts: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, Any]] = {}
         for record in records:
-            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0})
+            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0, "in_map": 0})
             trained_on = self.split_of(record) == "train"
             count["events"] += 1
             count["trained_on"] += trained_on
             count["same_name"] += not trained_on and record.event in names
+            count["in_map"] = None if in_map is None else count["in_map"] + in_map[record.event]
         return counts
 
 
-def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
-    """Sentences on the scored events that the network was trained on."""
+@dataclass(frozen=True)
+class InMaps:
+    """The events that the module maps of a run and of a store were learned from.
+
+    Attributes:
+        fingerprints: Those of their hits (`Hits`).
+        told: Whether run and store tell all of them.
+    """
+
+    fingerprints: frozenset[str]
+    told: bool
+
+    @classmethod
+    def of(cls, about: Table, store: EventStore) -> InMaps:
+        """Those of a run, by its `run.json`, and of a store."""
+        both = (about.get("store") or {}).get("learned_from"), store.learned_from
+        return cls(frozenset(of for known in both for of in (known or {}).values()), None not in both)
+
+    def hold(self, event: StoredEvent) -> bool:
+        """Whether one of the maps was learned from an event."""
+        if not self.fingerprints:
+            return False
+        whole = WholeEvent(event)
+        hit_id = whole.nodes("hit_id")
+        assert hit_id is not None  # every store has them
+        return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint in self.fingerprints
+
+
+def told_of(counts: Mapping[str, Mapping[str, int | None]] | None) -> list[str]:
+    """Sentences on the scored events that the network was trained on, or the module map behind their edges."""
     if counts is None:
         return ["which of these events were trained on is not known: the run does not tell"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
+    if any(count.get("in_map") is None for count in counts.values()):
+        lines.append("whether a module map was learned from some of them is not known: run or store do not tell")
     for split, count in counts.items():
         alone = f"the one {split} event" if count["events"] == 1 else None
-        events = f"of these {several(count['events'], f'{split} event')}"
+        events = f"of these {several(count['events'] or 0, f'{split} event')}"
         if number := count["trained_on"]:
             lines.append(f"{alone or f'{number:,} {events}'} {'was' if number == 1 else 'were'} trained on")
+        if number := count.get("in_map"):
+            lines.append(f"the module map was learned from {alone or f'{number:,} {events}'}")
         if number := count["same_name"]:
             have = "has the name of an event that was" if number == 1 else "have names of events that were"
             lines.append(f"{alone or f'{number:,} {events}'} {have} trained on, and other content")
@@ -207,6 +248,12 @@ def store_of_run(run: Path, about: Table) -> Path:
         what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
         raise Problem(what, "name its place with --store")
     return place
+
+
+def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:
+    """Fewest and most candidate edges a hit of some events; None without hits."""
+    shares = [record.num_edges / record.num_nodes for record in records if record.num_nodes]
+    return [min(shares), max(shares)] if shares else None
 
 
 def kept_events(store: EventStore) -> dict[str, Any]:

@@ -302,7 +302,7 @@ def _finish(job: _Job, records: Sequence[EventRecord], standard: Standard, say: 
     """Write the manifest, and name what lies beside it and is no part of the store."""
     for name, content in job.beside.items():
         write_whole(job.directory / name, content)
-    write_manifest(job.directory, records, job.settings, job.splits, standard)
+    write_manifest(job.directory, records, job.settings, job.splits, standard, job.source.learned_from)
     files = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
     if others := sorted(files - {record.path for record in records}):
         say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {some_of(others, 4)}")

@@ -32,6 +32,7 @@ class Source:
         names: Names of the events, in order.
         read: Reads or makes one, with candidate edges.
         hits: Reads or makes the hits of one; None where the files are graphs.
+        learned_from: See `EventStore`.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
@@ -45,6 +46,7 @@ class Source:
     splits: Mapping[str, Split] | None = None
     whole: Callable[[str], str] = str
     hits: Callable[[str], Hits] | None = None
+    learned_from: Mapping[str, str] | None = None
 
 
 def open_source(

@@ -13,6 +13,7 @@ import numpy as np
 
 from domainpar.config import InferConfig
 from domainpar.config.texts import conditions_of
+from domainpar.events.own_events import InMaps
 from domainpar.events.store import EventRecord, StoredEvent
 from domainpar.events.targets import check_target
 from domainpar.infer.tuning import given_cuts, key_of
@@ -61,9 +62,16 @@ def track_cuts(config: InferConfig) -> TrackCuts:
 
 
 def judge_of(
-    config: InferConfig, conditions: dict[str, Any] | None, tasks: Tasks, records: Sequence[EventRecord]
+    config: InferConfig,
+    conditions: dict[str, Any] | None,
+    tasks: Tasks,
+    records: Sequence[EventRecord],
+    in_maps: InMaps,
 ) -> Judge:
-    """Counts the edges, labels and tracks of each of these events against its truth, where it has one."""
+    """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
+
+    It also looks for each in the maps.
+    """
     cuts, borders = track_cuts(config), config.border_sectors or config.sectors
     if borders is None:  # no more than an event has tiles to make sectors of
         borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
@@ -75,6 +83,7 @@ def judge_of(
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
         judgement = {"edges": None if counts is None else asdict(counts), "tracks": None, "uncounted": None}
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
+        judgement["in_map"] = in_maps.hold(event)
         return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
 
     return judge

@@ -20,7 +20,7 @@ from domainpar.command_line import config_of_run
 from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.display.comparison import run_beside
 from domainpar.events.colliderml import import_parquet
-from domainpar.events.own_events import OwnEvents, kept_place, own_events, store_of_run, told_of
+from domainpar.events.own_events import InMaps, OwnEvents, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore, WholeEvent, settings_digest
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
@@ -61,6 +61,7 @@ class Job:
         left_out: Events of the split that are known not to be readable.
         about: Run, network and events, as `scores.json` lists them.
         own: The events that the run was trained on; None if that is not known.
+        in_maps: Those that module maps were learned from.
     """
 
     scorer: Scorer
@@ -69,6 +70,7 @@ class Job:
     left_out: list[LeftOut]
     about: dict[str, Any]
     own: OwnEvents | None
+    in_maps: InMaps
 
     def with_options(self, options: TrackOptions) -> Job:
         """The same with tracks built otherwise."""
@@ -156,7 +158,8 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     in_order = [outcomes[record.event] for record in records]
     judgements = Judgements(records, outcomes, Tasks.from_json(job.about["learnt"]))
     metrics, performance = judgements.metrics(), judgements.performance()
-    seen = None if job.own is None else job.own.counted(records)
+    in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
+    seen = None if job.own is None else job.own.counted(records, in_map if job.in_maps.told else None)
     about = {
         **job.about,
         "metrics": metrics,
@@ -241,6 +244,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
+    in_maps = InMaps.of(on_root(world.transport, lambda: read_run(run)), store)
     score = partial(
         _labelled,
         tasks,
@@ -257,7 +261,9 @@ def _set_up(config: InferConfig, world: World) -> Job:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
-        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks, records),
+        judge=judge_of(
+            config, target_conditions(trained.target) if trained.target else None, tasks, records, in_maps
+        ),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
@@ -275,7 +281,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         "bitwise_problem": model.exactness(world.transport).problem,
     }
     own = on_all(world.transport, lambda: own_events(read_run(run), store))
-    return Job(scorer, options, records, left_out, about, own)
+    return Job(scorer, options, records, left_out, about, own, in_maps)
 
 
 def _unfit(config: InferConfig, tasks: Tasks, run: Path) -> Problem | None:

@@ -58,8 +58,8 @@ def tune(
 ) -> dict[str, Any]:
     """Score validation events and choose the best cuts. *Collective*.
 
-    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `most_fakes`, the most efficiency
-    among those that have no more fakes and unlabelled tracks, or the fewest where all have more.
+    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `most_fakes`, the most
+    efficiency among those that have no more fakes and unlabelled tracks, or the fewest where all have more.
 
     Args:
         scorer: What scores the events; its tracks and judgements are not asked for.

@@ -59,6 +59,7 @@ def scored_events(path: str | Path, least_score: float) -> Source:
         files=lambda name: [directory / events[name]["path"]],
         settings={**store.settings, "filter": json.loads(json.dumps(by))},
         splits={name: record.split for name, record in records.items()},
+        learned_from=store.learned_from,
     )
 
 

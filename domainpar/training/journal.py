@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from domainpar.atomic_files import write_whole
 from domainpar.config import TrainConfig, is_code, resolved_yaml
-from domainpar.events.own_events import kept_events, kept_place
+from domainpar.events.own_events import edges_per_hit, kept_events, kept_place
 from domainpar.nn.catalogue import options_of
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
@@ -85,6 +85,8 @@ class Journal:
                 "edge_feature_names": store.edge_feature_names,
                 "filter": store.settings.get("filter"),
                 "scales": store.scales,
+                "learned_from": store.learned_from,
+                "edges_per_hit": edges_per_hit(store.events("train")),
             },
             tasks=self.lessons.tasks.to_json(),
             bitwise_problem=self._exactness.problem,

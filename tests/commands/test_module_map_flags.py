@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from domainpar import prepare
+from domainpar.config import InferConfig, PrepareConfig, TrainConfig
+from domainpar.display.run_files import read_run_files
 from domainpar.events.module_map import ModuleMap
 from domainpar.events.simulate import simulate_event
 from domainpar.events.store import EventStore
+from domainpar.infer import infer
+from domainpar.parallel.world import World
+from domainpar.prepare import prepare_store
+from domainpar.training.run import train
 
 SIZE = ["--events", "4", "--hits", "600"]
 BUILD = ["--module-map", "build", "--map-events", "8"]
@@ -121,3 +130,42 @@ def test_a_store_made_anew_with_cuts_says_nothing_of_the_map_it_had(built, capsy
     assert prepare.main([*SIZE, "--overwrite", "--store", str(store)]) == 0
     assert "module map" not in capsys.readouterr().out
     assert "module_map" not in EventStore(store).settings
+
+
+def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, seeds in {"few": range(4), "others": range(4, 6)}.items():
+        Path(folder).mkdir()
+        for seed in seeds:
+            write_files(Path(folder), simulate_event(seed, 600, f"{seed:09d}"))
+    world = World.alone()
+    few = PrepareConfig(source="trackml", input="few", module_map="build", store="own", val_split=0, test_split=0)
+    prepare_store(few, world)
+    module_map = "own/module_map.safetensors"
+    prepare_store(PrepareConfig(source="trackml", input="others", module_map=module_map, store="rest"), world)
+    network = {"hidden": 16, "graph_iters": 1, "epochs": 1}
+    train(TrainConfig(**network, store="rest", out="run"), Path("rest"), world)
+
+    def told(store):
+        capsys.readouterr()
+        infer(InferConfig(run="run", store=store, checkpoint="last", overwrite=True), world)
+        return capsys.readouterr().out
+
+    said = told("own")
+    assert "none of these events was trained on\nthe module map was learned from 4 of these 4 train events" in said
+    files = read_run_files(Path("run"))
+    assert {files.known_as(record) for record in files.store.records} == {
+        "train split, not trained on, but the module map was learned from it"
+    }
+    prepare_store(PrepareConfig(source="scores", input="run", least_score=1e-3, store="filtered"), world)
+    assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
+    assert "the module map was learned from 4 of these 4 train events" in told("filtered")
+    assert "module map was learned" not in told("rest")
+    # Events joined by cuts, and a network whose own edges are of that map.
+    prepare_store(replace(few, module_map=None, store="by cuts"), world)
+    assert "the module map was learned from 4 of these 4 train events" in told("by cuts")
+    old = replace(ModuleMap.read(module_map), learned_from=None)  # a map of an earlier version
+    assert old.settings == ModuleMap.read(module_map).settings
+    Path("old.safetensors").write_bytes(old.to_bytes())
+    prepare_store(PrepareConfig(source="trackml", input="others", module_map="old.safetensors", store="old"), world)
+    assert "whether a module map was learned from some of them is not known" in told("old")

@@ -36,7 +36,8 @@ LARGEST_MANIFEST = 2**28
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (
-    "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "content_sha256",
+    "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "learned_from",
+    "content_sha256",
 )  # fmt: skip
 
 
@@ -52,6 +53,8 @@ class EventStore:
         split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
         standard: Constants that standardise features, of the events of `standardised_by`; None in a store of an
             earlier version, which kept none.
+        learned_from: Fingerprint (`Hits`) of each event that the module map behind its candidate edges was learned
+            from, by name; empty without a map, None where that is not told.
         unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
             that checks them. `open` raises them.
 
@@ -67,6 +70,7 @@ class EventStore:
         self.settings_digest: str = manifest["settings_digest"]
         self.split_settings: dict[str, Any] | None = manifest["split_settings"]
         self.standard: Standard | None = manifest["standard"]
+        self.learned_from: dict[str, str] | None = manifest["learned_from"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -185,6 +189,7 @@ def write_manifest(
     settings: Settings,
     split_settings: Settings | None = None,
     standard: Standard | None = None,
+    learned_from: Mapping[str, str] | None = None,
 ) -> None:
     """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
 
@@ -194,6 +199,7 @@ def write_manifest(
         settings: See `EventStore`.
         split_settings: See `EventStore`.
         standard: Constants that standardise features. Default: computed here, of the files.
+        learned_from: See `EventStore`; written where there is a module map.
 
     Raises:
         ValueError: If two events have one name, or do not have the same features.
@@ -214,6 +220,8 @@ def write_manifest(
         "events": [asdict(record) for record in records],
         "standard": standard._asdict(),
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
+    if learned_from:
+        manifest["learned_from"] = dict(learned_from)
     manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
@@ -281,6 +289,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest["split_settings"] = None if drawn is None else dict(drawn)
         constants = manifest.get("standard")  # likewise
         manifest["standard"] = None if constants is None else Standard.from_json(constants)
+        learned = manifest.get("learned_from", None if "module_map" in manifest["settings"] else {})
+        manifest["learned_from"] = None if learned is None else {name: str(learned[name]) for name in learned}
         return manifest
     except OtherVersion:
         raise
