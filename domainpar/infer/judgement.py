@@ -81,7 +81,11 @@ def judge_of(
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
-        judgement = {"edges": None if counts is None else asdict(counts), "tracks": None, "uncounted": None}
+        judgement: dict[str, Any] = {
+            "edges": None if counts is None else asdict(counts),
+            "tracks": None,
+            "uncounted": None,
+        }
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         judgement["in_map"] = in_maps.hold(event)
         return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})

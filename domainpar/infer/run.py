@@ -261,9 +261,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
-        judge=judge_of(
-            config, target_conditions(trained.target) if trained.target else None, tasks, records, in_maps
-        ),
+        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks, records, in_maps),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
