@@ -15,6 +15,7 @@ from domainpar.events.store import EventStore, StoreError, event_file_name, writ
 from domainpar.infer import infer
 from domainpar.parallel.world import World
 from domainpar.problems import Problem
+from domainpar.testing import run_ranks
 from domainpar.training.run import train
 
 OF_THE_STORE = ("position", "volume", "layer", "module", "particle_id", "label")
@@ -123,3 +124,13 @@ def test_positions_are_never_taken_from_another_event_of_the_same_name(place, tm
     kept = {"path": "../store", "absolute": str(tmp_path / "gone")}
     (tmp_path / "scores" / "scores.json").write_text(json.dumps({**told, "store": kept}))
     assert domainpar.read_scores(tmp_path, "000").position is None
+
+
+def test_after_the_first_events_ranks_wait_for_each_other_as_long_as_timeout_says(place, tmp_path):
+    flags = {"mode": "naive", "sectors": 4, "timeout": 17.5}
+
+    def deadlines(world):
+        infer(InferConfig(run=str(place / "run"), out=str(tmp_path / "scores"), **flags), world)
+        return world.transport.deadline, world.domain.deadline
+
+    assert run_ranks(deadlines, 2, domain_size=1) == [(17.5, 17.5)] * 2
