@@ -22,7 +22,7 @@ from domainpar.measure.programs import Ended, run_limited
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("domainpar", "partitioners", "tests", "pyproject.toml")
-SECONDS = 300.0
+SECONDS = 600.0
 """For the tests of one mistake. A test that would wait longer does not see it: people would not wait either."""
 
 

@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
 
 
 def wait_until(there: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -10,3 +13,10 @@ def wait_until(there: Callable[[], bool], seconds: float = 60.0) -> None:
     while not there():
         assert time.monotonic() < give_up_at, f"not so far after {seconds:g} s"
         time.sleep(0.01)
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process is gone, or nobody has asked yet how it ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    return True

@@ -1,17 +1,15 @@
 """The campaign for the first card: it goes on where it stopped, notes what fails, and runs on a pretended card."""
 
-import contextlib
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from waiting import has_ended, wait_until
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "campaign.py"
 
@@ -62,11 +60,7 @@ def test_what_takes_too_long_is_cut_off_with_all_that_it_started_and_its_words_a
     with pytest.raises(RuntimeError, match=r"cut off after 10 s: .*child \d+") as cut_off:
         campaign.program(["-c", words], 10.0)
     (number,) = re.findall(r"child (\d+)", str(cut_off.value))
-    give_up_at = time.monotonic() + 10
-    with contextlib.suppress(psutil.NoSuchProcess):  # or nobody has asked how it ended
-        while psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
+    wait_until(lambda: has_ended(int(number)))
     with pytest.raises(RuntimeError, match="exit code 3: why"):
         campaign.program(["-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"])
 

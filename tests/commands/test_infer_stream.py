@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from random_events import random_event
 from random_store import write_graph
 from spoilt_files import flip_a_byte
 from test_infer import trained
+from waiting import wait_until
 
 from domainpar.agreement import Refused
 from domainpar.config import ConfigError, InferConfig
@@ -71,10 +71,7 @@ def started(command):
 
 
 def wait_for(number, out):
-    give_up = time.monotonic() + 60
-    while len(list(out.glob("*.scores.zarr.zip"))) < number:
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+    wait_until(lambda: len(list(out.glob("*.scores.zarr.zip"))) >= number)
 
 
 def test_a_session_that_is_killed_is_taken_up_and_no_event_is_written_twice(place, tmp_path):

@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 TEMPLATES = ["srun.sbatch", "mpiexec.sbatch"]
@@ -52,10 +52,7 @@ def job(tmp_path):
 
 
 def wait_for(path: Path) -> None:
-    give_up_at = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
+    wait_until(path.exists, 20)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -4,9 +4,8 @@ import math
 import signal
 import sys
 
-import psutil
 import pytest
-from waiting import wait_until
+from waiting import has_ended, wait_until
 
 from domainpar.measure.programs import run_limited
 
@@ -14,9 +13,7 @@ from domainpar.measure.programs import run_limited
 def test_programs_that_hang_are_killed_with_all_they_started():
     ended = run_limited(["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], 1.0)
     assert ended.code is None
-    asleep = int(ended.output)
-    # Nobody may have asked yet how it ended.
-    wait_until(lambda: not psutil.pid_exists(asleep) or psutil.Process(asleep).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(int(ended.output)))
 
 
 def test_the_worst_exit_code_of_several_is_kept_and_variables_are_taken_away(monkeypatch):
