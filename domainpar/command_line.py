@@ -206,7 +206,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 def _refuse_shipped(values: Mapping[str, Any]) -> None:
     """Refuse a network that is shipped where a directory is asked for, which would be made under its name."""
     for name, value in values.items():
-        if name not in ("run", "init") and isinstance(value, str) and value.startswith(SHIPPED):
+        if name not in ("run", "init", "module_map") and isinstance(value, str) and value.startswith(SHIPPED):
             what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
             copy = f"runs/{value.replace(':', '-')}"
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.agreement import Refused, agree, on_all, on_root
 from domainpar.command_line import run_command
-from domainpar.config import PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
+from domainpar.config import SHIPPED, PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
 from domainpar.config.acorn import default_store
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from domainpar.events.sources import Source
     from domainpar.parallel.world import World
     from domainpar.reco.facts import EventFacts
-
-MODULE_MAP = "module_map.safetensors"
-"""The copy that a store keeps of the module map it was made with."""
 
 MAP_EVENTS, MAP_SEED = 100, 1_000_000
 """Simulated events that a module map is learned from, and how much further on their seeds are."""
@@ -67,6 +64,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
     from domainpar.events.given_edges import GivenEdges
     from domainpar.events.preparation import prepare
+    from domainpar.events.store import MODULE_MAP
     from domainpar.problems import NotWritten
     from domainpar.reco.facts import EventFacts, facts_of
     from domainpar.training.monitor.failure import fail_alike
@@ -165,10 +163,19 @@ def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "Modu
     A store that was made with a map keeps it, also when it grows; only --overwrite builds it anew.
     """
     from domainpar.events.module_map import ModuleMap
+    from domainpar.events.store import MODULE_MAP
+    from domainpar.training.pretrained import module_map_of
 
     if config.module_map is None:
         return None
-    path = directory / MODULE_MAP if config.module_map == "build" else Path(config.module_map)
+    given = config.module_map
+
+    def place() -> Path:
+        if given.startswith(SHIPPED):
+            return module_map_of(given)
+        return directory / MODULE_MAP if given == "build" else Path(given)
+
+    path = on_all(world.transport, place)
     there = on_root(world.transport, path.exists)
     if config.module_map == "build" and (config.overwrite or not there):
         return _built_map(config, directory, world)
@@ -232,7 +239,7 @@ def _work(config: PrepareConfig) -> int:
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     from domainpar.events.module_map import ModuleMap
-    from domainpar.events.store import EventStore
+    from domainpar.events.store import MODULE_MAP, EventStore
     from domainpar.reco.facts import described
     from domainpar.words import between, on_ranks, several, this_python
 

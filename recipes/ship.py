@@ -1,9 +1,9 @@
 """Make a network that is shipped of a finished run: its last weights, without optimiser, events and machine.
 
-python recipes/ship.py RUN NAME
+python recipes/ship.py RUN NAME [STORE]
 
-writes domainpar/pretrained/NAME. Its card, README.md, is written by hand; a filter, NAME-filter, has that of NAME, and
-no cuts of tracks.
+writes domainpar/pretrained/NAME, with the module map of STORE, as `prepare` kept it there. Its card, README.md, is
+written by hand; a filter, NAME-filter, has card and map of NAME, and no cuts of tracks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from domainpar.config import SHIPPED
+from domainpar.events.store import MODULE_MAP
 from domainpar.training.checkpoint_files import CheckpointFiles, json_bytes
 from domainpar.training.pretrained import PLACE
 
@@ -25,7 +27,7 @@ KEPT = (
 )  # fmt: skip
 
 
-def ship(run: Path, name: str) -> Path:
+def ship(run: Path, name: str, joined_in: Path | None = None) -> Path:
     """Copy what a shipped network consists of; returns its directory."""
     place, files = PLACE / name, CheckpointFiles(run / "checkpoints")
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
@@ -37,7 +39,8 @@ def ship(run: Path, name: str) -> Path:
     CheckpointFiles(place / "checkpoints").write(int(step.removeprefix("step_")), content, best=True)
     about = json.loads((run / "run.json").read_text())
     # Its events are known by their hashes: what it was trained on is not scored as if it were new.
-    store = about["store"] | {"path": "", "absolute": ""}
+    joined_by = SHIPPED + name.removesuffix("-filter")
+    store = about["store"] | {"path": "", "absolute": "", "joined_by": joined_by}
     kept = {key: about[key] for key in KEPT} | {"store": store, "tasks": about.get("tasks")}
     (place / "run.json").write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     flags = yaml.safe_load((run / "config.yaml").read_text())
@@ -47,8 +50,10 @@ def ship(run: Path, name: str) -> Path:
     (place / "metrics.jsonl").write_text("".join(validated))
     if not name.endswith("-filter"):
         shutil.copy(run / "tracks.json", place / "tracks.json")
+    if joined_in is not None:
+        shutil.copy(joined_in / MODULE_MAP, place / MODULE_MAP)
     return place
 
 
 if __name__ == "__main__":
-    print(ship(Path(sys.argv[1]), sys.argv[2]))
+    print(ship(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:])))

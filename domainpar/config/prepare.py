@@ -132,7 +132,7 @@ class CandidateEdges(Group):
 
     module_map: str | None = None
     """File of a module map, which joins hits instead of the cuts above; the store keeps a copy. 'build': learn one
-    first, from events with truth."""
+    first, from events with truth. pretrained:NAME: the one that a shipped network was trained with."""
 
     map_edges_per_hit: float | None = None
     """Pairs of hits a hit that a module map may hold on average, its purest boxes first; triplets then confirm some of

@@ -136,8 +136,8 @@ def read_event_data(
             values = getattr(particles, name, None)
             if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
                 known[name] = condition
-        of_hits = (hits[name] for name in ("particle_id", "volume", "layer", "position"))
-        target = _truth_of(*of_hits, particles).targets_among(particles.particle_id, known)
+        of_hits = {name: hits[name] for name in ("particle_id", "volume", "layer", "position")}
+        target = _truth_of(**of_hits, particles=particles).targets_among(particles.particle_id, known)
     edge_class = None
     if edges["label"] is not None and (particles is not None or not edge_target):
         of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]

@@ -17,7 +17,7 @@ Examples:
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domainpar.command_line import run_command
 from domainpar.config import SHIPPED, InferConfig, PrepareConfig, session_arguments
@@ -54,18 +54,21 @@ def _work(config: InferConfig) -> int:
 def _sample_events(config: InferConfig, world: "World") -> Path:
     """Some simulated events for a network that is shipped, prepared where they are not there yet. *Collective*."""
     from domainpar.agreement import on_all, on_root
+    from domainpar.events.store import MODULE_MAP
     from domainpar.prepare import prepare_store
     from domainpar.reco.score_files import LIST
-    from domainpar.training.pretrained import least_score_of, source
+    from domainpar.training.pretrained import PLACE, least_score_of, source
 
     on_all(world.transport, lambda: str(source(config.run or "")))  # refuses a name that is not shipped
     name = (config.run or "").removeprefix(SHIPPED)
     store = Path("stores") / f"{name}-sample"
     if world.is_root:
         print(f"events   : {store}, simulated where they are not there yet; --store names others", flush=True)
-    sample = PrepareConfig(
-        **PrepareConfig.PRESETS[name], events=3, seed=SAMPLE_SEED, val_split=0, test_split=0.99, store=str(store)
-    )
+    flags: dict[str, Any] = {"events": 3, "seed": SAMPLE_SEED, "val_split": 0, "test_split": 0.99, "store": str(store)}
+    preset = dict(PrepareConfig.PRESETS[name])
+    if (PLACE / name / MODULE_MAP).is_file():  # not built anew: a network knows the graphs of its own map
+        preset["module_map"] = f"{SHIPPED}{name}"
+    sample = PrepareConfig(**preset, **flags)
     if (least := least_score_of(name)) is None:
         return prepare_store(sample, world)
     # Two networks: what the first leaves of the edges is what the second was trained on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from domainpar.command_line import config_of_run
 from domainpar.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.display.comparison import run_beside
 from domainpar.events.colliderml import import_parquet
-from domainpar.events.own_events import InMaps, OwnEvents, kept_place, own_events, store_of_run, told_of
+from domainpar.events.own_events import InMaps, OwnEvents, edges_per_hit, kept_place, own_events, store_of_run, told_of
 from domainpar.events.store import EventRecord, EventStore, WholeEvent, settings_digest
 from domainpar.events.targets import check_conditions
 from domainpar.infer.judgement import Judgements, about_tracks, judge_of, track_cuts, track_options, track_target
@@ -211,13 +211,10 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
-    if config.events_per_call > 1 and not trained.is_bitwise:
-        what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
-        hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
-        agree(world.transport, Problem(f"{what} over a whole event", hint))
-    tasks = Tasks.from_json(on_root(world.transport, lambda: read_run(run).get("tasks")))
-    agree(world.transport, _unfit(config, tasks, run))
-    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, read_run(run)))
+    of_run = on_root(world.transport, lambda: read_run(run))
+    tasks = Tasks.from_json(of_run.get("tasks"))
+    agree(world.transport, _unfit(config, trained, tasks, run))
+    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, of_run))
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
@@ -244,7 +241,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
-    in_maps = InMaps.of(on_root(world.transport, lambda: read_run(run)), store)
+    in_maps = InMaps.of(of_run, store)
     score = partial(
         _labelled,
         tasks,
@@ -268,22 +265,35 @@ def _set_up(config: InferConfig, world: World) -> Job:
     )
     about = {
         **origin,
+        **_as_trained(trained, of_run["store"]),
         "run": str(run),
         "checkpoint": config.checkpoint,
-        "trained_mode": trained.mode,
-        "trained_sectors": trained.sectors,
-        "target": trained.target,
         "learnt": tasks.to_json(),
         "store_digest": store.digest,
-        "filters": [_filter(told) for told in (read_run(run)["store"].get("filter"), store.settings.get("filter"))],
+        "filters": [_filter(of.get("filter")) for of in (of_run["store"], store.settings)],
+        "edges_per_hit": [of_run["store"].get("edges_per_hit"), edges_per_hit(records)],
         "bitwise_problem": model.exactness(world.transport).problem,
     }
-    own = on_all(world.transport, lambda: own_events(read_run(run), store))
+    own = on_all(world.transport, lambda: own_events(of_run, store))
     return Job(scorer, options, records, left_out, about, own, in_maps)
 
 
-def _unfit(config: InferConfig, tasks: Tasks, run: Path) -> Problem | None:
+def _as_trained(trained: TrainConfig, events: Mapping[str, Any]) -> dict[str, Any]:
+    """How the network was trained, by its flags and by what its `run.json` says of its events."""
+    return {
+        "trained_mode": trained.mode,
+        "trained_sectors": trained.sectors,
+        "target": trained.target,
+        "joined_by": events.get("joined_by"),
+    }
+
+
+def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
     """Why a network that has learnt these cannot do what is asked; None if it can."""
+    if config.events_per_call > 1 and not trained.is_bitwise:
+        what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
+        hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
+        return Problem(f"{what} over a whole event", hint)
     of_graph = [task.name for task in tasks.labels if task.label.of == "graph"]
     if config.tracks and not tasks.edge_weight:
         learnt = ", ".join(task.name for task in tasks.labels)

@@ -17,6 +17,9 @@ from domainpar.reco.scorer import LeftOut, Outcome
 from domainpar.words import between, several, some_of, this_python
 from partitioners import number_of_sectors
 
+UNLIKE = 2.0
+"""Events are unlike those of the training with more than this times their candidate edges per hit, or less than it."""
+
 
 def first_lines(
     world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any], allocator: str | None
@@ -49,10 +52,31 @@ def first_lines(
         f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
         *([otherwise] if sectors and about["mode"] == "halo" else []),
         *([unlike] if learned != here else []),
+        *other_graphs(about["edges_per_hit"], about["joined_by"]),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
+    ]
+
+
+def other_graphs(per_hit: Sequence[Sequence[float] | None], joined_by: str | None) -> list[str]:
+    """That events have far more or fewer candidate edges per hit than those that a network was trained on.
+
+    Args:
+        per_hit: Fewest and most of the events it was trained on, and of those here; None where they are not known.
+        joined_by: The name of the module map that comes with the network; None for none.
+    """
+    trained, here = per_hit
+    if not trained or not here or (here[0] * UNLIKE >= trained[0] and here[1] <= UNLIKE * trained[1]):
+        return []
+    ranges = [
+        f"{low:.2f}" + (f" to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else "") for low, high in (trained, here)
+    ]
+    alike = f": python -m domainpar.prepare --module-map {joined_by}" if joined_by else ""
+    return [
+        f"WARNING: trained on {ranges[0]} candidate edges per hit, scored here on {ranges[1]}: efficiency and fakes "
+        f"will be others than in its training; join hits as for that{alike}"
     ]
 
 

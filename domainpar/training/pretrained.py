@@ -8,6 +8,7 @@ from pathlib import Path
 
 from domainpar.atomic_files import write_whole
 from domainpar.config import SHIPPED
+from domainpar.events.store import MODULE_MAP
 from domainpar.problems import Problem
 from domainpar.training.rundir import RUNS, read_run
 
@@ -30,6 +31,19 @@ def source(run: str) -> Path:
     return PLACE / name
 
 
+def module_map_of(run: str) -> Path:
+    """The module map that joined the events of a shipped network and of its filter.
+
+    Raises:
+        Problem: If no network of this name is shipped, or none with a map.
+    """
+    path = source(run).parent / run.removeprefix(SHIPPED).removesuffix("-filter") / MODULE_MAP
+    if not path.is_file():
+        there = ", ".join(SHIPPED + path.parent.name for path in sorted(PLACE.glob(f"*/{MODULE_MAP}")))
+        raise Problem(f"no module map comes with {run}", f"there are those of {there}; or --module-map build")
+    return path
+
+
 def least_score_of(name: str) -> float | None:
     """The least score of the edges that a shipped network was trained on, by `NAME-filter`; None without a filter."""
     left = read_run(PLACE / name)["store"].get("filter")
@@ -50,7 +64,8 @@ def as_run(run: str) -> Path:
         # Whole or not at all: another process may look for it. By files: folders of a package may be closed to writing.
         partial = RUNS / f".pretrained-{uuid.uuid4().hex}"
         try:
-            for file in filter(Path.is_file, shipped.rglob("*")):
+            # The map, of some MiB, is read where it is (`module_map_of`).
+            for file in (path for path in shipped.rglob("*") if path.is_file() and path.name != MODULE_MAP):
                 write_whole(partial / file.relative_to(shipped), file.read_bytes())
             partial.rename(copy)
         except OSError as error:

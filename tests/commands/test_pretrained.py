@@ -18,25 +18,27 @@ import torch
 import yaml
 from test_infer import write_store
 
-from domainpar import doctor, export, read_scores, report
+from domainpar import doctor, export, prepare, read_scores, report
 from domainpar.agreement import Refused
 from domainpar.command_line import parse
 from domainpar.config import InferConfig, PrepareConfig, TrainConfig
 from domainpar.diagnosis.files import check_run
 from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.module_map import ModuleMap
 from domainpar.events.simulate import simulate_event
 from domainpar.events.standard import Standard
-from domainpar.events.store import EventStore
+from domainpar.events.store import MODULE_MAP, EventStore
 from domainpar.infer import _sample_events, infer
 from domainpar.infer.run import score_store
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
 from domainpar.problems import Problem
+from domainpar.reco.summary import other_graphs
 from domainpar.testing import patient, run_ranks
 from domainpar.training import pretrained
 from domainpar.training.checkpoint import Checkpoints, parameters_sha256
 from domainpar.training.network import begin_with, make_network
-from domainpar.training.pretrained import PLACE, as_run, source
+from domainpar.training.pretrained import PLACE, as_run, module_map_of, source
 from domainpar.training.run import train
 
 NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
@@ -69,9 +71,54 @@ def network(config, store):
     return make_network(config, events, Standard.neutral(len(events.feature_names), len(events.edge_feature_names)))
 
 
-def test_networks_are_shipped_in_three_megabytes():
+def test_networks_are_shipped_in_three_megabytes_and_each_of_their_maps_in_as_many():
     assert "quickstart" in NAMES
-    assert sum(path.stat().st_size for path in PLACE.rglob("*") if path.is_file()) <= 3_000_000
+    files = [path for path in PLACE.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files if path.name != MODULE_MAP) <= 3_000_000
+    maps = {path.parent.name: path.stat().st_size for path in files if path.name == MODULE_MAP}
+    assert {"full", "quickstart"} <= set(maps)
+    assert max(maps.values()) <= 3_000_000
+
+
+@pytest.mark.parametrize("name", ["full", "full-filter", "quickstart"])
+def test_the_map_that_comes_with_a_network_is_the_one_that_joined_its_events(name):
+    store, shipped = about(name)["store"], ModuleMap.read(module_map_of(f"pretrained:{name}"))
+    assert store["joined_by"] == f"pretrained:{name.removesuffix('-filter')}"
+    assert store["learned_from"] == shipped.learned_from != {}
+    # 122,000 edges of 100,000 hits behind the filter of `full`, 98,000 of 11,500 for `quickstart`.
+    low, high = store["edges_per_hit"]
+    assert 0.9 < low < high < 9.5
+
+
+def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--events", "2", "--hits", "20000", "--hard-cuts", "pt: [1, .inf]"]
+    assert prepare.main([*flags, "--module-map", "pretrained:quickstart", "--store", "alike"]) == 0
+    kept = Path("alike") / MODULE_MAP
+    assert kept.read_bytes() == (PLACE / "quickstart" / MODULE_MAP).read_bytes()
+    assert prepare.main([*flags, "--z0", "5", "--store", "by cuts"]) == 0
+    config, world = InferConfig(run="pretrained:quickstart", store="by cuts", checkpoint="last"), World.alone()
+    capsys.readouterr()
+    infer(config, world)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "WARNING: trained on 7.58 to 8.99 candidate edges per hit, scored here on 0." in said
+    assert "python -m domainpar.prepare --module-map pretrained:quickstart" in said
+    assert not (Path("runs/pretrained-quickstart") / MODULE_MAP).exists()  # a copy of it would be of no use
+    with pytest.raises(Problem, match="no network 'no' is shipped"):
+        module_map_of("pretrained:no")
+    monkeypatch.setattr(pretrained, "PLACE", tmp_path)
+    (tmp_path / "no").mkdir()
+    (tmp_path / "no" / "run.json").write_text("{}")
+    with pytest.raises(Problem, match="no module map comes with pretrained:no"):
+        module_map_of("pretrained:no")
+
+
+@pytest.mark.parametrize(
+    ("here", "warned"), [((1.0, 4.0), False), ((0.9, 2.0), True), ((2.0, 4.1), True), (None, False)]
+)
+def test_a_factor_of_two_in_edges_per_hit_is_warned_of(here, warned):
+    assert bool(other_graphs([[2.0, 2.0], here], None)) == warned
+    assert other_graphs([None, [1.0, 2.0]], None) == []  # a run of an earlier version
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,7 @@ from domainpar.events.store.event import StoredEvent, WholeEvent, inspect_event
 from domainpar.events.store.joined import Events, JoinedEvents
 from domainpar.events.store.layout import (
     MANIFEST,
+    MODULE_MAP,
     SUFFIX,
     EventRecord,
     OtherVersion,
@@ -28,8 +29,8 @@ from domainpar.events.store.schema import names_in
 from domainpar.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
 
 __all__ = [
-    "MANIFEST", "SUFFIX", "EventRecord", "EventStore", "Events", "JoinedEvents", "OtherVersion", "Settings", "Split",
-    "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event", "names_in",
-    "read_arrays", "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event",
+    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "Events", "JoinedEvents", "OtherVersion",
+    "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event",
+    "names_in", "read_arrays", "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event",
     "write_manifest",
 ]  # fmt: skip

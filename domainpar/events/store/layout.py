@@ -18,6 +18,8 @@ Split = Literal["train", "val", "test"]
 Settings = Mapping[str, Any]
 
 MANIFEST = "manifest.json"
+MODULE_MAP = "module_map.safetensors"
+"""The copy that a store keeps of the module map it was made with."""
 SUFFIX = ".zarr.zip"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -18,6 +18,7 @@ from domainpar.events.store.event import StoredEvent
 from domainpar.events.store.layout import (
     COPY_ANEW,
     MANIFEST,
+    MODULE_MAP,
     NAME,
     EventRecord,
     OtherVersion,
@@ -319,7 +320,7 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
     if settings.get("volumes"):
         flags["volumes"] = ", ".join(map(str, settings["volumes"]))
     if "module_map" in settings:
-        flags["module_map"] = directory / "module_map.safetensors"  # the store keeps a copy
+        flags["module_map"] = directory / MODULE_MAP
     flags["edges_from"] = "DIRECTORY_OF_ITS_EDGES" if "edges_from" in settings else None
     for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
         value = settings.get(name)
