@@ -119,9 +119,18 @@ def build_plan(
         ValueError: If `owner` names a part that does not exist, an edge names a node that does not, or an edge is not
             local to this part under the policy. Raised before anything is asked.
     """
+    return complete_plan(draft_plan(edges, owner, part, num_parts, policy), ask)
+
+
+def draft_plan(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy) -> PartitionPlan:
+    """The plan of a part that does not know yet what the others need, and sends nothing; see `build_plan`."""
     _check_owner(owner, num_parts)
     _check_local(edges, owner, part, policy)
-    draft = _draft(edges, owner, part, num_parts, policy)
+    return _draft(edges, owner, part, num_parts, policy)
+
+
+def complete_plan(draft: PartitionPlan, ask: Ask) -> PartitionPlan:
+    """A plan that was drafted, with the rows that it sends. *Collective* through `ask`."""
     return _complete(draft, ask(_wanted(draft)))
 
 
@@ -153,7 +162,7 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
         send_counts=np.zeros(num_parts, np.int64),
         recv_counts=np.diff(np.searchsorted(ghost_ids, bounds)),
     )
-    return _complete(draft, ask(_wanted(draft)))
+    return complete_plan(draft, ask)
 
 
 def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edges: EdgePolicy) -> list[PartitionPlan]:

@@ -82,6 +82,7 @@ def record(step, ranks, naive=False):
         "seconds_compute": 0.5 + 0.1 * np.arange(ranks),
         "seconds_exchange": np.full(ranks, 0.01),
         "seconds_wait": 0.1 * np.arange(ranks)[::-1],
+        "seconds_load": 0.2 / step + np.zeros(ranks),
         "owned_nodes": 100 + np.arange(ranks),
         "ghost_nodes": np.full(ranks, 7 if ranks > 1 else 0),
         "halo_bytes": np.full(ranks, 4096),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -398,6 +399,7 @@ def _ranks(run: RunFiles) -> Section:
             "computing": f"{times.phases['seconds_compute'][rank]:.4g} s",
             "handing on": f"{times.phases['seconds_exchange'][rank]:.4g} s",
             "waiting": f"{times.phases['seconds_wait'][rank]:.4g} s",
+            "loading, all steps": "–" if math.isnan(times.load[rank]) else f"{times.load[rank]:.4g} s",
             "hits owned": f"{times.owned[rank]:,.0f}",
             "ghosts": f"{times.ghosts[rank]:,.0f}",
             "sent in a step": f"{times.halo_bytes[rank] / MIB:.2f} MiB",

@@ -221,6 +221,7 @@ class RankTimes:
 
     Attributes:
         phases: Seconds of a step in each of `PHASES`, by its name.
+        load: Seconds of all steps in which each rank waited for parts of events to be read; NaN where nobody noted it.
         step_seconds: Seconds of a step: the slowest rank's.
         owned: Nodes that each rank owned.
         ghosts: Ghosts that each rank held.
@@ -233,6 +234,7 @@ class RankTimes:
     """
 
     phases: dict[str, FloatArray]
+    load: FloatArray
     step_seconds: float
     owned: FloatArray
     ghosts: FloatArray
@@ -258,6 +260,7 @@ def rank_times(run: RunFiles) -> RankTimes | None:
     owned, compute = _table(steps, "owned_nodes"), _table(steps, "seconds_compute")
     return RankTimes(
         phases={name: _median(_table(steps, name)) for name in PHASES},
+        load=np.sum([record.get("seconds_load", np.full(len(owned[0]), np.nan)) for record in alike], axis=0),
         step_seconds=float(np.median([record["seconds"] for record in steps])),
         owned=_median(owned),
         ghosts=_median(_table(steps, "ghost_nodes")),
@@ -271,7 +274,7 @@ def rank_times(run: RunFiles) -> RankTimes | None:
 
 
 def rank_chart(times: RankTimes) -> Chart:
-    """Seconds of a training step by phase, and the most memory held, on each rank."""
+    """Seconds of a training step by phase, the most memory held, and seconds of loading, on each rank."""
     ranks = np.arange(times.num_ranks, dtype=np.float64)
     # Whole numbers, not more than fit; bars no wider than with four ranks.
     ticks = tuple((float(rank), str(rank)) for rank in range(0, times.num_ranks, -(-times.num_ranks // 16)))
@@ -283,8 +286,12 @@ def rank_chart(times: RankTimes) -> Chart:
     seconds, mib = Axis("time of a training step [s]", low=0.0), Axis("peak memory [MiB]", low=0.0)
     caption = f"Where the time of a training step goes on each rank: medians over {steps}."
     of_memory = "The most memory that the process of each rank ever held."
-    panels = (Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory))
-    return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", panels)
+    panels = [Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory)]
+    if np.isfinite(times.load).all():
+        load = (Series("loading", "bars", PURPLE, ranks, times.load),)
+        of_load = "How long each rank waited for parts of events, in all steps; not where they were kept or read ahead."
+        panels.append(Panel("load", load, x, Axis("loading in all steps [s]", low=0.0), "", of_load))
+    return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", tuple(panels))
 
 
 def _table(records: Sequence[Table], name: str) -> FloatArray:

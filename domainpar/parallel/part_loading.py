@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
 from domainpar.parallel.transport import Transport
-from domainpar.plan import IntArray, LocalEdges, PartitionPlan, build_plan
+from domainpar.plan import IntArray, LocalEdges, complete_plan, draft_plan
 from domainpar.problems import Place, Problem
 from domainpar.words import several
 from partitioners import Sectors, TileGraph, group, number_of_sectors, sectors_of_tiles
@@ -147,43 +147,56 @@ def load_part(
         RuntimeError: If the ranks hold different plans.
     """
     part_of_tile = group_tiles(event, transport, grouping, sector, seed)
+    rank, size = transport.rank, transport.size
+    work = partial(read_part, event, part_of_tile, rank, size, device=device, dtype=dtype)
+    return joined_part(together(transport, event.place, work), transport, device)
+
+
+def read_part(
+    event: Events, part_of_tile: IntArray, part: int, num_parts: int, *, device: torch.device | str, dtype: torch.dtype
+) -> LocalGraph:
+    """Read one part of an event. Talks to nobody: its plan does not know yet what others need of it.
+
+    Args:
+        event: The stored event, or several read as one.
+        part_of_tile: Part of each tile, int32 [K]; -1 outside the sector.
+        part: Which part.
+        num_parts: How many there are.
+        device: Where it goes.
+        dtype: Type of the features.
+
+    Raises:
+        ValueError: If the event is damaged, or holds values that cannot be computed on.
+        OSError: If it cannot be read.
+    """
     ranges = TileRanges(event.node_ptr, event.edge_ptr, part_of_tile)
-    plan = _plan(event, part_of_tile, ranges.node_owner(), transport)
+    owner = ranges.node_owner()
+    edge_ids, src, dst = event.read_part_edges(np.flatnonzero(part_of_tile == part), "incident")
+    kept = (owner[src] >= 0) & (owner[dst] >= 0)  # the others leave the sector
+    edges = LocalEdges(edge_ids, src, dst)
+    if not kept.all():  # most often all are: nothing is copied
+        edges = LocalEdges(edge_ids[kept], src[kept], dst[kept])
+    plan = draft_plan(edges, owner, part, num_parts, "incident")
+    return localise(
+        plan,
+        ranges,
+        event.read_nodes("features", plan.local_ids),
+        event.read_edges("features", plan.edge_ids),
+        event.read_edges("label", plan.edge_ids) if event.has_labels else None,
+        event_id=event.event_id,
+        device=device,
+        dtype=dtype,
+    )
 
-    def graph() -> LocalGraph:
-        return localise(
-            plan,
-            ranges,
-            event.read_nodes("features", plan.local_ids),
-            event.read_edges("features", plan.edge_ids),
-            event.read_edges("label", plan.edge_ids) if event.has_labels else None,
-            event_id=event.event_id,
-            device=device,
-            dtype=dtype,
-        )
 
-    return Part(together(transport, event.place, graph), CompleteHalo(plan, transport, device))
+def joined_part(graph: LocalGraph, transport: Transport, device: torch.device | str = "cpu") -> Part:
+    """A part that `read_part` read, which now knows what the others need of it. *Collective*.
 
-
-def _plan(event: Events, part_of_tile: IntArray, owner: IntArray, transport: Transport) -> PartitionPlan:
-    """Read the edges of this rank's part and plan its exchanges. *Collective*."""
-
-    def ask(wanted: list[IntArray]) -> list[IntArray]:
-        _settle(event.place, transport, None)  # this rank's edges are there and fit; nobody asks where another's do not
-        return ask_owners(transport)(wanted)
-
-    try:
-        edge_ids, src, dst = event.read_part_edges(np.flatnonzero(part_of_tile == transport.rank), "incident")
-        kept = (owner[src] >= 0) & (owner[dst] >= 0)  # the others leave the sector
-        edges = LocalEdges(edge_ids, src, dst)
-        if not kept.all():  # most often all are: nothing is copied
-            edges = LocalEdges(edge_ids[kept], src[kept], dst[kept])
-        return build_plan(edges, owner, transport.rank, transport.size, "incident", ask)
-    except BadEvent:  # agreed on by all, in `ask`
-        raise
-    except (ValueError, OSError) as error:
-        _settle(event.place, transport, error)
-        raise
+    Raises:
+        RuntimeError: If the ranks hold different plans.
+    """
+    plan = complete_plan(graph.plan, ask_owners(transport))
+    return Part(replace(graph, plan=plan), CompleteHalo(plan, transport, device))
 
 
 def group_tiles(
@@ -195,7 +208,7 @@ def group_tiles(
     """
 
     def payload() -> bytes | None:
-        return _parts_of(event, transport.size, method, sector, seed).tobytes() if transport.rank == 0 else None
+        return parts_of(event, transport.size, method, sector, seed).tobytes() if transport.rank == 0 else None
 
     return np.frombuffer(transport.broadcast(together(transport, event.place, payload)), dtype=np.int32)
 
@@ -242,13 +255,13 @@ def empty_parts(event: StoredEvent, num_parts: int, method: str, sectors: Sector
     counts = np.diff(event.node_ptr)
     empty: set[int] = set()
     for sector in all_sectors(sectors):
-        parts = _parts_of(event, num_parts, method, sector, seed)
+        parts = parts_of(event, num_parts, method, sector, seed)
         owned = np.bincount(parts[parts >= 0], counts[parts >= 0], num_parts)
         empty |= set(np.flatnonzero(owned == 0).tolist())
     return sorted(empty)
 
 
-def _parts_of(event: Events, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
+def parts_of(event: Events, num_parts: int, method: str, sector: Sector | None, seed: int) -> IntArray:
     """Part of each tile, int32 [K], -1 outside the sector."""
     taken = np.arange(event.num_tiles)  # in naive mode, the sector's: its tiles are grouped as if there were no others
     if sector is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -13,14 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domainpar import faults
 from domainpar.agreement import gather
 from domainpar.events.graph import IntArray
 from domainpar.events.labels import is_known
 from domainpar.events.store import EventStore, StoredEvent
-from domainpar.parallel.halo import CompleteHalo
-from domainpar.parallel.part_loading import BadEvent, Part, load_part, open_together, sector_of_tiles, together
-from domainpar.parallel.transport import Transport
+from domainpar.parallel.local import LocalGraph
+from domainpar.parallel.part_loading import (
+    BadEvent,
+    Part,
+    group_tiles,
+    joined_part,
+    open_together,
+    parts_of,
+    read_part,
+    sector_of_tiles,
+    together,
+)
 from domainpar.parallel.world import World
+from domainpar.problems import Place
 from domainpar.training.sampler import Sample
 from domainpar.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 from domainpar.training.tasks import Tasks
@@ -57,6 +68,13 @@ class LabelledPart(Part):
         owned = self.graph.plan.edge_owned
         rows = {kind: np.flatnonzero(owned & (self.classes == kind)) for kind in (TARGET, OTHER, FAKE)}
         return {kind: torch.from_numpy(which).to(self.weights.device) for kind, which in rows.items()}
+
+
+class Draft(NamedTuple):
+    """What a rank reads of a sample by itself: the rest of a `LabelledPart` is what others need of it."""
+
+    graph: LocalGraph
+    labelled: dict[str, Any]
 
 
 class Counted(NamedTuple):
@@ -125,20 +143,21 @@ class PartLoader:
         self._kept: OrderedDict[Sample, LabelledPart] = OrderedDict()
         self._bad: dict[Sample, Skip] = {}
         self._new: list[Skip] = []  # since the last `total`
-        self._coming: dict[Sample, Future[LabelledPart]] = {}
+        self._coming: dict[Sample, Future[Draft]] = {}
         self._reader: ThreadPoolExecutor | None = None
 
     def prefetch(self, samples: Sequence[Sample]) -> None:
-        """Begin to load the first of some samples that is not here, in the background.
+        """Begin to read the first of some samples that is not here, in the background; the same on ranks that share it.
 
-        Only where no other rank shares it: parts of one event are planned together, and nobody talks in the background.
+        Nobody talks in the background: what ranks ask of each other waits for `load`. Parts that METIS makes are not
+        read ahead where ranks share them, since one rank makes them for all.
         """
         missing = [sample for sample in samples if sample not in self._kept and sample not in self._bad]
-        if self.world.domain.size > 1 or not missing or missing[0] in self._coming:
+        made_by_one = self.grouping == "metis" and self.world.domain.size > 1
+        if made_by_one or not missing or missing[0] in self._coming:
             return
         self._reader = self._reader or ThreadPoolExecutor(1, "the next event")
-        # Over a transport of its own: the run's is for the thread that computes.
-        self._coming = {missing[0]: self._reader.submit(self._read, missing[0], World.alone(self.world.device).domain)}
+        self._coming = {missing[0]: self._reader.submit(self._drafted_ahead, missing[0])}
 
     def load(self, sample: Sample) -> LabelledPart | None:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
@@ -154,13 +173,7 @@ class PartLoader:
         # sizes decide which parts are kept, so that all of them load, or none does.
         if sample not in self._kept:
             try:
-                coming = self._coming.pop(sample, None)
-                if coming is None:
-                    self._kept[sample] = self._read(sample, self.world.domain)
-                else:
-                    part = coming.result()
-                    halo = CompleteHalo(part.graph.plan, self.world.domain, self.world.device)
-                    self._kept[sample] = replace(part, halo=halo)
+                self._kept[sample] = self._joined(self._drafted(sample), sample)
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
@@ -199,24 +212,43 @@ class PartLoader:
             self._new.clear()
         return Totals(kinds, tuple(known), loaded, skipped)
 
-    def _read(self, sample: Sample, domain: Transport) -> LabelledPart:
-        with open_together(self.store, sample.record, domain) as event:
-            part = load_part(
-                event,
-                domain,
-                grouping=self.grouping,
-                sector=sample.sector,
-                device=self.world.device,
-                dtype=self.dtype,
-                seed=self.seed,
-            )
-            if part.graph.label is None and self.tasks.edge_weight:
-                raise event.place.problem("it has no truth", "it can be inferred on, not trained on")
-            return together(domain, event.place, lambda: self._label(event, part, sample))
+    def _drafted(self, sample: Sample) -> Draft:
+        """This rank's share of a sample, read now or before. *Collective* over the domain group."""
+        domain, record = self.world.domain, sample.record
+        if (coming := self._coming.pop(sample, None)) is not None:
 
-    def _label(self, event: StoredEvent, part: Part, sample: Sample) -> LabelledPart:
-        plan, rules = part.graph.plan, self.edge_weights
-        truth = np.full(plan.num_edges, -1) if part.graph.label is None else part.graph.label.cpu().numpy()
+            def take() -> Draft:
+                faults.reach("load")
+                return coming.result()
+
+            return together(domain, Place(record.event, self.store.path / record.path), take)
+        with open_together(self.store, record, domain) as event:
+            part_of_tile = group_tiles(event, domain, self.grouping, sample.sector, self.seed)
+            return together(domain, event.place, lambda: self._draft(event, part_of_tile, sample))
+
+    def _drafted_ahead(self, sample: Sample) -> Draft:
+        """The same, in the background: talks to nobody."""
+        with self.store.open(sample.record) as event:
+            part_of_tile = parts_of(event, self.world.domain.size, self.grouping, sample.sector, self.seed)
+            return self._draft(event, part_of_tile, sample)
+
+    def _joined(self, draft: Draft, sample: Sample) -> LabelledPart:
+        """A share that was read, which knows what other ranks need of it. *Collective* over the domain group."""
+        if draft.graph.label is None and self.tasks.edge_weight:
+            place = Place(sample.record.event, self.store.path / sample.record.path)
+            raise place.problem("it has no truth", "it can be inferred on, not trained on")
+        part = joined_part(draft.graph, self.world.domain, self.world.device)
+        return LabelledPart(graph=part.graph, halo=part.halo, **draft.labelled)
+
+    def _draft(self, event: StoredEvent, part_of_tile: IntArray, sample: Sample) -> Draft:
+        domain, device = self.world.domain, self.world.device
+        graph = read_part(event, part_of_tile, domain.rank, domain.size, device=device, dtype=self.dtype)
+        return Draft(graph, self._label(event, graph, sample))
+
+    def _label(self, event: StoredEvent, graph: LocalGraph, sample: Sample) -> dict[str, Any]:
+        """What a labelled part holds beside its graph."""
+        plan, rules = graph.plan, self.edge_weights
+        truth = np.full(plan.num_edges, -1) if graph.label is None else graph.label.cpu().numpy()
         particle_of_edge, particles = None, event.particles()
         if (self.target or rules.on_particles) and event.has_particle_ids:
             particle_of_edge = event.read_nodes("particle_id", plan.local_ids)[plan.edge_rows[1]]
@@ -234,14 +266,12 @@ class PartLoader:
             tiles, sector_of_tile = event.tile_graph(), sector_of_tiles(event, sector.of)
             starts, ends = (sector_of_tile[tile] == sector.number for tile in (tiles.src_tile, tiles.dst_tile))
             num_not_scored = int(tiles.joining[ends & ~starts].sum())
-        return LabelledPart(
-            graph=part.graph,
-            halo=part.halo,
-            classes=classes,
-            kind_counts=rules.count(kinds[plan.edge_owned]),
-            weights=torch.from_numpy(rules.weights(kinds)).to(self.world.device, self.dtype),
-            name=sample.name,
-            labels={name: torch.from_numpy(values).to(self.world.device) for name, values in labels.items()},
-            num_known=num_known,
-            num_not_scored=num_not_scored,
-        )
+        return {
+            "classes": classes,
+            "kind_counts": rules.count(kinds[plan.edge_owned]),
+            "weights": torch.from_numpy(rules.weights(kinds)).to(self.world.device, self.dtype),
+            "name": sample.name,
+            "labels": {name: torch.from_numpy(values).to(self.world.device) for name, values in labels.items()},
+            "num_known": num_known,
+            "num_not_scored": num_not_scored,
+        }

@@ -13,7 +13,7 @@ from domainpar.display.run_files import read_run_files
 from domainpar.display.sections import NUM_PARTS, partition
 from domainpar.display.summary import started_as
 from domainpar.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
-from domainpar.display.training import MOST_POINTS, rank_times, training_chart, training_curves
+from domainpar.display.training import MOST_POINTS, rank_chart, rank_times, training_chart, training_curves
 from domainpar.reco.performance.matching import STYLES
 
 
@@ -45,6 +45,8 @@ def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_rank
     assert (times.num_ranks, times.num_steps, times.other_sizes) == (3, 2, 1)
     assert times.phases["seconds_compute"].tolist() == pytest.approx([0.5, 0.6, 0.7])
     assert times.peak_bytes.tolist() == [4_000_000, 5_000_000, 6_000_000]
+    assert times.load.tolist() == pytest.approx([0.2 / 2 + 0.2 / 3 + 0.2 / 4] * 3)  # also of the first
+    assert [panel.name for panel in rank_chart(times).panels] == ["time", "memory", "load"]
     assert times.compute_imbalance == pytest.approx(0.7 / 0.6)
 
 
