@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -36,7 +36,7 @@ from domainpar.config.acorn import converted
 from domainpar.config.texts import loaded_yaml
 from domainpar.parallel.launcher import started_as_root
 from domainpar.problems import NotWritten, Problem, Where, error_text, expected, nobody_reads, told
-from domainpar.words import some_of
+from domainpar.words import VOICE, some_of
 
 Config = TypeVar("Config", bound=Group)
 
@@ -76,7 +76,9 @@ def run_command(
         on_gpu = _may_be_on_gpu(getattr(config, "device", "cpu"))
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
-        code = work(config)
+        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", config_class.__name__.removesuffix("Config")).lower()
+        with VOICE.heard(name) if started_as_root() else nullcontext():
+            code = work(config)
         _flush()
         return code
     except BrokenPipeError as error:

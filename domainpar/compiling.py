@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numba.core import caching, event
-from tqdm import tqdm
 
 from domainpar import timeouts
+from domainpar.words import VOICE, several
 
 ELSEWHERE = "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk"
 """The remedy where compiled kernels cannot be kept."""
@@ -103,7 +103,10 @@ class _Kept(caching.FunctionCache):
         kernel = self._load(signature, context)
         if kernel is None:
             _WATCH.look_at(Path(self.cache_path))
-        return self._load(signature, context) if kernel is None and _WATCH.lock() else kernel
+            kernel = self._load(signature, context) if _WATCH.lock() else None
+        if kernel is not None:
+            _WATCH.loaded()
+        return kernel
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Keep a kernel that was compiled, or say once why it is not kept."""
@@ -245,6 +248,7 @@ class _Watch(event.Listener):
         self._looked = False
         self._mutex, self._file, self._depth = threading.Lock(), -1, 0
         self._began = self._seconds = 0.0
+        self._ready = 0
 
     def clock(self) -> float:
         """Seconds of this process, those spent here left out."""
@@ -253,6 +257,7 @@ class _Watch(event.Listener):
 
     def on_start(self, started: event.Event) -> None:
         if started.kind == "numba:compile":
+            VOICE.begin(self._far)
             return self._say()
         with self._mutex:
             self._depth += 1  # kernels that call each other are compiled within each other
@@ -262,7 +267,8 @@ class _Watch(event.Listener):
 
     def on_end(self, ended: event.Event) -> None:
         if ended.kind == "numba:compile":
-            return
+            self._ready += 1
+            return VOICE.end(self._far)
         with self._mutex:
             self._depth -= 1
             if self._depth == 0:
@@ -270,15 +276,18 @@ class _Watch(event.Listener):
                     os.close(self._file)  # which gives the lock back
                     self._file = -1
                 self._seconds += time.perf_counter() - self._began
+        return None
 
     def lock(self) -> bool:
         """Wait until no other process of this user compiles; returns whether that was new. Kept until numba is done."""
         # Without locks every rank compiles for itself, and keeps the same machine code: slower, and nothing else.
-        with self._mutex, suppress(OSError):
+        with self._mutex, suppress(OSError), ExitStack() as stack:
             if self._depth == 0 or self._file >= 0 or self._alone:
                 return False
             self._file = os.open(_lock_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             came = time.perf_counter()
+            VOICE.begin(self._far)
+            stack.callback(VOICE.end, self._far)
             while (waited := time.perf_counter() - came) < timeouts.COMPILING:  # its owner may be frozen
                 with suppress(BlockingIOError):
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,6 +297,10 @@ class _Watch(event.Listener):
                 time.sleep(0.01)
             self._alone = True
         return False
+
+    def loaded(self) -> None:
+        """A kernel was taken from disk."""
+        self._ready += 1
 
     def look_at(self, place: Path) -> None:
         """Find out, once, whether kernels can be kept there, so that what is said of it is true from the start."""
@@ -307,7 +320,10 @@ class _Watch(event.Listener):
         text = f"compiling: kernels for this machine (numba), {anew if self._why_not else 'once: later runs load them'}"
         if self.talks and text != self._said:
             self._said = text
-            tqdm.write(text, file=sys.stderr)
+            VOICE.say(text, sys.stderr)
+
+    def _far(self) -> str:
+        return f"compiling: {several(self._ready, 'kernel')} compiled or loaded so far"
 
 
 def _lock_file() -> Path:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.command_line import run_command
 from domainpar.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig, parse_names
-from domainpar.words import several
+from domainpar.words import VOICE, several
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -79,7 +79,8 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     machine = of_nodes(described or basis.here, config.nodes, config.watts, config.dollars_per_hour)
     print(*_introduction(config, basis, machine, described is None), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
-    found = grids(machine, basis, numbers, parse_names(config.groupings), config.seed)
+    with VOICE.doing("grids of ranks compared"):
+        found = grids(machine, basis, numbers, parse_names(config.groupings), config.seed)
     return found, machine, basis.steps_per_epoch
 
 
@@ -87,8 +88,10 @@ def basis_here(config: TrainConfig, store: Path, world: "World", partitioners: S
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
     from domainpar.planner.work import basis_of
 
-    basis = basis_of(config, store, world, partitioners=partitioners)
-    return replace(basis, here=replace(basis.here, **_of_all_cores(config, store)))
+    with VOICE.doing("steps on pieces of an event, alone"):
+        basis = basis_of(config, store, world, partitioners=partitioners)
+    with VOICE.doing("steps and messages of ranks on all cores at once"):
+        return replace(basis, here=replace(basis.here, **_of_all_cores(config, store)))
 
 
 def training_asked(config: EstimateConfig) -> TrainConfig:

@@ -60,14 +60,13 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
         NotWritten: If events or the list of them cannot be written; RanksFailed on all ranks but the first.
     """
-    from tqdm import tqdm
-
     from domainpar.events.given_edges import GivenEdges
     from domainpar.events.preparation import prepare
     from domainpar.events.store import MODULE_MAP
     from domainpar.problems import NotWritten
     from domainpar.reco.facts import EventFacts, facts_of
     from domainpar.training.monitor.failure import fail_alike
+    from domainpar.words import VOICE, progress
 
     usual = default_store(config.source, config.input or "")
     if config.source == "simulate":
@@ -83,9 +82,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     if facts is not None:
         looking["look"] = lambda *event: asdict(facts_of(*event))
         looking["on_look"] = lambda seen: facts.append(EventFacts(**seen))
-    # None: no bar either where the output is no terminal.
-    disable = None if world.is_root else True
-    with tqdm(total=len(source.names), desc=f"prepare {directory}", unit="event", disable=disable) as bar:
+    with progress(f"prepare {directory}", len(source.names), "event", world.is_root) as advance:
         try:
             prepare(
                 source,
@@ -98,8 +95,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 overwrite=config.overwrite,
                 beside={} if module_map is None else {MODULE_MAP: module_map.to_bytes()},
                 ranks=world.transport,
-                on_event=lambda record, kept: bar.update(),
-                say=bar.write,
+                on_event=lambda record, kept: advance(),
+                say=VOICE.say,
                 **looking,
             )
         except Refused as refused:
@@ -184,10 +181,9 @@ def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "Modu
 
 def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap":
     """A module map, learned as a configuration says. *Collective*."""
-    from tqdm import tqdm
-
     from domainpar.events.map_building import COUNTED_EVENTS, build_map
     from domainpar.events.splits import splits_of
+    from domainpar.words import progress
 
     simulated = config.source == "simulate"
     number = (config.map_events or MAP_EVENTS) if simulated else None
@@ -199,10 +195,10 @@ def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "Modul
         names = tuple(name for name in names if splits[name] == "train")[: config.map_events]
     origin = {"source": config.source, "hits": config.hits if simulated else None, "first": names[0], "last": names[-1]}
     assert source.hits is not None
-    total, disable = len(names) + min(len(names), COUNTED_EVENTS), None if world.is_root else True
-    with tqdm(total=total, desc="learn module map", unit="event", disable=disable) as bar:
+    total = len(names) + min(len(names), COUNTED_EVENTS)
+    with progress("learn module map", total, "event", world.is_root) as advance:
         target = conditions_of("--map-target", config.map_target)
-        built = build_map(source.hits, names, target, origin, world.transport, on_event=bar.update)
+        built = build_map(source.hits, names, target, origin, world.transport, on_event=advance)
     return built.best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
 
 

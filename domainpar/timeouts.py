@@ -72,6 +72,9 @@ RANKS_LEAVING = 5.0
 REFUSAL = 5.0
 """All ranks of a model that is verified come to the same refusal by then; those that wait for others are stopped."""
 
+SILENCE = 10.0
+"""A command that has said nothing for so long says what it is at. Long beside the lines of short work."""
+
 PROBE = 20.0
 """Wait of ranks that the doctor starts for each other: they do nothing that takes long."""
 

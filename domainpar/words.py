@@ -1,12 +1,17 @@
-"""Phrases of the sentences that commands print."""
+"""Phrases of the sentences that commands print, and signs of life of what takes long."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
+from domainpar import timeouts
 from domainpar.limits import cores_here
 
 
@@ -52,3 +57,127 @@ def _what_to_type(program: str) -> str | None:
     if path is not None and Path(path).parent.samefile(here.parent):
         return program
     return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
+
+
+# --- signs of life ---------------------------------------------------------------------------------------------------
+
+
+class Voice:
+    """Says what a process is at, whenever it has said nothing for `timeouts.SILENCE`: also into a pipe or a file.
+
+    Args:
+        clock: Seconds.
+
+    Attributes:
+        phase: What the work at hand is doing right now, in a word; empty where that is not known.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.phase = ""
+        self._clock = clock
+        self._works: list[Callable[[], str]] = []
+        self._began = self._spoke = clock()
+
+    def say(self, line: str, file: TextIO | None = None) -> None:
+        """Print a line beside the progress bar, on standard output or into a file."""
+        from tqdm import tqdm
+
+        self.spoke()
+        tqdm.write(line, file=file)
+
+    def spoke(self) -> None:
+        """Something was said."""
+        self._spoke = self._clock()
+
+    def begin(self, work: Callable[[], str]) -> None:
+        """From now on this is at hand: a function that says what, and how far it is; nothing where a bar shows it."""
+        self._works.append(work)
+
+    def end(self, work: Callable[[], str]) -> None:
+        """A work has ended: mostly the one that began last, but threads may end in another order."""
+        self._works.remove(work)
+
+    @contextmanager
+    def doing(self, what: object) -> Iterator[None]:
+        """Around a work, whose text says what it is, and how far."""
+        work = what.__str__
+        self.begin(work)
+        self.phase = ""
+        try:
+            yield
+        finally:
+            self.end(work)
+            self.phase = ""
+
+    def look(self) -> float:
+        """Say what is at hand if nothing was said for long; returns after how many seconds to look again."""
+        if (left := self._spoke + timeouts.SILENCE - self._clock()) > 0:
+            return left
+        self.spoke()
+        if text := self._works[-1]() if self._works else "":
+            phase = f" ({self.phase})" if self.phase else ""
+            self.say(f"[{self._clock() - self._began:.0f} s] {text}{phase}", sys.stderr)
+        return timeouts.SILENCE
+
+    @contextmanager
+    def heard(self, what: object) -> Iterator[None]:
+        """Around all that a process does: a thread looks while the others work."""
+        self._began = self._spoke = self._clock()
+        ended = threading.Event()
+
+        def speak() -> None:
+            while not ended.wait(self.look()):
+                pass
+
+        speaker = threading.Thread(target=speak, name="signs of life", daemon=True)
+        with self.doing(what):
+            speaker.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                speaker.join()
+
+
+VOICE = Voice()
+"""That of this process."""
+
+
+@contextmanager
+def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
+    """Show how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
+
+    Args:
+        what: The work, in few words.
+        total: How many there are to do.
+        unit: Of what.
+        talks: Whether this rank shows it.
+        done: How many are done already.
+
+    Yields:
+        A function to call when `count` more are done, with a `note` to be shown beside the number.
+    """
+    from tqdm import tqdm
+
+    note = ""
+    with tqdm(total=total, initial=done, desc=what, unit=unit, disable=None if talks else True) as bar:
+
+        def advance(count: int = 1, note_now: str = "") -> None:
+            nonlocal done, note
+            done, note = done + count, note_now and f", {note_now}"
+            bar.set_postfix_str(note_now, refresh=False)
+            bar.update(count)
+
+        def far() -> str:
+            if bar.disable:
+                return f"{what}: {done:,} of {several(total, unit)}{note}"
+            bar.refresh()  # its seconds go on
+            return ""
+
+        if talks:
+            VOICE.begin(far)
+        try:
+            yield advance
+        finally:
+            if talks:
+                VOICE.end(far)

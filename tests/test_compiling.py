@@ -22,7 +22,7 @@ from numba.core.dispatcher import Dispatcher
 
 import domainpar
 import partitioners
-from domainpar import compiling
+from domainpar import compiling, words
 from domainpar.nn import operations
 from domainpar.testing import patient
 
@@ -96,6 +96,21 @@ def test_the_clock_stands_still_while_a_kernel_is_compiled_and_goes_on_after_it(
     assert watched.readouterr().err.count("compiling: ") == 1
     now[0] += 5
     assert compiling.clock() - before == 5
+
+
+def test_while_kernels_are_compiled_it_is_told_how_many_are_there(watched, monkeypatch):
+    def compile_one():
+        njit(lambda x: x + 1)(1)
+
+    told = []
+    monkeypatch.setattr(words.VOICE, "_works", [])
+    monkeypatch.setattr(compiling._WATCH, "_ready", 0)
+    real = words.VOICE.begin
+    monkeypatch.setattr(words.VOICE, "begin", lambda work: (real(work), told.append(work())))
+    for _ in range(3):
+        compile_one()
+    assert told == [f"compiling: {count} compiled or loaded so far" for count in ("0 kernels", "1 kernel", "2 kernels")]
+    assert words.VOICE._works == [], "and what is compiled is no longer at hand"
 
 
 def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(monkeypatch, tmp_path):

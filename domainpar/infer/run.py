@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
-from tqdm import tqdm
 
 from domainpar.agreement import agree, on_all, on_root
 from domainpar.command_line import config_of_run
@@ -47,7 +46,7 @@ from domainpar.training.network import DTYPES, load_network
 from domainpar.training.pretrained import as_run
 from domainpar.training.rundir import newest_run, read_run, state_of
 from domainpar.training.tasks import Tasks, label_arrays
-from domainpar.words import several
+from domainpar.words import VOICE, progress, several
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +92,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
     left_out: list[LeftOut] = []
-    with tqdm(total=len(job.records), desc="score", unit="event", disable=None if world.is_root else True) as bar:
+    with progress("score", len(job.records), "event", world.is_root) as advance:
         for finished in job.scorer.rounds(job.records):
             world.set_deadline(config.timeout)  # the first events may take longer
             for outcome in finished:
@@ -102,8 +101,8 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
                 else:
                     outcomes[outcome.scored.event] = outcome
                 if world.is_root:
-                    bar.write(summary.event_line(outcome))
-            bar.update(len(finished))
+                    VOICE.say(summary.event_line(outcome))
+            advance(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
     if world.is_root:

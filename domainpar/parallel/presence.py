@@ -22,6 +22,7 @@ from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.places import in_words, is_a_command, where
 from domainpar.parallel.transport import Transport
 from domainpar.problems import Problem, Where, error_text, expected, nobody_reads
+from domainpar.words import VOICE
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (
@@ -69,6 +70,7 @@ class Presence:
             event: The event it is about, if it is about one.
         """
         self.last_mark = Mark(step, phase, event, round(time.time(), 3))
+        VOICE.phase = phase
         for transport in self.transports:
             transport.doing = f"step {step}, {phase}"
         faults.at(phase, step)

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from domainpar import faults
 from domainpar.agreement import on_all, on_root
@@ -24,6 +23,7 @@ from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.training.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
 from domainpar.training.optimizers import optimizer_name
+from domainpar.words import VOICE
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str 
 
 def warn(text: str) -> None:
     """Print a warning in one piece, beside the progress bar; on rank 0."""
-    tqdm.write(f"WARNING: {text}", file=sys.stderr)
+    VOICE.say(f"WARNING: {text}", sys.stderr)
     sys.stderr.flush()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from domainpar.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.config import TrainConfig, parse_weighting, target_conditions
@@ -28,7 +27,7 @@ from domainpar.training.rundir import began_with, begun_tasks
 from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.training.tasks import EDGES, Tasks, going_on, tasks_of
-from domainpar.words import several, some_of
+from domainpar.words import VOICE, several, some_of
 from partitioners import Sectors
 
 Conditions = Mapping[str, Any]
@@ -105,7 +104,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     if without_truth and world.is_root:
         events = sorted({sample.record.event for sample in without_truth})
         lacks = tasks.missing(without_truth[0].record)
-        tqdm.write(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
+        VOICE.say(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
     # A budget makes other numbers of steps of other orders.

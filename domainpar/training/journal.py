@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import yaml
-from tqdm import tqdm
 
 from domainpar.atomic_files import write_whole
 from domainpar.config import TrainConfig, is_code, resolved_yaml
@@ -32,6 +31,7 @@ from domainpar.training.rundir import RunDirectory, RunFile
 from domainpar.training.sampler import Sample
 from domainpar.training.scratch import Traffic
 from domainpar.training.trackers import Tracker
+from domainpar.words import VOICE
 
 LONG_EPOCH = 10.0
 """Seconds from which on every epoch has a line of its own."""
@@ -215,12 +215,12 @@ class Journal:
         where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
         command = summary.resume_command(self.directory, self.config)
         hint = f"make room, then go on from the last checkpoint: {command}"
-        tqdm.write(error_text(problem, where, hint), file=sys.stderr, end="")
+        VOICE.say(error_text(problem, where, hint).rstrip("\n"), sys.stderr)
 
     def say(self, *lines: str) -> None:
         """Print lines, beside the progress bar."""
         for line in lines if self.world.is_root else ():
-            tqdm.write(line)
+            VOICE.say(line)
 
     def _say_once(self, kind: str, lines: Sequence[str]) -> None:
         if kind not in self._said:

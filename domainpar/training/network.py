@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from domainpar.agreement import on_all, on_root
 from domainpar.config import TrainConfig, is_code
@@ -21,6 +20,7 @@ from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agree
 from domainpar.training.inputs import Lessons
 from domainpar.training.rundir import read_run
 from domainpar.training.tasks import EDGES, Tasks
+from domainpar.words import VOICE
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_EDGES_TO_VERIFY = 10_000
@@ -77,11 +77,11 @@ def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons,
         return
     if world.is_root:
         what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
-        tqdm.write(f"verify   : {what}")
+        VOICE.say(f"verify   : {what}")
     world.mark("verify", 0)
     conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
     for line in conclusion.splitlines() if world.is_root else ():
-        tqdm.write(f"           {line}")
+        VOICE.say(f"           {line}")
 
 
 def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from tqdm import tqdm
-
 from domainpar.agreement import agree, on_all, on_root
 from domainpar.config import TrainConfig
 from domainpar.config.texts import parse_betas, parse_factors
@@ -38,6 +36,7 @@ from domainpar.training.pretrained import source
 from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
 from domainpar.training.scratch import traffic
 from domainpar.training.trackers import check_tracker
+from domainpar.words import progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +152,7 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
     profile = None if config.profile is None else Profile(trainer.world, journal.directory, config.profile)
     if profile is not None:
         trainer.tell(profile.begins)
-    with tqdm(total=total, initial=state.step, disable=None if talks else True, unit="step") as bar:
+    with progress("train", total, "step", talks, state.step) as advance:
         stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
@@ -171,9 +170,7 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
                 if state.step_in_epoch >= len(steps):
                     record["epoch_costs"] = costs.of_epoch()
                 journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
-                if record["loss"] is not None:
-                    bar.set_postfix_str(f"loss {record['loss']:.4f}", refresh=False)
-                bar.update()
+                advance(1, "" if record["loss"] is None else f"loss {record['loss']:.4f}")
                 may_save = state.step_in_epoch < len(steps) and state.step < total
                 stopped = keeper.boundary(state, may_save)
                 if stopped or state.step >= total:
