@@ -29,6 +29,7 @@ train: $(VENV)/.train-stamp
 
 # Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
 test: $(VENV)/.test-stamp
+	@echo "some thousand tests: some ten minutes"
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # Draws some of the mistakes in tests/mistakes; the same ones again: make test-slow PLANTED_SEED=...
