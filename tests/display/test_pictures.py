@@ -152,7 +152,8 @@ def test_units_are_told_and_whose_quantity_it_is(figures, name, labels):
 
 
 def test_time_and_memory_have_units(figures):
-    assert [axes.get_ylabel() for axes in figures["ranks"].axes] == ["time of a training step [s]", "peak memory [MiB]"]
+    labels = ["time of a training step [s]", "peak memory [MiB]", "loading in all steps [s]"]
+    assert [axes.get_ylabel() for axes in figures["ranks"].axes] == labels
 
 
 def test_no_legend_covers_data_or_words(figures):
