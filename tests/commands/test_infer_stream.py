@@ -21,6 +21,7 @@ from domainpar.agreement import Refused
 from domainpar.config import ConfigError, InferConfig
 from domainpar.events.store import EventStore, write_manifest
 from domainpar.infer import infer
+from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, patient, run_ranks
 
 NUM_EVENTS = 60
@@ -54,6 +55,13 @@ def _stream(place, out, ranks=1, **flags):
     )
     run_ranks(lambda world: infer(config, world, None), ranks)
     return json.loads((out / "stream.json").read_text())["session"]
+
+
+def test_after_the_first_events_a_stream_waits_as_long_as_timeout_says(place, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(World, "set_deadline", lambda world, seconds: told.append(seconds))
+    _stream(place, tmp_path / "out", timeout=17.5)
+    assert set(told) == {17.5}
 
 
 def files_in(out):

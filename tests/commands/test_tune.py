@@ -13,6 +13,7 @@ from domainpar.config import ConfigError, InferConfig
 from domainpar.events.construct import Cuts, build_graph
 from domainpar.events.simulate import simulate_event
 from domainpar.infer import tuning
+from domainpar.parallel.world import World
 from domainpar.problems import Problem
 from domainpar.reco.performance.counts import TrackCounts
 from domainpar.reco.performance.rates import efficiency
@@ -38,7 +39,11 @@ def options_of(listed):
 
 def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monkeypatch, capsys):
     monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.999), "misfit": (1.0, 2.0)})
-    listed, one = inferred(place, place / "one", tracks="grow", tune=True, split="test")
+    deadlines = []
+    monkeypatch.setattr(World, "set_deadline", lambda world, seconds: deadlines.append(seconds))
+    listed, one = inferred(place, place / "one", tracks="grow", tune=True, split="test", timeout=17.5)
+    assert set(deadlines) == {17.5}
+    assert len(deadlines) > 1, "one event is scored; some were before it"
     chosen = kept(place)["grow"]
     assert chosen["events"] == 2
     assert set(chosen["cuts"]) == {"score_cut", "misfit", "least_worth"}
