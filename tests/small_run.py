@@ -57,6 +57,7 @@ def write_run(directory, graphs=None, *, scores=True, tracks=True, naive=None, s
             **kept_place(store.path, run),
             "digest": store.digest,
             "events": kept_events(store),
+            "learned_from": store.learned_from,
             "feature_names": [],
             "edge_feature_names": [],
         },

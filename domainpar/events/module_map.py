@@ -149,7 +149,7 @@ class Tally:
         """All of it, to travel between ranks."""
         arrays = {name: getattr(self, name) for name in ("keys", "segments", "low", "high")}
         arrays |= {"triplet_keys": self.triplets.keys, "triplets": self.triplets.counts}
-        arrays["learned_from"] = np.frombuffer(json.dumps(dict(self.learned_from)).encode(), np.uint8)
+        arrays["learned_from"] = np.frombuffer(json.dumps(dict(self.learned_from), sort_keys=True).encode(), np.uint8)
         return bytes(save({**arrays, "events": np.array([self.events])}))
 
     @classmethod
