@@ -43,7 +43,7 @@ Config = TypeVar("Config", bound=Group)
 _COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DRIVERS = Path("/dev")
 _ALIKE = 0.75  # of 1: above that two words are one, misspelt
-_DIRECTORIES = ("store", "out", "input", "run", "naive", "scores", "png", "verify")
+_DIRECTORIES = ("store", "out", "input", "run", "beside", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
 _OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "offload", "scratch",
@@ -98,17 +98,24 @@ def run_command(
         return 1
 
 
-def named(argv: Sequence[str], flag: str = "--run") -> list[str]:
-    """The words of a command line with a flag, such as `--run`, before the one word that may stand without.
+def named(argv: Sequence[str], *flags: str) -> list[str]:
+    """The words of a command line with a flag of its own before each word that may stand without, in their order.
 
-    Every other flag of such a command takes one value, so a word that follows none is the run.
+    Every other flag of such a command takes one value, so a word that follows none is such a one.
+
+    Args:
+        argv: The words.
+        flags: The flags of these words. Default: `--run` alone.
     """
     words = list(argv)
     place = 0
-    while place < len(words) and words[place].startswith("-"):
-        place += 1 if "=" in words[place] else 2
-    if place < len(words) and not any(word.split("=")[0] == flag for word in words):
-        words.insert(place, flag)
+    for own in flags or ("--run",):
+        if any(word.split("=")[0] == own for word in words):
+            continue
+        while place < len(words) and words[place].startswith("-"):
+            place += 1 if "=" in words[place] else 2
+        if place < len(words):
+            words.insert(place, own)
     return words
 
 
@@ -208,7 +215,8 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 def _refuse_shipped(values: Mapping[str, Any]) -> None:
     """Refuse a network that is shipped where a directory is asked for, which would be made under its name."""
     for name, value in values.items():
-        if name not in ("run", "init", "module_map") and isinstance(value, str) and value.startswith(SHIPPED):
+        of_run = name in ("run", "beside", "init", "module_map")
+        if not of_run and isinstance(value, str) and value.startswith(SHIPPED):
             what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
             copy = f"runs/{value.replace(':', '-')}"
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")

@@ -4,6 +4,7 @@ Without a run it shows the newest. Scores and tracks are in it once `infer --tra
 
 Examples:
   python -m domainpar.report runs/0001                             writes runs/0001/report.html
+  python -m domainpar.report runs/0001 runs/0002                   two runs: what differs, metrics and curves of both
   python -m domainpar.report runs/0001 --naive runs/0002           with the naive run beside it
   python -m domainpar.report runs/0001 --event 000000004 --parts 16 --out event4.html
   python -m domainpar.report runs/0001 --png pictures              the same as pictures too, for a talk or a terminal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report as the command line says; returns the exit code. Under a launcher the first rank does it all."""
-    return run_command(ReportConfig, _work, __doc__, named(sys.argv[1:] if argv is None else argv))
+    return run_command(ReportConfig, _work, __doc__, named(sys.argv[1:] if argv is None else argv, "--run", "--beside"))
 
 
 def _work(config: ReportConfig) -> int:
@@ -50,11 +51,11 @@ def _work(config: ReportConfig) -> int:
 
 
 def build_report(config: ReportConfig) -> "Page":
-    """Read a run, and the naive one beside it, and lay out their report.
+    """Read a run, and the one beside it, and lay out their report.
 
     Raises:
-        ValueError: If there is no run, or its files cannot be shown, or the other run is not naive or cannot be
-            compared.
+        ValueError: If there is no run, or its files cannot be shown, or the other run is the same; if `--naive` is not
+            naive or was not counted alike.
     """
     from domainpar.display.comparison import check_comparable
     from domainpar.display.run_files import read_run_files
@@ -64,12 +65,15 @@ def build_report(config: ReportConfig) -> "Page":
 
     scores, store = (None if named is None else Path(named) for named in (config.scores, config.store))
     run = read_run_files(newest_run() if config.run is None else as_run(config.run), scores, store)
-    other = None
-    if config.naive is not None:
-        other = read_run_files(Path(config.naive))
-        if not (other.approximate or other.scored_naive):
-            raise ValueError(f"--naive {config.naive} is no naive run: it was trained and scored on whole events.")
-        check_comparable(run, other)
+    beside, other = config.naive or config.beside, None
+    if beside is not None:
+        other = read_run_files(as_run(beside))
+        if config.naive and not (other.approximate or other.scored_naive):
+            raise ValueError(f"--naive {beside} is no naive run: it was trained and scored on whole events.")
+        if scores is None and other.directory.resolve() == run.directory.resolve():
+            raise ValueError(f"{beside} is the run itself: name another one to lie beside it.")
+        if config.naive:
+            check_comparable(run, other)
     return build_page(run, other, config.event, config.parts)
 
 

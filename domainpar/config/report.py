@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from domainpar.config.group import Group
+from domainpar.config.group import ConfigError, Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +13,13 @@ class Showing(Group):
     """Directory of a training run, or pretrained:NAME; also without the flag. Default: the one in runs/ that was
     started last."""
 
+    beside: str | None = None
+    """Directory of another run, or pretrained:NAME, to be laid beside it: flags that differ, metrics, curves; also
+    without the flag, behind the first. What was not counted alike is said."""
+
     naive: str | None = None
-    """Directory of a naive run, also scored with --mode naive, to be laid beside it."""
+    """Directory of a naive run, also scored with --mode naive, to be laid beside it. One of another kind, or that was
+    not counted alike, is refused."""
 
     event: str | None = None
     """Name of the event to look into. Default: the first that training did not see."""
@@ -35,7 +40,10 @@ class Showing(Group):
     """Directory for the same as PNG pictures, besides the page."""
 
     def check(self) -> None:
-        """Refuse an event of no parts."""
+        """Refuse an event of no parts, and two runs beside the one."""
+        if self.beside is not None and self.naive is not None:
+            what = f"--beside {self.beside} and --naive {self.naive}: one run can lie beside another"
+            raise ConfigError(what, "drop one of them")
         self._bounded("parts", least=1, below=1025)
 
 

@@ -1,25 +1,58 @@
-"""Two runs side by side: whether their scores may be compared, and which run lies beside another."""
+"""Two runs side by side: what differs, what was not counted alike, and which run lies beside another."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from domainpar.config import flag
 from domainpar.display.run_files import RunFiles, read_run_files
+from domainpar.display.summary import Rows, facts
+from domainpar.words import several
 
 MOST_CANDIDATES = 8
 """Scored runs, the last ones, among which the run beside another is looked for."""
 
 COUNTED = {
-    "store_digest": "--store",
-    "events": "--split",
-    "target": "--track-target",
-    "min_hits": "--min-track-length",
-    "fraction": "--matching-fraction",
-    "border_sectors": "--border-sectors",
+    "scores": {
+        "store_digest": "infer both with the same --store",
+        "split": "infer both with the same --split",
+        "events": "infer both with the same --split",
+        "target": "infer both with the same --track-target",
+        "min_hits": "infer both with the same --min-track-length",
+        "fraction": "infer both with the same --matching-fraction",
+        "border_sectors": "infer both with the same --border-sectors",
+        "target of edges": "train both with the same --target",
+    },
+    "training": {
+        "validation events": "train both with the same --store",
+        "target of edges": "train both with the same --target",
+    },
 }
-"""Conditions that the counts of two runs must share, and the flag of infer that decides each."""
+"""Conditions that the figures of two runs must share, those of scores and of the training, and what makes them so."""
+
+NOT_KEPT = "not in its config.yaml"
+
+
+def not_alike(run: RunFiles, other: RunFiles) -> dict[str, list[str]]:
+    """What was not counted alike in two runs: a sentence for each condition, by `scores` and `training`.
+
+    A condition that one of them does not know is in none, and neither are scores that one of them does not have.
+    """
+    found: dict[str, list[str]] = {}
+    for of, conditions in (("scores", _of_scores), ("training", _of_training)):
+        here, there = conditions(run), conditions(other)
+        for name, remedy in COUNTED[of].items():
+            if name in here and name in there and here[name] != there[name]:
+                found.setdefault(of, []).append(
+                    f"The {of} of {other.directory} were counted with {name} {there[name]}, of {run.directory} with "
+                    f"{here[name]}: side by side they would mislead; {remedy}."
+                )
+    return found
 
 
 def check_comparable(run: RunFiles, other: RunFiles) -> None:
@@ -28,15 +61,42 @@ def check_comparable(run: RunFiles, other: RunFiles) -> None:
     Raises:
         ValueError: Naming what differs and how to count alike.
     """
-    if run.scores is None or other.scores is None:
-        return
-    here, there = _conditions(run), _conditions(other)
-    for name, flag in COUNTED.items():
-        if name in here and name in there and here[name] != there[name]:
-            raise ValueError(
-                f"{other.directory} was counted with {name} {there[name]}, {run.directory} with {here[name]}: side by "
-                f"side they would mislead; infer both with the same {flag}."
-            )
+    for sentence in not_alike(run, other).get("scores", ()):
+        raise ValueError(sentence)
+
+
+def told_apart(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
+    """Two runs as they are called in one chart: by name where their modes are the same, and what was counted
+    otherwise in the second."""
+    other = replace(other, counted_otherwise=frozenset(not_alike(run, other)))
+    if all(getattr(run, how) != getattr(other, how) for how in ("kind", "how_trained", "how_scored")):
+        return run, other
+    names = [files.directory.resolve().name for files in (run, other)]
+    if names[0] == names[1]:
+        names = [str(files.directory) for files in (run, other)]
+    return replace(run, name=names[0]), replace(other, name=names[1])
+
+
+def differing(run: RunFiles, other: RunFiles) -> tuple[Rows, ...]:
+    """The flags in which two runs differ, and the facts: a table of each, none where nothing differs."""
+    flags = [{flag(name): _shown(value) for name, value in files.settings.items()} for files in (run, other)]
+    told: list[dict[str, str]] = [{row[0]: row[1] for row in facts(files).rows} for files in (run, other)]
+    tables: list[Rows] = []
+    for heading, (here, there), absent in (("flag", flags, NOT_KEPT), ("fact", told, "–")):
+        if not (here and there):
+            continue
+        rows = [
+            {heading: name, str(run.directory): here.get(name, absent), str(other.directory): there.get(name, absent)}
+            for name in (here | there)
+            if here.get(name) != there.get(name)
+        ]
+        tables += Rows.of(rows, words=3)
+    return tuple(tables)
+
+
+def _shown(value: Any) -> str:
+    """The value of a flag as it is typed; a dash for one that was not given and has no default."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_beside(run: Path) -> Path | None:
@@ -60,11 +120,27 @@ def run_beside(run: Path) -> Path | None:
     return None
 
 
-def _conditions(run: RunFiles) -> dict[str, Any]:
-    """The values of `COUNTED`: the store, and the conditions on the tracks of the split that is shown."""
-    assert run.scores is not None, "asked for scored runs only"
-    conditions: dict[str, Any] = {"store_digest": run.scores.about.get("store_digest")}
-    network = run.performance.get(run.split_to_judge() or "", {}).get("network")
+def _of_scores(run: RunFiles) -> Mapping[str, Any]:
+    """The store, the split that is shown, and the conditions on its edges and tracks; nothing without scores."""
+    if run.scores is None:
+        return {}
+    split = run.split_to_judge()
+    conditions = {"store_digest": run.scores.about.get("store_digest"), "target of edges": run.target or "all"}
+    if split is not None:
+        conditions |= {"split": split, "events": len(run.events(split))}
+    network = run.performance.get(split or "", {}).get("network")
     if network is not None:
-        conditions |= {name: getattr(network, name) for name in COUNTED if name != "store_digest"}
+        names = "events", "target", "min_hits", "fraction", "border_sectors"
+        conditions |= {name: getattr(network, name) for name in names}
+    return conditions
+
+
+def _of_training(run: RunFiles) -> Mapping[str, Any]:
+    """The events that the run was validated with, and its target; nothing where it was not."""
+    if not run.records_of("val"):
+        return {}
+    conditions = {"target of edges": run.settings.get("target") or "all"} if run.settings else {}
+    if run.own is not None:
+        digest = sha256("".join(f"{name} {of_bytes}\n" for name, of_bytes in sorted(run.own.val)).encode()).hexdigest()
+        conditions["validation events"] = f"of digest {digest[:12]} ({several(len(run.own.val), 'event')})"
     return conditions

@@ -168,7 +168,8 @@ def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> Ed
 
 def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
     """ROC curve, scores of either kind, efficiency and purity at every cut; the curves `beside` of another run."""
-    runs = [(curves, run.kind)] + ([(beside, other.kind)] if other is not None and beside is not None else [])
+    both = ((run, curves), (other, beside))
+    runs = [(of_run, files.called(files.kind)) for files, of_run in both if files is not None and of_run is not None]
     title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
     return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
 

@@ -91,6 +91,8 @@ class RunFiles:
         scores: The output of `infer`; None where it did not run.
         store: The events: those that were scored, or else those that were trained on; None where they are not there.
         missing: A sentence for each part that is not there, with how to get it.
+        name: Its name beside another run; empty where its mode tells it from that.
+        counted_otherwise: What of it was not counted as in the run that it lies beside: `scores`, `training`.
     """
 
     directory: Path
@@ -100,6 +102,12 @@ class RunFiles:
     scores: ScoreFiles | None
     store: EventStore | None
     missing: tuple[str, ...]
+    name: str = ""
+    counted_otherwise: frozenset[str] = frozenset()
+
+    def called(self, how: str, of: str = "scores") -> str:
+        """The run in a legend beside another's: how it was trained or scored, what `of` says was counted."""
+        return (f"{self.name}: " if self.name else "") + how + ", counted otherwise" * (of in self.counted_otherwise)
 
     @property
     def learns_edges(self) -> bool:

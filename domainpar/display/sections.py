@@ -9,6 +9,7 @@ from pathlib import Path
 
 from domainpar.display import summary
 from domainpar.display.chart import Chart
+from domainpar.display.comparison import differing, not_alike, told_apart
 from domainpar.display.edges import edge_chart, edge_curves
 from domainpar.display.event_data import EventData
 from domainpar.display.event_view import EventView, event_view, split_of
@@ -108,7 +109,7 @@ def build_page(
 
     Args:
         run: The run.
-        other: A run to lay beside it where both have the same: naive beside halo.
+        other: A run to lay beside it where both have the same; what was not counted alike is said.
         event_name: The event to draw. Default: the first one that training did not see.
         num_parts: Ranks to split it over. Default: the run's own, or its sectors, or 8.
 
@@ -116,10 +117,15 @@ def build_page(
         StoreError: If the file of an event is damaged.
         ValueError: If there is no such event, or scores and events do not belong together.
     """
+    both: tuple[Section, ...] = ()
+    if other is not None:
+        run, other = told_apart(run, other)
+        both = (_comparison(run, other),)
     record = run.choose_event(event_name)
     event = None if record is None else run.read_event(record)
     sections = (
         _summary(run, other),
+        *both,
         _training(run, other),
         _edges(run, other),
         _tracks(run, other),
@@ -160,17 +166,31 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
     commands = [("Train the same again", summary.command(run))]
     if started := summary.started_as(run):
         commands.append(("It was started with", started))
-    lead = []
-    if other is not None:
-        lead.append(f"Compared with {other.directory}: {other.how_scored}.")
-        if other.approximate and other.scores is not None and not other.scored_naive:
-            lead.append(
-                "To see what sectors lose at their borders, score it as it was trained: "
-                f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
-                f"--sectors {other.settings.get('sectors')} --tracks grow --overwrite"
-            )
-    tables = (summary.facts(run), *summary.final_metrics(run, other))
-    return Section("summary", "Run", tuple(lead), _approximate(run, other), tables, commands=tuple(commands))
+    tables = (summary.facts(run), *(summary.final_metrics(run) if other is None else ()))
+    return Section("summary", "Run", (), _approximate(run, other), tables, commands=tuple(commands))
+
+
+def _comparison(run: RunFiles, other: RunFiles) -> Section:
+    """Two runs: the flags, facts and metrics in which they differ, and what was not counted alike."""
+    lead = [f"Compared with {other.directory}: {other.called(other.how_scored)}."]
+    lead += [sentence for sentences in not_alike(run, other).values() for sentence in sentences]
+    unknown = [str(files.directory) for files in (run, other) if not files.settings]
+    if unknown:
+        lead.append(f"The flags of {' and of '.join(unknown)} are not known: no config.yaml.")
+    differ = differing(run, other)
+    if not (unknown or any(table.head[0] == "flag" for table in differ)):
+        lead.append("No flag differs.")
+    without = [str(files.directory) for files in (run, other) if files.scores is None]
+    if without:
+        lead.append(f"No scores of {' and of '.join(without)}: what is told of them is that of the training.")
+    if other.approximate and other.scores is not None and not other.scored_naive:
+        lead.append(
+            "To see what sectors lose at their borders, score it as it was trained: "
+            f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
+            f"--sectors {other.settings.get('sectors')} --tracks grow --overwrite"
+        )
+    tables = (*differ, *summary.final_metrics(run, other))
+    return Section("comparison", "Two runs", tuple(lead), _approximate(run, other), tables)
 
 
 def _training(run: RunFiles, other: RunFiles | None) -> Section:
@@ -218,7 +238,7 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
         lead += f" {several(curves.left_out, 'more event')} of the split not counted here."
     ceilings = [
         {
-            "scores": files.how_scored,
+            "scores": files.called(files.how_scored),
             "true segments of target particles": f"{ceiling.segments:,}",
             "of them in the graph (ceiling)": percent(ceiling.construction_efficiency),
             "in the graph, score > 0.5": percent(ceiling.cumulative_efficiency),

@@ -14,6 +14,7 @@ from domainpar.display.run_files import SPLITS, RunFiles, Table
 from domainpar.events.own_events import told_of
 from domainpar.parallel.launcher import detect
 from domainpar.training.monitor.prices import in_words, mean_epoch
+from domainpar.training.rundir import figure_of
 from domainpar.words import its_mpiexec, several, this_python
 
 STATES = {
@@ -24,6 +25,9 @@ STATES = {
     "starting": "had not begun",
     "died": "ended without a word, as a killed process does",
 }
+
+LAST, BEST = "in training, last", "in training, best"
+"""The two validations that are shown: the last, and that of the best checkpoint."""
 
 AREAS = {"edge_auc_pooled": "pooled", "edge_auc_mean": "mean over events"}
 """Words for the two areas under the ROC curve: that of training, and that of `infer`."""
@@ -100,14 +104,23 @@ def _epoch(records: Sequence[Table]) -> str:
     return "" if mean is None else in_words(mean)
 
 
-def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
-    """Metrics of each split: of the scores, or else of the last validation; no table where there are none."""
-    counted = [of_split for run in runs if run is not None for of_split in _counted(run)]
+def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[Rows, ...]:
+    """Metrics of each split: of the scores, or else of the last validation; no table where there are none.
+
+    Beside another run those of its last and of its best validation, then of the scores: one run below the other.
+    """
+    if other is None:
+        counted = [*_of_scores(run).values()] or [*_of_validations(run).values()][:1]
+    else:
+        both = [_of_validations(each) | _of_scores(each) for each in (run, other)]
+        counted = [rows[name] for name in (LAST, BEST, *SPLITS) for rows in both if name in rows]
+    with_loss = any(values.get("loss") is not None for _, values in counted)
     edges = [
         {
             **where,
             "edge efficiency": short(values.get("edge_efficiency")),
             "edge purity": short(values.get("edge_purity")),
+            **({"loss": short(values.get("loss"))} if with_loss else {}),
             # Training pools the edges of all events, `infer` keeps those of one at a time.
             "edge AUC": "".join(f"{short(values[name])} {word}" for name, word in AREAS.items() if name in values),
             "target edges": f"{values.get('target_edges') or 0:,}",
@@ -131,20 +144,32 @@ def final_metrics(*runs: RunFiles | None) -> tuple[Rows, ...]:
     return *Rows.of(edges, words=3), *Rows.of(labels, words=4)
 
 
-def _counted(run: RunFiles) -> list[tuple[dict[str, str], Table]]:
-    """What was counted where, and the metrics."""
+def _of_validations(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
+    """The last validation and the best, `LAST` and `BEST`: how each was counted, and its metrics; none before one."""
+    records = run.records_of("val")
+    if not records:
+        return {}
+    main = _mapping(run.about, "tasks").get("main", "edge")
+    # As training takes them: the first of equal ones, and without any figure the newest.
+    figures = [-math.inf if (figure := figure_of(record, main)) is None else figure for record in records]
+    best = records[figures.index(max(figures)) if max(figures) > -math.inf else -1]
+    return {
+        which: (_where("val", run.called(f"{run.how_trained}, step {record['step']}", "training"), which), record)
+        for which, record in ((LAST, records[-1]), (BEST, best))
+    }
+
+
+def _of_scores(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
+    """Each split that was scored: how it was counted, and the metrics; nothing without scores."""
     metrics: Table = (run.scores.about.get("metrics") if run.scores else None) or {}
-    if not metrics:
-        last = run.records_of("val")[-1:]
-        where = [("val", f"{run.how_trained}, step {record['step']}", "in training", record) for record in last]
-    else:
-        splits = [split for split in SPLITS if split in metrics]
-        where = [
-            (split, run.how_scored, several(int(metrics[split]["events"]), "event"), metrics[split]) for split in splits
-        ]
-    return [
-        ({"split": split, "how": how, "counted in the graph": graph}, values) for split, how, graph, values in where
-    ]
+    return {
+        split: (_where(split, run.called(run.how_scored), several(int(of["events"]), "event")), of)
+        for split, of in metrics.items()
+    }
+
+
+def _where(split: str, how: str, counted: str) -> dict[str, str]:
+    return {"split": split, "how": how, "counted in the graph": counted}
 
 
 def command(run: RunFiles) -> str:

@@ -123,10 +123,10 @@ def finders_of(run: RunFiles, split: str, other: RunFiles | None = None) -> list
     ours = run.performance.get(split, {})
     names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
     # The network comes first, then that of the other run: they are compared.
-    finders = [Finder(name, finder_label(name, run.how_scored), False, ours[name]) for name in names]
+    finders = [Finder(name, finder_label(name, run.called(run.how_scored)), False, ours[name]) for name in names]
     beside = other.performance.get(split, {}) if other else {}
     if other is not None and "network" in beside:
-        network = Finder("network", finder_label("network", other.how_scored), True, beside["network"])
+        network = Finder("network", finder_label("network", other.called(other.how_scored)), True, beside["network"])
         finders.insert(names.index("network") + 1 if "network" in names else 0, network)
     return finders
 

@@ -102,23 +102,31 @@ def _value(record: Table, quantity: str) -> float | None:
 
 
 def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None:
-    """A panel for each quantity that was recorded, the validation of another run beside it; None before a step."""
+    """A panel for each quantity that was recorded; None before a step.
+
+    Of another run its validation lies beside, and its training where nothing was validated.
+    """
     curves = training_curves(run)
-    if not curves:
-        return None
     # One training that was scored in two ways has one set of curves.
     beside = training_curves(other) if other is not None and other.records != run.records else {}
-    other_name = "" if other is None else f"validation, {_how_trained(other)}"
-    panels, of_labels = [], label_figures(run)
-    for quantity, by_split in curves.items():
+    if not (curves or beside):
+        return None
+    own_name, other_name = "validation" + (f", {run.name}" if run.name else ""), ""
+    shown = "val" if any("val" in by_split for by_split in beside.values()) else "train"
+    if other is not None:
+        word = "validation" if shown == "val" else "training"
+        other_name = f"{word}, {other.called(_how_trained(other), 'training')}"
+    panels, of_labels = [], label_figures(run) | ({} if other is None else label_figures(other))
+    for quantity in curves | beside:
+        by_split, of_other = curves.get(quantity, {}), beside.get(quantity, {})
         series = []
         if "train" in by_split:
             steps, values = by_split["train"]
             series.append(Series("training, each step", "line", SKY, steps, values, width=0.9))
         if "val" in by_split:
-            series.append(_validation("validation", by_split["val"], BLUE))
-        if "val" in beside.get(quantity, {}):
-            series.append(_validation(other_name, beside[quantity]["val"], VERMILION))
+            series.append(_validation(own_name, by_split["val"], BLUE))
+        if shown in of_other:
+            series.append(_validation(other_name, of_other[shown], VERMILION))
         label, caption = (QUANTITIES | of_labels)[quantity]
         if quantity == "loss" and of_labels:
             label, caption = "loss", "Sum of the losses of all that is learnt, by their weights."

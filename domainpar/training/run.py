@@ -33,7 +33,7 @@ from domainpar.training.network import DTYPES, begin_with, make_network, verify_
 from domainpar.training.optimizers import make_optimizer
 from domainpar.training.parts import PartLoader, Skip
 from domainpar.training.pretrained import source
-from domainpar.training.rundir import RunDirectory, choose_directory, note_failure
+from domainpar.training.rundir import RunDirectory, choose_directory, figure_of, note_failure
 from domainpar.training.scratch import traffic
 from domainpar.training.trackers import check_tracker
 from domainpar.words import progress
@@ -201,7 +201,7 @@ def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: in
     if lessons.val:
         record = trainer.evaluate(lessons.val, state.step)
         journal.write({"split": "val", "epoch": epoch, "step": state.step, **record}, lessons.val)
-        figure = lessons.tasks.figure_of(record) if record["loss"] is not None else None
+        figure = figure_of(record, lessons.tasks.main)
         if figure is not None and (state.best is None or figure > state.best):
             best, state = True, replace(state, best=figure)
     journal.say_once_if_squashed()

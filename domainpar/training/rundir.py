@@ -137,6 +137,26 @@ def newest_run() -> Path:
     return max(begun, key=lambda run: (begun[run], run))
 
 
+def figure_of(record: Mapping[str, Any], main: str) -> float | None:
+    """What tells the best checkpoint, the larger the better, of the record of a validation.
+
+    Args:
+        record: The record.
+        main: What the network is there for: a label, or `edge`.
+
+    Returns:
+        The figure; None if it could not be counted.
+    """
+    if record["loss"] is None:
+        return None
+    figures = record.get("labels", {}).get(main, {})
+    if figures.get("rmse") is not None:
+        return -float(figures["rmse"])
+    # `edge` is `nn.heads.EDGE`, which would bring torch along.
+    figure: float | None = record.get("edge_auc_pooled") if main == "edge" else figures.get("accuracy")
+    return figure
+
+
 def state_of(directory: Path, content: Mapping[str, Any]) -> str:
     """The state of a run by its `run.json`; `died` if that says that it is at work, and its process is gone."""
     state = str(content.get("state") or "unknown")

@@ -105,19 +105,8 @@ class Tasks:
         theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
-    def figure_of(self, record: Mapping[str, Any]) -> float | None:
-        """What tells the best checkpoint, the larger the better, of a record; None if it could not be counted."""
-        if self.main == EDGE.name:
-            auc: float | None = record["edge_auc_pooled"]
-            return auc
-        figures = record["labels"][self.main]
-        if self._main_task.label.classes:
-            accuracy: float | None = figures["accuracy"]
-            return accuracy
-        return None if figures["rmse"] is None else -figures["rmse"]
-
     def told(self, figure: float) -> str:
-        """The same for the user."""
+        """What tells the best checkpoint (`rundir.figure_of`), for the user."""
         if self.main == EDGE.name:
             return f"pooled edge AUC {figure:.4f}"
         of_classes = self._main_task.label.classes

@@ -42,6 +42,20 @@ def test_the_run_may_stand_alone(typed, read):
     assert named(typed.split()) == read.split()
 
 
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("r s", "--run r --beside s"),
+        ("--event e r --out o s", "--event e --run r --out o --beside s"),
+        ("--run=r s", "--run=r --beside s"),
+        ("r --beside s t", "--run r --beside s t"),
+        ("r --naive s", "--run r --naive s"),
+    ],
+)
+def test_a_second_run_may_stand_behind_it(typed, read):
+    assert named(typed.split(), "--run", "--beside") == read.split()
+
+
 @pytest.mark.parametrize("words", [[], ["--run"]], ids=["alone", "with its flag"])
 def test_one_file_is_written_into_the_run(run, capsys, words):
     assert main([*words, str(run)]) == 0
@@ -95,7 +109,11 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
         (["{run}", "--parts", "0"], "--parts is 0; it must be at least 1"),
         (["{run}", "--naive", "{run}"], "is no naive run"),
         (["{run}", "--scores", "{run}"], "holds no scores"),
-        (["{run}", "another"], "belong to no flag: another"),
+        (["{run}", "another"], "another is not a run: it has no run.json"),
+        (["{run}", "{run}"], "is the run itself: name another one to lie beside it"),
+        (["{run}", "one", "more"], "belong to no flag: more"),
+        (["{run}", "one", "--naive", "two"], "--beside one and --naive two: one run can lie beside another"),
+        (["{run}", "--beside", "pretrained:none"], "no network 'none' is shipped"),
         (["{run}", "--even", "z"], "unknown flag --even"),
     ],
 )
@@ -167,6 +185,18 @@ def test_a_naive_run_lies_beside(run, tmp_path):
     naive = write_run(tmp_path, [drawn(6, num_edges=5, event_id=name) for name in "abc"], naive=4, tracks=False)
     assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 0
     assert "naive, 4 sectors (approximate)" in (tmp_path / "r.html").read_text()
+
+
+def test_any_two_runs_lie_side_by_side_scored_or_not(run, tmp_path, capsys):
+    graphs = [drawn(6, num_edges=5, event_id=name) for name in "abc"]
+    other = write_run(tmp_path, graphs, steps=4, scores=False)
+    out = str(tmp_path / "r.html")
+    for first, second in ((run, other), (other, run)):
+        assert main([str(first), str(second), "--out", out]) == 0
+        text = (tmp_path / "r.html").read_text()
+        assert f"No scores of {other}: what is told of them is that of the training." in text
+        assert "No flag differs." in text
+    assert f"missing: {run}: No times of the inference" in capsys.readouterr().out
 
 
 def test_a_naive_run_that_was_counted_otherwise_is_refused(run, tmp_path, capsys):
