@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that come from the code: flags.md and names.md.
+"""Write the pages of docs/reference/ that come from the code: flags.md, names.md and features.md.
 
 python docs/write_reference.py [DIRECTORY] (default: docs/reference)
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import domainpar
 from domainpar.__main__ import COMMANDS
+from domainpar.events.features import table
 
 
 def flags() -> str:
@@ -53,7 +54,31 @@ def names() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"flags.md": flags, "names.md": names}
+def features() -> str:
+    """Every feature that is made here, with formula, unit and sign."""
+    lines = [
+        "# Features of nodes and edges",
+        "",
+        "What a store holds, and a network is given, is the formula over the number in the column *over*, in float32.",
+        "x, y, z are in mm, angles in rad; `[src]` and `[dst]` are the hits in which an edge starts and ends.",
+        "Candidate edges that are found here lead outward; others are taken as they come, and the signs follow them.",
+        "`wrapped` adds or takes a whole turn, into [-pi, pi). A name in a formula is that of a line further up, not",
+        "yet divided.",
+        "Those of clusters are there with `--cluster-features`: `ch0`, `ch1` and `value` are columns of the cells of a",
+        "hit, `module_t`, `pitch_u` and `pitch_v` those of its module.",
+        "",
+        *table(),
+        "",
+        "`--standardise` shifts and scales them inside the network. `--node-features` and `--edge-features` of acorn's",
+        "files are their columns over `--node-scales` and `--edge-scales`; `dr`, `dphi`, `dz`, `deta`, `phislope` and",
+        "`rphislope` that a file lacks are the formulas above of values already over the scales of the nodes.",
+        "Features of graphs of PyG, and of a program of one's own, are theirs. The metadata of an",
+        "[exported network](../export.md#the-contract) holds the definition of each of its features.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"flags.md": flags, "names.md": names, "features.md": features}
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "reference")

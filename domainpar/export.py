@@ -1,8 +1,9 @@
 """Write a trained network as one file that other programs run: ONNX, as ACTS reads it, or a program of torch.export.
 
 Inputs are x, float32 [nodes, features], edge_index, int64 [2, edges], and edge_attr, float32 [edges, features], if the
-network takes them; the output is a raw logit of each edge, float32 [edges, 1]. Names and order of the features are in
-the file's metadata. Before the file gets its name it is run on a whole event, with 1, 2 and 4 threads, and compared.
+network takes them; the output is a raw logit of each edge, float32 [edges, 1]. Names, order and
+formulas of the features are in the file's metadata. Before the file gets its name it is run on a whole event, with 1, 2
+and 4 threads, and compared.
 
 Examples:
   python -m domainpar.export                                       the newest run: runs/0001/model.onnx
@@ -251,6 +252,7 @@ def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str,
     for of in ("node_features", "edge_features")[: 1 + module.takes_edge_features]:
         features[of] = list(store.feature_names if of == "node_features" else store.edge_feature_names)
         features[f"{of}_divided_by"] = store.divisors[of]
+        features[f"{of}_formula"] = store.formulas[of]
     values = {
         **features, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
         "parameters_sha256": sha256, "step": step, "run": run.name,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from domainpar.events import acorn_columns, construct
+from domainpar.events import acorn_columns, construct, features
 from domainpar.events.acorn_columns import Columns, short_name
 from domainpar.events.graph import EventGraph, Hits, Particles, checked
 from domainpar.events.pyg import read_entries
@@ -42,7 +42,7 @@ class AcornOptions:
         node_features: Columns of hits that become node features; `hit_y`, or `y`, is r sin(phi).
         node_scales: Divisor of each.
         edge_features: Columns of candidate edges that become edge features; computed where the file lacks them
-            (`events.acorn_columns`). None: those of graphs built here (`construct.EDGE_FEATURES`).
+            (`events.acorn_columns`). None: those of graphs built here (`features.EDGE_FEATURES`).
         edge_scales: Divisor of each. None: 1.
         hard_cuts: Conditions on the columns of true edges (`events.targets` has the grammar), pt in GeV: only edges
             whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
@@ -52,8 +52,8 @@ class AcornOptions:
         ValueError: If scales and features are not of one number, or a scale is not a finite number other than 0.
     """
 
-    node_features: tuple[str, ...] = construct.NODE_FEATURES
-    node_scales: tuple[float, ...] = construct.NODE_SCALE
+    node_features: tuple[str, ...] = features.NODE_FEATURES
+    node_scales: tuple[float, ...] = features.NODE_SCALE
     edge_features: tuple[str, ...] | None = None
     edge_scales: tuple[float, ...] | None = None
     hard_cuts: Mapping[str, Any] | None = None
@@ -159,7 +159,7 @@ def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGr
     position = np.stack([cylinder[name] for name in "xyz"], axis=1).astype(np.float32)
     names = tuple(name if name == "hit_id" else name.removeprefix("hit_") for name in options.node_features)
     if options.edge_features is None:
-        of_edges: tuple[str, ...] = construct.EDGE_FEATURES
+        of_edges: tuple[str, ...] = features.EDGE_FEATURES
         edge_values = construct.edge_features(position, columns.edge_index)
     else:
         of_edges = tuple(name.removeprefix("edge_") for name in options.edge_features)

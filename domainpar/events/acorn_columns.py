@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from domainpar.events.construct import NODE_SCALE, SLOPE_LIMIT
+from domainpar.events.features import NODE_SCALE, SLOPE_LIMIT
 from domainpar.events.graph import Array, check_array, check_ends
 from domainpar.events.joining import TWO_PI
 from domainpar.events.pyg import as_array

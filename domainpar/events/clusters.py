@@ -15,7 +15,7 @@ from partitioners.topology import FloatArray
 
 
 def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: Place) -> FloatArray:
-    """The features of each hit, `construct.CLUSTER_FEATURES`, float32 [N, 6].
+    """The features of each hit, `features.OF_CLUSTERS`, float32 [N, 6].
 
     Args:
         hits: Columns hit_id, volume_id, layer_id, module_id, [N].

@@ -12,30 +12,12 @@ import numpy as np
 from domainpar.compiling import compiled
 from domainpar.events import detector
 from domainpar.events.detector import LayerPair
+from domainpar.events.features import CLUSTER_FEATURES, EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, SLOPE_LIMIT
 from domainpar.events.graph import EventGraph, Hits, check_hits, surface_numbers
 from domainpar.events.joining import DR, TWO_PI, Boxes, Regions, cylindrical, longer, wrapped
 from domainpar.events.truth_order import places_along_particles, rows_of_table
 from domainpar.problems import Place
 from partitioners.topology import FloatArray, IntArray
-
-NODE_FEATURES = ("r", "phi", "z")
-CLUSTER_FEATURES = ("log_cells", "log_charge", "size_u", "size_v", "angle_u", "angle_v")
-"""Natural logarithms of the number of cells and of their summed charge, extent along both axes of the module in mm,
-and the angles to its normal in rad that these amount to."""
-EDGE_FEATURES = ("dr", "dphi", "dz", "deta", "phi_slope", "r_phi_slope")
-
-NODE_SCALE = (1000.0, float(np.pi), 1000.0)
-"""Node features are r, phi and z over these: m, half turns, m."""
-
-DIVISORS = {
-    **dict(zip(NODE_FEATURES, NODE_SCALE)),
-    **dict.fromkeys(CLUSTER_FEATURES, 1.0),
-    **dict(zip(EDGE_FEATURES, (1000.0, np.pi, 1000.0, 1.0, np.pi / 1000.0, np.pi))),
-}
-"""What each feature that is made here is divided by, if lengths are in mm and angles in rad."""
-
-SLOPE_LIMIT = 100.0
-"""`phi_slope` as an edge feature is clamped to this; hits at one radius have none."""
 
 # Two hits of one overlap are this close in r phi beyond what the slope cut allows: some resolutions, in mm.
 OVERLAP_U = 0.3
@@ -163,10 +145,8 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
         threads: Threads that search for them; they change nothing else.
 
     Returns:
-        The graph in the order of `hits`. Node features r, phi, z over (1000 mm, pi, 1000 mm), and
-        those of clusters where the hits have them; edge features dr, dphi
-        (wrapped to half a turn either way), dz of the scaled values, deta, phi_slope = dphi / dr (0 where undefined,
-        clamped to 100) and r_phi_slope = mean scaled r x phi_slope. Edges follow the layer pairs, then phi of `src`.
+        The graph in the order of `hits`, with the features of `features.FEATURES`; those of clusters where the hits
+        have them. Edges follow the layer pairs, then phi of `src`.
 
     Raises:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
@@ -198,7 +178,7 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
 
 
 def edge_features(position: FloatArray, edge_index: IntArray) -> FloatArray:
-    """The edge features of `build_graph`, named `EDGE_FEATURES`, for edges that came from elsewhere.
+    """The edge features of `build_graph`, `features.OF_EDGES`, for edges that came from elsewhere.
 
     Args:
         position: x, y, z of each node in mm, [N, 3].

@@ -65,7 +65,7 @@ class Hits:
         particle_id: Particle of each hit, 0 for noise, int64 [N]; None when there is no truth.
         weight: Truth weight of each hit, float32 [N]; None when unknown.
         particles: The particle table; None when unknown.
-        clusters: `construct.CLUSTER_FEATURES` of each hit, float32 [N, 6]; None without.
+        clusters: `features.OF_CLUSTERS` of each hit, float32 [N, 6]; None without.
     """
 
     event_id: str

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from domainpar.events.construct import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, edge_features
+from domainpar.events.construct import edge_features
+from domainpar.events.features import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE
 from domainpar.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
 from domainpar.problems import Place, Problem
 from partitioners.topology import IntArray

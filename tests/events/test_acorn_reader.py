@@ -14,7 +14,7 @@ from test_pyg import payloads, save_bare, save_old
 
 torch = pytest.importorskip("torch")
 
-from domainpar.events import construct  # noqa: E402
+from domainpar.events import construct, features  # noqa: E402
 from domainpar.events.acorn import AcornOptions, find_events, guess_pt_unit, read_event  # noqa: E402
 from domainpar.events.preparation import prepare  # noqa: E402
 from domainpar.events.sources import open_source  # noqa: E402
@@ -116,8 +116,8 @@ def test_the_unit_of_pt_is_guessed_over_the_events_and_refused_where_it_may_be_e
 
 def test_default_features_are_those_of_graphs_built_here(tmp_path):
     graph = read_event(save(tmp_path))
-    np.testing.assert_allclose(graph.features, np.array([R, PHI, Z]).T / construct.NODE_SCALE, rtol=1e-6)
-    assert (graph.feature_names, graph.edge_feature_names) == (construct.NODE_FEATURES, construct.EDGE_FEATURES)
+    np.testing.assert_allclose(graph.features, np.array([R, PHI, Z]).T / features.NODE_SCALE, rtol=1e-6)
+    assert (graph.feature_names, graph.edge_feature_names) == (features.NODE_FEATURES, features.EDGE_FEATURES)
     np.testing.assert_allclose(
         graph.edge_features, construct.edge_features(graph.hits.position, graph.edge_index), rtol=1e-6
     )

@@ -10,7 +10,8 @@ import pytest
 
 from domainpar.config import ConfigError, PrepareConfig
 from domainpar.events import trackml
-from domainpar.events.construct import CLUSTER_FEATURES, Cuts, build_graph
+from domainpar.events.construct import Cuts, build_graph
+from domainpar.events.features import CLUSTER_FEATURES
 from domainpar.events.selection import Selection
 from domainpar.events.sources import open_source
 from domainpar.problems import Problem

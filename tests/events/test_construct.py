@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from marks import fault
 
-from domainpar.events.construct import DIVISORS, EDGE_FEATURES, Cuts, build_graph, label_note
+from domainpar.events.construct import Cuts, build_graph, label_note
 from domainpar.events.detector import DEFAULT_LAYER_PAIRS, SURFACES
+from domainpar.events.features import EDGE_FEATURES
 from domainpar.events.graph import Hits, Particles
 from domainpar.events.simulate import simulate_event
 from domainpar.problems import Problem
@@ -329,20 +330,3 @@ def test_layer_pairs_of_another_detector_work_also_where_an_event_has_no_hits_on
     rows = [(1, 1, 1, 30, 0, 0, 7), (1, 2, 1, 60, 0, 0, 7)]
     assert true_edges(event(rows), Cuts(layer_pairs=(((1, 1), (1, 2)),))) == {(0, 1)}
     assert true_edges(event(rows), Cuts(layer_pairs=(((1, 1), (1, 2)), ((1, 2), (1, 3))))) == {(0, 1)}
-
-
-def test_features_times_what_they_are_divided_by_are_lengths_in_mm_and_angles_in_rad():
-    graph = build_graph(simulate_event(3, 600), Cuts())
-    divisors = {of: [DIVISORS[name] for name in getattr(graph, f"{of}_names")] for of in ("feature", "edge_feature")}
-    x, y, z = graph.hits.position.astype(np.float64).T
-    r, phi, eta = np.hypot(x, y), np.arctan2(y, x), np.arcsinh(z / np.hypot(x, y))
-    np.testing.assert_allclose(
-        graph.features * divisors["feature"], np.stack([r, phi, z], axis=1), rtol=1e-5, atol=1e-4
-    )
-    src, dst = graph.edge_index
-    dphi = (phi[dst] - phi[src] + np.pi) % (2 * np.pi) - np.pi
-    dr, slope = r[dst] - r[src], dphi / (r[dst] - r[src])
-    flat = np.abs(graph.edge_features[:, 4]) < 99  # others are cut
-    expected = np.stack([dr, dphi, z[dst] - z[src], eta[dst] - eta[src], slope, (r[src] + r[dst]) / 2 * slope], axis=1)
-    found = graph.edge_features * divisors["edge_feature"]
-    np.testing.assert_allclose(found[flat], expected[flat], rtol=1e-3, atol=1e-3)

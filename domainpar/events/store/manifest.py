@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.atomic_files import write_whole
+from domainpar.events.features import FEATURES, Feature
 from domainpar.events.labels import Label
 from domainpar.events.standard import Standard, standard_of
 from domainpar.events.store.archive import parsed_json
@@ -155,14 +156,34 @@ class EventStore:
 
         None where that is not known: of features that files of `pyg` or a program of one's own bring along.
         """
-        from domainpar.events.construct import DIVISORS  # brings the compiler along, which stores do without
-
-        made_here: dict[str, float] = DIVISORS if "source" in self.settings else {}
-        names = {"node_features": self.feature_names, "edge_features": self.edge_feature_names}
         return {
-            of: self.scales[f"{of[:4]}_scales"] if self.settings.get(of) else [made_here.get(name) for name in there]
-            for of, there in names.items()
+            of: self.scales[f"{of[:4]}_scales"]
+            if self.settings.get(of)
+            else [None if it is None else it.divisor for it in made.values()]
+            for of, made in self._made_here.items()
         }
+
+    @property
+    def formulas(self) -> Mapping[str, Sequence[str | None]]:
+        """The definition of each node and edge feature, in order: formula, unit, divisor, sign.
+
+        Of a column of a file that is the column's name and scale; None where nothing is known, as with `divisors`.
+        """
+        found: dict[str, Sequence[str | None]] = {}
+        for of, made in self._made_here.items():
+            found[of] = [None if it is None else it.words for it in made.values()]
+            if self.settings.get(of):
+                how = ", where a file lacks it the difference of scaled values" if of == "edge_features" else ""
+                scales = zip(made, self.scales[f"{of[:4]}_scales"])
+                found[of] = [f"column {name} of the files{how}, over {scale:g}" for name, scale in scales]
+        return found
+
+    @property
+    def _made_here(self) -> dict[str, dict[str, Feature | None]]:
+        """Each node and edge feature by its name, None for one that a file brought along."""
+        known = FEATURES if "source" in self.settings else {}
+        names = {"node_features": self.feature_names, "edge_features": self.edge_feature_names}
+        return {of: {name: known.get(name) for name in there} for of, there in names.items()}
 
     @property
     def labels(self) -> dict[str, Label]:
