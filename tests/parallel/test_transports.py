@@ -12,9 +12,9 @@ import transport_cases
 from transport_cases import CASES
 
 from domainpar.parallel import process_group
+from domainpar.parallel.errors import RankMissing
 from domainpar.parallel.process_group import GlooTransport
 from domainpar.parallel.thread_ranks import run_threads
-from domainpar.parallel.transport import RankMissing
 from domainpar.testing import find_mpiexec, run_ranks
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")

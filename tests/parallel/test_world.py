@@ -294,7 +294,11 @@ CORES = {
 @pytest.mark.parametrize(("allowed", "machines", "expected"), CORES.values(), ids=CORES)
 def test_ranks_share_the_cores_of_their_machine_unless_they_have_their_own(monkeypatch, allowed, machines, expected):
     def own(values):
-        return lambda *args: values[int(threading.current_thread().name.removeprefix("rank "))]
+        def of_rank(*args):
+            name = threading.current_thread().name
+            return values[int(name.removeprefix("rank ")) if name.startswith("rank ") else 0]
+
+        return of_rank
 
     monkeypatch.setattr("os.sched_getaffinity", own([set(cores) for cores in allowed]), raising=False)
     monkeypatch.setattr("platform.node", own(machines))

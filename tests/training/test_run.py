@@ -149,7 +149,7 @@ def test_a_store_with_one_event_is_trained_on_without_validation(tmp_path, flags
 
 SCREENS = {
     "halo": (1, None, {}),
-    "naive, sectors without tiles": (1, None, {"mode": "naive", "sectors": 20}),
+    "naive, a sector to a tile": (1, None, {"mode": "naive", "sectors": 12}),
     "ranks without tiles": (8, None, {}),
     "ranks without events": (4, 1, {}),
 }
@@ -165,7 +165,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     assert first + 1 <= 12
     limit = 130 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
-    as_trained = "--mode naive --sectors 20 " if flags else ""  # scored otherwise, naive shows no loss at its borders
+    as_trained = "--mode naive --sectors 12 " if flags else ""  # scored otherwise, naive shows no loss at its borders
     assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks grow"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from whole_and_split import ODD, USUAL, cases, check, refusals, trial_of
 
-from domainpar.parallel.transport import RanksFailed
+from domainpar.parallel.errors import RanksFailed
 
 
 def sums(x, src, dst, e):
