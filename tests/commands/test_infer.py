@@ -374,7 +374,7 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     with pytest.raises(Refused, match="is not there\nhint: name its place with --store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
-    assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, "same_name": 0}}
+    assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, "same_name": 0, "in_map": 0}}
 
 
 def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_their_name(place, tmp_path, capsys):
@@ -391,8 +391,8 @@ def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_th
     write_manifest(directory, records, {})
     listed, _ = inferred(place, tmp_path / "out", store=str(directory))
     assert listed["trained_on"] == {
-        "test": {"events": 3, "trained_on": 1, "same_name": 1},
-        "val": {"events": 1, "trained_on": 0, "same_name": 0},
+        "test": {"events": 3, "trained_on": 1, "same_name": 1, "in_map": 0},
+        "val": {"events": 1, "trained_on": 0, "same_name": 0, "in_map": 0},
     }
     out = capsys.readouterr().out.splitlines()
     assert "1 of these 3 test events was trained on" in out
