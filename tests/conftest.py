@@ -1,6 +1,7 @@
 """One thread, as in every rank: other numbers of threads may give other bits. Signs of life of long tests."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -8,6 +9,14 @@ import pytest
 import torch
 
 from domainpar.words import VOICE
+
+MAY_BE_MISSING = (
+    "no GPU|there is a GPU|Chromium|hadolint|lightning|mkdocs|wandb|mlflow|tensorboard|polars|colliderml",
+    "root|unshare|namespaces|no right to|small /dev/shm",  # what only some may do
+    "products keep rows apart|no Python of that kind|fixed address|not an x86-64|Yama|does not read other",  # machines
+    "rank 0 saves",
+)
+"""Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
 
 if not torch.cuda.is_available():
     # Triton reads it when it is first imported: without a GPU its kernels are interpreted.
@@ -45,6 +54,40 @@ class Progress:
         VOICE.spoke()
 
 
+class Skips:
+    """Ends a run in failure if tests were skipped for reasons that are not in `MAY_BE_MISSING`."""
+
+    def __init__(self) -> None:
+        self.others: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._look_at(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._look_at(report)
+
+    def _look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            if not re.search("|".join(MAY_BE_MISSING), reason):
+                self.others[report.nodeid] = reason
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name, reason in self.others.items():
+            terminalreporter.write_line(f"skipped for a reason that tests/conftest.py does not list: {name}: {reason}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.others and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--listed-skips", action="store_true", help="fail if a test is skipped for a reason not listed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--listed-skips"):
+        config.pluginmanager.register(Skips(), "skips")
     if config.getoption("numprocesses", None):  # else the output of this process is that of the test that runs
         config.pluginmanager.register(Progress(), "progress")
