@@ -116,7 +116,7 @@ def common_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not holds_rows(tensor)}
 
 
-_ROWS = "_domainpar_rows_in"  # of a module: its buffers that held rows at the end of the last pass
+_ROWS = "_domainpar_rows_in"  # of a module: its buffers that held rows at the end of a pass
 _KEEPS_OUT = "_domainpar_keeps_rows_out"
 
 
@@ -124,9 +124,9 @@ def note_rows(module: nn.Module) -> None:
     """Note which buffers hold rows of a part: on another device or of another type they no longer say so themselves."""
     for child in module.modules():
         if child._buffers:
-            vars(child)[_ROWS] = {
+            vars(child).setdefault(_ROWS, set()).update(
                 name for name, buffer in child._buffers.items() if buffer is not None and holds_rows(buffer)
-            }
+            )
 
 
 def keep_rows_out_of_state(module: nn.Module) -> None:

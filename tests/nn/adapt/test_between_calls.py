@@ -313,6 +313,28 @@ class Imputes(nn.Module):
         return x.nan_to_num(0.0)
 
 
+class Keeps(Imputes):
+    """Keeps how large its values were in its first pass."""
+
+    def forward(self, x):
+        if self.holes is None:
+            self.holes = x.abs()
+        return x
+
+
+def test_rows_that_a_pass_left_do_not_leave_through_a_state_after_the_model_was_converted_and_used_again():
+    def work(world):
+        part, _ = parted(world)
+        model = parallelize(nn.Sequential(Keeps(True)), world)
+        model(part.nodes(USUAL.x))
+        model.module.half()
+        model(part.nodes(USUAL.x))
+        with pytest.raises(NotExact, match="0.holes holds rows"):
+            model.module.state_dict()
+
+    run_ranks(work, 3)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_rows_of_a_part_do_not_leave_through_a_state_nor_come_in(num_ranks):
     def work(world):
