@@ -297,7 +297,7 @@ def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, c
 
 
 @fault(5)
-@pytest.mark.parametrize("sectors", [None, 3])
+@pytest.mark.parametrize("sectors", [None, 2])
 def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sectors):
     store = write_random_store(tmp_path / "store", num_tiles=2, compared=False)
     naive = {} if sectors is None else {"mode": "naive", "sectors": sectors}
