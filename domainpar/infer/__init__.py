@@ -68,6 +68,7 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
     preset = dict(PrepareConfig.PRESETS[name])
     if (PLACE / name / MODULE_MAP).is_file():  # not built anew: a network knows the graphs of its own map
         preset["module_map"] = f"{SHIPPED}{name}"
+        preset.pop("map_target", None)  # of one that is built
     sample = PrepareConfig(**preset, **flags)
     if (least := least_score_of(name)) is None:
         return prepare_store(sample, world)
