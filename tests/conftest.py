@@ -11,9 +11,10 @@ import torch
 from domainpar.words import VOICE
 
 MAY_BE_MISSING = (
-    "no GPU|there is a GPU|Chromium|hadolint|lightning|mkdocs|wandb|mlflow|tensorboard|polars|colliderml",
+    "no GPU|there is a GPU|chromium|hadolint|lightning|mkdocs|wandb|mlflow|tensorboard|polars|colliderml",
     "root|unshare|namespaces|no right to|small /dev/shm",  # what only some may do
-    "products keep rows apart|no Python of that kind|fixed address|not an x86-64|Yama|does not read other",  # machines
+    "C library|compiler|no g\\+\\+|cannot be held on a core",
+    "products keep rows apart|no Python of that kind|fixed address|not an x86-64|Yama|does not read other",
     "rank 0 saves",
 )
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
