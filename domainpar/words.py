@@ -92,22 +92,22 @@ class Voice:
     def begin(self, work: Callable[[], str]) -> None:
         """From now on this is at hand: a function that says what, and how far it is; nothing where a bar shows it."""
         self._works.append(work)
+        self.phase = ""
 
     def end(self, work: Callable[[], str]) -> None:
         """A work has ended: mostly the one that began last, but threads may end in another order."""
         self._works.remove(work)
+        self.phase = ""
 
     @contextmanager
     def doing(self, what: object) -> Iterator[None]:
         """Around a work, whose text says what it is, and how far."""
         work = what.__str__
         self.begin(work)
-        self.phase = ""
         try:
             yield
         finally:
             self.end(work)
-            self.phase = ""
 
     def look(self) -> float:
         """Say what is at hand if nothing was said for long; returns after how many seconds to look again."""

@@ -78,6 +78,7 @@ def _after(clock, seconds):
 
 def test_a_work_that_says_nothing_for_long_is_named_with_how_far_it_is(clock, capsys):
     words.VOICE._began = clock()
+    words.VOICE.phase = "optimizer"  # of a step that was taken before
     with words.progress("learn a map", 1200, "event", talks=True, done=3) as advance:
         assert _after(clock, 9) == pytest.approx(1)
         advance(2, "loss 0.5")

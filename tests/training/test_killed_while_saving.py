@@ -19,12 +19,12 @@ FORK = multiprocessing.get_context("fork")  # torch is there at once; the childr
 
 
 def kill_while_saving(directory, first, seconds):
-    """Let a process save, and kill it so long after its first checkpoint."""
+    """Let a process save, and kill it so long after its first checkpoint is the last one, which takes two renames."""
     saving = FORK.Process(target=save_forever, args=(directory, first), daemon=True)
     saving.start()
     give_up_at = time.monotonic() + 60
     try:
-        while newest(directory) < first or not (directory / "last").is_file():
+        while last_step(directory) < first:
             assert saving.is_alive(), "it ended by itself"
             assert time.monotonic() < give_up_at
             time.sleep(0.001)
@@ -35,9 +35,10 @@ def kill_while_saving(directory, first, seconds):
         saving.join()
 
 
-def newest(directory):
-    names = Checkpoints(directory).names()
-    return int(names[-1].removeprefix("step_")) if names else -1
+def last_step(directory):
+    """Step of the checkpoint that `last` names; -1: it is not there."""
+    pointer = directory / "last"
+    return int(pointer.read_text().strip().removeprefix("step_")) if pointer.is_file() else -1
 
 
 def assert_loads(directory, least):
