@@ -120,6 +120,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: WeakSet[mmap.mmap] = WeakSet()
+        self._lock = threading.Lock()  # ranks may be threads: one makes a table while another lets go
 
     def new_block(self, size: int) -> Block:
         """A block in a file of its own.
@@ -136,12 +137,15 @@ class Files:
             raise expected(error, "--scratch") or error from error
         if hasattr(mmap, "MADV_DONTFORK"):  # a forked process would write into them
             pages.madvise(mmap.MADV_DONTFORK)
-        self._open.add(pages)
+        with self._lock:
+            self._open.add(pages)
         return np.frombuffer(pages, np.uint8)
 
     def let_go(self) -> None:
         """Take the pages of all blocks out of this process; they come back from the system's copies, or the disk."""
-        for pages in list(self._open):
+        with self._lock:
+            blocks = list(self._open)
+        for pages in blocks:
             pages.madvise(mmap.MADV_DONTNEED)
 
 

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import sys
 import threading
 
 import pytest
@@ -126,3 +127,27 @@ def test_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_thread_makes_tables_in_files_while_another_lets_go(tmp_path):
+    files, failed, ended = tables.Files(tmp_path), [], threading.Event()
+
+    def let_go():
+        try:
+            while not ended.is_set():
+                files.let_go()
+        except RuntimeError as error:
+            failed.append(error)
+
+    others = threading.Thread(target=let_go)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        others.start()
+        blocks = [files.new_block(4096) for _ in range(500)]
+    finally:
+        ended.set()
+        others.join()
+        sys.setswitchinterval(before)
+    assert failed == []
+    assert len(blocks) == 500
