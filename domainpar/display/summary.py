@@ -79,7 +79,7 @@ def facts(run: RunFiles) -> Rows:
         "state": STATES.get(state, state) + (f": {about['error']}" if about.get("error") else ""),
         "mode": mode,
         "network": _network(about, settings),
-        "parameters": f"sha256 {about['parameters_sha256']}" if about.get("parameters_sha256") else "",
+        "parameters": f"sha256 {about['parameters_sha256'][:16]}" if about.get("parameters_sha256") else "",
         "trained on": f"{_store(kept)}{events}" if kept else "",
         "target particles": run.target or "every particle",
         "left out": _left_out(run),

@@ -216,7 +216,7 @@ class ModuleMap:
         pairs = len(np.unique(np.stack([self.boxes.src, self.boxes.dst]), axis=1).T)
         words = f"module map: {len(self.segments):,} boxes of {several(pairs, 'pair')} of regions"
         if self.counted_hits:
-            words += f", {self.pairs.sum() / self.counted_hits:.3g} pairs of hits a hit"
+            words += f", {self.pairs.sum() / self.counted_hits:.3g} pairs of hits per hit"
         target = ", ".join(f"{name}: {condition}" for name, condition in self.origin["target"].items())
         return f"{words}; learned from segments of {several(self.events, 'event')} ({target or 'all particles'})"
 

@@ -147,16 +147,21 @@ def told_of(counts: Mapping[str, Mapping[str, int | None]] | None) -> list[str]:
     if any(count.get("in_map") is None for count in counts.values()):
         lines.append("whether a module map was learned from some of them is not known: run or store do not tell")
     for split, count in counts.items():
-        alone = f"the one {split} event" if count["events"] == 1 else None
-        events = f"of these {several(count['events'] or 0, f'{split} event')}"
         if number := count["trained_on"]:
-            lines.append(f"{alone or f'{number:,} {events}'} {'was' if number == 1 else 'were'} trained on")
+            lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count.get("in_map"):
-            lines.append(f"the module map was learned from {alone or f'{number:,} {events}'}")
+            lines.append(f"the module map was learned from {_of_all(number, count, split)}")
         if number := count["same_name"]:
             have = "has the name of an event that was" if number == 1 else "have names of events that were"
-            lines.append(f"{alone or f'{number:,} {events}'} {have} trained on, and other content")
+            lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
     return lines
+
+
+def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
+    """That so many of the scored events of a split are meant."""
+    if number == count["events"]:
+        return f"the one {split} event" if number == 1 else f"all {number:,} {split} events"
+    return f"{number:,} of these {several(count['events'] or 0, f'{split} event')}"
 
 
 def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:

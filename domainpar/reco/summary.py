@@ -88,7 +88,7 @@ def event_line(outcome: Outcome | LeftOut) -> str:
     unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
     edges = f"{scored.edges:,} edges{unscored}" if scored.unscored < scored.edges else several(outcome.hits, "node")
     tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
-    return f"event {scored.event}: {edges}{tracks}, logits sha256 {scored.logits_sha256}"
+    return f"event {scored.event}: {edges}{tracks}, logits sha256 {scored.logits_sha256[:16]}"
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
@@ -144,14 +144,16 @@ def last_lines(
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
     share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
     of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if about["learnt"]["edge_weight"] else ""
+    and_tracks = "" if about["tracks"] is None else " and tracks"
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
-        f"{sum(seconds) / len(seconds):.3g} s an event, {max(seconds):.3g} s the longest",
+        f"{sum(seconds) / len(seconds):.3g} s an event from its file to scores{and_tracks}, "
+        f"{max(seconds):.3g} s the longest",
+        *_track_lines(outcomes),
         *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc_mean" in values),
         *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
         *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
     ]
-    lines += _track_lines(outcomes)
     blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
     if blind and about["learnt"]["edge_weight"]:
         wanted = " for --target" if about["target"] else ""
@@ -181,10 +183,9 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     built = [outcome.scored.tracks or 0 for outcome in outcomes]
     network = sum(outcome.seconds_network for outcome in outcomes)
     tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
-    share = f", {tracks / network:.1%} of that" if tracks <= network else ""
     return [
-        f"built {between(built, 'track')} an event in {tracks / len(outcomes):.3f} s; the network took "
-        f"{network / len(outcomes):.3f} s{share}"
+        f"per event: the network {network / len(outcomes):.3g} s, building {between(built, 'track')} "
+        f"{tracks / len(outcomes):.3g} s"
     ]
 
 

@@ -229,7 +229,7 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     out = capsys.readouterr().out
     assert out.count("scored 4 events") == 1
     assert "split=val events=1 edge_efficiency=" in out
-    assert "2 of these 2 train events were trained on" in out.splitlines()
+    assert "all 2 train events were trained on" in out.splitlines()
     assert "test event" not in out
     read, following = out.splitlines()[-2:]
     assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
@@ -245,13 +245,13 @@ def test_events_without_a_segment_of_a_target_are_not_divided_by():
     assert told == "split=test against the truth: the target particles of tracks have no segments"
 
 
-def test_times_of_tracks_are_a_share_of_the_networks_where_they_are_less():
+def test_seconds_of_network_and_tracks_are_told_apart():
     def told(tracks, network):
         scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
         return summary._track_lines([Outcome(scored, 3.0, None, 5, network, tracks)])
 
-    assert told(0.5, 2.0) == ["built 2 tracks an event in 0.500 s; the network took 2.000 s, 25.0% of that"]
-    assert told(24.896, 0.231) == ["built 2 tracks an event in 24.896 s; the network took 0.231 s"]
+    assert told(0.5, 2.0) == ["per event: the network 2 s, building 2 tracks 0.5 s"]
+    assert told(24.896, 0.231) == ["per event: the network 0.231 s, building 2 tracks 24.9 s"]
 
 
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):
