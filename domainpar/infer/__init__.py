@@ -54,10 +54,9 @@ def _work(config: InferConfig) -> int:
 def _sample_events(config: InferConfig, world: "World") -> Path:
     """Some simulated events for a network that is shipped, prepared where they are not there yet. *Collective*."""
     from domainpar.agreement import on_all, on_root
-    from domainpar.events.store import MODULE_MAP
     from domainpar.prepare import prepare_store
     from domainpar.reco.score_files import LIST
-    from domainpar.training.pretrained import PLACE, least_score_of, source
+    from domainpar.training.pretrained import least_score_of, source
 
     on_all(world.transport, lambda: str(source(config.run or "")))  # refuses a name that is not shipped
     name = (config.run or "").removeprefix(SHIPPED)
@@ -65,10 +64,9 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
     if world.is_root:
         print(f"events   : {store}, simulated where they are not there yet; --store names others", flush=True)
     flags: dict[str, Any] = {"events": 3, "seed": SAMPLE_SEED, "val_split": 0, "test_split": 0.99, "store": str(store)}
-    preset = dict(PrepareConfig.PRESETS[name])
-    if (PLACE / name / MODULE_MAP).is_file():  # not built anew: a network knows the graphs of its own map
-        preset["module_map"] = f"{SHIPPED}{name}"
-        preset.pop("map_target", None)  # of one that is built
+    # Its map is not built anew: a network knows the graphs of its own.
+    preset = {**PrepareConfig.PRESETS[name], "module_map": f"{SHIPPED}{name}"}
+    preset.pop("map_target", None)  # of one that is built
     sample = PrepareConfig(**preset, **flags)
     if (least := least_score_of(name)) is None:
         return prepare_store(sample, world)
