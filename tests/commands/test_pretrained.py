@@ -180,7 +180,8 @@ def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path,
     monkeypatch.setattr(pretrained, "PLACE", tmp_path / "shipped")
     monkeypatch.setitem(PrepareConfig.PRESETS, "tiny", {"hits": 600})
     world = World.alone()
-    prepare_store(PrepareConfig(hits=600, events=3, module_map="build", map_events=3, store="all"), world)
+    of_map = {"module_map": "build", "map_events": 60}
+    prepare_store(PrepareConfig(hits=600, events=3, **of_map, store="all"), world)
     network = {"hidden": 16, "graph_iters": 1, "epochs": 2}
     train(TrainConfig(**network, store="all", out="shipped/tiny-filter"), Path("all"), world)
     infer(InferConfig(run="shipped/tiny-filter", checkpoint="last"), world)
