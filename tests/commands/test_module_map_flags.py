@@ -152,18 +152,18 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
         return capsys.readouterr().out
 
     said = told("own")
-    assert "none of these events was trained on\nthe module map was learned from 4 of these 4 train events" in said
+    assert "none of these events was trained on\nthe module map was learned from all 4 train events" in said
     files = read_run_files(Path("run"))
     assert {files.known_as(record) for record in files.store.records} == {
         "train split, not trained on, but the module map was learned from it"
     }
     prepare_store(PrepareConfig(source="scores", input="run", least_score=1e-3, store="filtered"), world)
     assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
-    assert "the module map was learned from 4 of these 4 train events" in told("filtered")
+    assert "the module map was learned from all 4 train events" in told("filtered")
     assert "module map was learned" not in told("rest")
     # Events joined by cuts, and a network whose own edges are of that map.
     prepare_store(replace(few, module_map=None, store="by cuts"), world)
-    assert "the module map was learned from 4 of these 4 train events" in told("by cuts")
+    assert "the module map was learned from all 4 train events" in told("by cuts")
     old = replace(ModuleMap.read(module_map), learned_from=None)  # a map of an earlier version
     assert old.settings == ModuleMap.read(module_map).settings
     Path("old.safetensors").write_bytes(old.to_bytes())
