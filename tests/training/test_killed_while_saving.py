@@ -14,6 +14,7 @@ from saving_forever import network, save_forever, weights_of_step
 from domainpar.agreement import Refused
 from domainpar.parallel.world import World
 from domainpar.training.checkpoint import Checkpoints, TrainingState, load_agreed, parameters_sha256
+from domainpar.training.checkpoint_files import step_of
 
 FORK = multiprocessing.get_context("fork")  # torch is there at once; the children compute on one thread
 
@@ -38,7 +39,7 @@ def kill_while_saving(directory, first, seconds):
 def last_step(directory):
     """Step of the checkpoint that `last` names; -1: it is not there."""
     pointer = directory / "last"
-    return int(pointer.read_text().strip().removeprefix("step_")) if pointer.is_file() else -1
+    return step_of(pointer.read_text().rstrip()) if pointer.is_file() else -1
 
 
 def assert_loads(directory, least):
