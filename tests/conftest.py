@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from domainpar import timeouts
 from domainpar.words import VOICE
+
+_A_DAY = 86_400.0
 
 MAY_BE_MISSING = (
     "no GPU|there is a GPU|chromium|hadolint|lightning|mkdocs|wandb|mlflow|tensorboard|polars|colliderml",
@@ -92,3 +95,5 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Skips(), "skips")
     if config.getoption("numprocesses", None):  # else the output of this process is that of the test that runs
         config.pluginmanager.register(Progress(), "progress")
+    else:  # on a busy machine any command may be silent for long; what it says then is the matter of few tests
+        timeouts.SILENCE = _A_DAY
