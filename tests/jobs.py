@@ -30,6 +30,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def without_signs_of_life(printed: str) -> str:
+    """What a program says however long it takes."""
+    return re.sub(r"^\[\d+ s\] .*\n", "", printed, flags=re.MULTILINE)
+
+
 MPIEXEC = find_mpiexec()
 TORCHRUN = "torchrun"
 MARK = "DOMAINPAR_TEST_JOB"
