@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import without_signs_of_life
 from marks import fault
 from random_events import random_assignment, random_event
-from jobs import without_signs_of_life
 from random_store import NUM_TILES, write_graph, write_random_store
 
 from domainpar import export, infer, prepare, report, train
