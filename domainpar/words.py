@@ -63,17 +63,18 @@ def _what_to_type(program: str) -> str | None:
 
 
 class Voice:
-    """Says what a process is at, whenever it has said nothing for `timeouts.SILENCE`: also into a pipe or a file.
+    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
 
     Args:
         clock: Seconds.
 
     Attributes:
         phase: What the work at hand is doing right now, in a word; empty where that is not known.
+        silence: Seconds that are long.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.phase = ""
+        self.phase, self.silence = "", timeouts.SILENCE
         self._clock = clock
         self._works: list[Callable[[], str]] = []
         self._began = self._spoke = clock()
@@ -111,13 +112,13 @@ class Voice:
 
     def look(self) -> float:
         """Say what is at hand if nothing was said for long; returns after how many seconds to look again."""
-        if (left := self._spoke + timeouts.SILENCE - self._clock()) > 0:
+        if (left := self._spoke + self.silence - self._clock()) > 0:
             return left
         self.spoke()
         if text := self._works[-1]() if self._works else "":
             phase = f" ({self.phase})" if self.phase else ""
             self.say(f"[{self._clock() - self._began:.0f} s] {text}{phase}", sys.stderr)
-        return timeouts.SILENCE
+        return self.silence
 
     @contextmanager
     def heard(self, what: object) -> Iterator[None]:

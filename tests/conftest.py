@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from domainpar import timeouts
 from domainpar.words import VOICE
 
 _A_DAY = 86_400.0
@@ -96,4 +95,4 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # else the output of this process is that of the test that runs
         config.pluginmanager.register(Progress(), "progress")
     else:  # on a busy machine any command may be silent for long; what it says then is the matter of few tests
-        timeouts.SILENCE = _A_DAY
+        VOICE.silence = _A_DAY

@@ -67,7 +67,7 @@ def clock(monkeypatch):
     """A clock of our own for the signs of life of this process."""
     clock = Clock()
     monkeypatch.setattr(words.VOICE, "_clock", clock)
-    monkeypatch.setattr(timeouts, "SILENCE", 10.0)
+    monkeypatch.setattr(words.VOICE, "silence", timeouts.SILENCE)
     words.VOICE.spoke()
     return clock
 
