@@ -7,10 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from domainpar.words import VOICE
 
 _A_DAY = 86_400.0
+
+# How long an example takes to draw or to try is a matter of the machine, and of what else it does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 MAY_BE_MISSING = (
     "no GPU|there is a GPU|chromium|hadolint|lightning|mkdocs|wandb|mlflow|tensorboard|polars|colliderml",

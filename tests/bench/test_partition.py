@@ -32,7 +32,7 @@ def test_what_others_ask_for_is_what_their_plans_say(seed):
         assert np.array_equal(np.concatenate(asked), plan.owned_ids[plan.send_rows])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(events(), st.integers(1, 6), st.integers(0, 99))
 def test_tile_counts_agree_with_those_of_plain_loops(event, num_tiles, seed):
     tile = np.random.default_rng(seed).integers(0, num_tiles, event.num_nodes)

@@ -34,7 +34,7 @@ from domainpar.events.store import (
 )
 from partitioners import number_along_phi
 
-few_disk_cases = settings(max_examples=25, deadline=None)
+few_disk_cases = settings(max_examples=25)
 
 
 def stored(directory: Path, event, assignment, num_tiles) -> StoredEvent:

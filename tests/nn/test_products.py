@@ -179,7 +179,7 @@ some_rows = st.integers(0, 2 * STRIP + 20)
 @pytest.mark.parametrize("columns", [16, 144])
 @each_type
 @given(count=some_rows, cuts=st.lists(some_rows, max_size=5), add=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rows_keep_their_bits_however_they_are_cut_into_blocks(kinds, columns, count, cuts, add):
     generator = np.random.default_rng(count)
     rows, weight = drawn(generator, count, 24, kinds[0]), drawn(generator, 24, columns, kinds[1])
@@ -195,7 +195,7 @@ def test_rows_keep_their_bits_however_they_are_cut_into_blocks(kinds, columns, c
 @pytest.mark.parametrize("columns", [16, 144])
 @each_type_of_outer
 @given(count=some_rows, cuts=st.lists(some_rows, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_gradient_that_is_added_piece_by_piece_has_the_bits_of_the_whole(kinds, columns, count, cuts):
     generator = np.random.default_rng(count)
     rows, gradient = drawn(generator, count, 21, kinds[0]), drawn(generator, count, columns, kinds[1])

@@ -56,7 +56,7 @@ def _on(num_ranks, event, kind, *args):
 
 @pytest.mark.parametrize("examples", [100, slow(500)])
 def test_one_step_is_the_same_bits_on_any_ranks(examples):
-    settings(max_examples=examples, deadline=None)(_same_bits)()
+    settings(max_examples=examples)(_same_bits)()
 
 
 @given(

@@ -39,7 +39,7 @@ def _ghosts_hold_their_owners_rows(world, edges, assignment, policy):
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
 @given(graph=assigned_graphs(25, 70, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_ghost_gets_its_owners_row_and_every_owner_all_its_ghosts(policy, graph):
     edges, assignment, num_parts = graph
     run_ranks(_ghosts_hold_their_owners_rows, num_parts, edges, assignment, policy)
@@ -57,7 +57,7 @@ def _fill_and_sum_are_adjoint(world, edges, assignment, policy, seed=0):
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
 @given(graph=assigned_graphs(25, 70, 5), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_fill_ghosts_and_sum_to_owners_are_adjoint(policy, graph, seed):
     edges, assignment, num_parts = graph
     run_ranks(_fill_and_sum_are_adjoint, num_parts, edges, assignment, policy, seed)
@@ -82,7 +82,7 @@ def _bytes_are_the_lower_bound(world, edges, assignment, policy):
 
 @pytest.mark.parametrize("policy", ["incoming", "incident"])
 @given(graph=assigned_graphs(25, 70, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bytes_of_an_exchange_are_the_lower_bound(policy, graph):
     edges, assignment, num_parts = graph
     run_ranks(_bytes_are_the_lower_bound, num_parts, edges, assignment, policy)
@@ -203,7 +203,7 @@ def _spread_rows(world, edges, assignment):
 
 
 @given(graph=assigned_graphs(25, 70, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_spread_rows_are_the_owned_ones_then_those_of_ghosts_however_they_lay_before(graph):
     edges, assignment, num_parts = graph
     run_ranks(_spread_rows, num_parts, edges, assignment)
@@ -222,7 +222,7 @@ def _a_spread_sends_a_row_once_and_a_join_nothing(world, edges, assignment):
 
 
 @given(graph=assigned_graphs(25, 70, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_spread_sends_each_ghosts_row_once_and_a_join_sends_nothing(graph):
     edges, assignment, num_parts = graph
     run_ranks(_a_spread_sends_a_row_once_and_a_join_nothing, num_parts, edges, assignment)

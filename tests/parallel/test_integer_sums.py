@@ -23,7 +23,7 @@ def _summed(partials):
     return sums
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-12, 7))
 def test_any_order_gives_the_same_bits_and_the_exact_sum(seed, exponent):
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ LAYOUTS = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     numbers=st.lists(NUMBERS, min_size=1, max_size=40),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64]),

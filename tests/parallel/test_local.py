@@ -106,7 +106,7 @@ def _check_pairs_of(tile, edges, tiles, src, num_owned):
 
 
 @given(tiled=tiled_events(), num_ranks=st.integers(1, 4), grouping=st.sampled_from(["ranges", "random", "one part"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_tiles_of_any_part_hold_its_edges_its_nodes_and_its_pairs(tiled, num_ranks, grouping):
     graph, assignment, num_tiles = tiled
     run_ranks(_check_tiles, num_ranks, TiledEvent.of(graph, assignment, num_tiles, tiny=True), grouping)
@@ -123,7 +123,7 @@ def _check_edges_at_nodes(world, event):
 
 
 @given(tiled=tiled_events(), num_ranks=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_edges_at_each_owned_node_are_listed_in_global_order(tiled, num_ranks):
     graph, assignment, num_tiles = tiled
     run_ranks(_check_edges_at_nodes, num_ranks, TiledEvent.of(graph, assignment, num_tiles, tiny=True))

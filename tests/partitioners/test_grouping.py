@@ -16,7 +16,7 @@ def ring_of_tiles(num_tiles: int = 64, shuffled: bool = False) -> TileGraph:
     return TileGraph.from_assignment(topology.edge_index, tile, num_tiles)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(topologies(), st.integers(1, 9), st.integers(0, 99))
 def test_a_tile_graph_counts_every_node_and_every_edge_once(topology, num_tiles, seed):
     tile = Random(seed)(topology, num_tiles)
@@ -34,7 +34,7 @@ def test_a_tile_graph_counts_every_node_and_every_edge_once(topology, num_tiles,
 
 
 @pytest.mark.parametrize("method", GROUPINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(topology=topologies(), num_tiles=st.integers(1, 30), num_parts=st.integers(1, 40))
 def test_every_tile_gets_a_part_that_exists_and_always_the_same(method, topology, num_tiles, num_parts):
     tiles = TileGraph.from_assignment(topology.edge_index, Random()(topology, num_tiles), num_tiles)

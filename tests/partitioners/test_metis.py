@@ -21,7 +21,7 @@ def grid(width: int) -> Topology:
     return Topology(np.concatenate([right, down], axis=1), width * width)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(topologies(), st.integers(1, 60), st.integers(0, 2**31 - 1))
 def test_every_node_gets_a_block_and_the_same_seed_gives_the_same_blocks(topology, num_blocks, seed):
     assignment = Metis(seed)(topology, num_blocks)

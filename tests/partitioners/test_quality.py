@@ -30,7 +30,7 @@ def test_a_drawn_event_is_counted_right():
     assert quality.incident_ghost_ratio == 6 / 6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(topologies(), st.integers(1, 6), st.integers(0, 99))
 def test_counts_agree_with_those_of_plain_loops(topology, num_parts, seed):
     part = Random(seed)(topology, num_parts)

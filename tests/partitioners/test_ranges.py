@@ -14,14 +14,14 @@ def smallest_maximum(costs, num_blocks):
     return min(max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *cut, len(costs)))) for cut in cuts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some_costs, st.integers(1, 5))
 def test_no_other_cut_has_a_cheaper_most_expensive_block(costs, num_blocks):
     blocks = split_evenly(np.array(costs, np.int64), num_blocks)
     assert np.bincount(blocks, costs, num_blocks).max() == smallest_maximum(costs, num_blocks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some_costs, st.integers(1, 12))
 def test_blocks_are_consecutive_and_cover_every_item(costs, num_blocks):
     blocks = split_evenly(np.array(costs, np.int64), num_blocks)

@@ -49,7 +49,7 @@ def test_costs_not_nodes_are_balanced():
 
 @pytest.mark.parametrize("partitioner", [Phi(), Eta(), PhiEta()])
 @pytest.mark.parametrize("num_blocks", [1, 2, 7, 64])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(topology=topologies(positions=True))
 def test_every_node_gets_a_block_that_exists(partitioner, num_blocks, topology):
     assignment = partitioner(topology, num_blocks)
@@ -102,7 +102,7 @@ def test_without_positions_the_error_names_partitioners_that_need_none(partition
         partitioner(topology, 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_numbering_along_phi_sorts_shuffled_wedges_back(seed, num_blocks):
     topology = detector(400, seed)

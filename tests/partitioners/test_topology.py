@@ -80,7 +80,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         get_partitioner("voronoi")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(topologies(), st.integers(1, 70))
 def test_contiguous_blocks_are_ranges_of_ids_in_any_graph(topology, num_blocks):
     assignment = Contiguous()(topology, num_blocks)

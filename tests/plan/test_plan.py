@@ -27,7 +27,7 @@ def test_the_drawn_event_has_the_plans_written_out_by_hand(policy, by_hand):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
 @example(graph=LARGE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
     edges, assignment, num_parts = graph
     plans = build_plans(edges, assignment, num_parts, policy)
@@ -42,7 +42,7 @@ def test_every_node_and_edge_is_owned_exactly_once(policy, graph):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
 @example(graph=LARGE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(policy, graph):
     edges, assignment, num_parts = graph
     for plan in build_plans(edges, assignment, num_parts, policy):
@@ -59,7 +59,7 @@ def test_local_rows_name_the_right_nodes_and_ghosts_are_all_that_is_missing(poli
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
 @example(graph=LARGE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_sent_is_what_the_receiver_expects_row_for_row(policy, graph):
     edges, assignment, num_parts = graph
     plans = build_plans(edges, assignment, num_parts, policy)
@@ -81,7 +81,7 @@ def _same_plan_from_own_edges(world, edges, assignment, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(graph=assigned_graphs(30, 80, 6))
 @example(graph=LARGE)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ranks_that_know_only_their_own_edges_build_the_same_plans(policy, graph):
     edges, assignment, num_parts = graph
     run_ranks(_same_plan_from_own_edges, num_parts, edges, assignment, policy)

@@ -127,7 +127,7 @@ def test_a_shared_hit_stands_in_the_line_of_each_of_its_tracks():
 
 
 @given(st.lists(st.integers(-1, 4), max_size=12), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_track_is_written_once_with_all_its_hits(track_id, seed):
     rng = np.random.default_rng(seed)
     count = len(track_id)

@@ -91,7 +91,7 @@ EDGES = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([7, 3, 2**60, 11, 
 
 
 @given(RULES, EDGES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_an_edge_weighs_what_the_last_rule_says_that_holds_for_it(rules, edges):
     label = np.array([label for label, _ in edges], np.uint8)
     particle = np.array([particle for _, particle in edges], np.int64)
