@@ -46,13 +46,13 @@ from measuring import Columns, Row, Spread, of
 from torch import Tensor
 from torch.nn import functional as F
 
-from domainpar.events import trackml
-from domainpar.events.graph import Hits
-from domainpar.events.simulate import simulate_event
 from domainpar.nn.published import AttentionNetwork
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.record import peak_rss_bytes
+from domainpar.tracking.events import trackml
+from domainpar.tracking.events.graph import Hits
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.training.record import peak_rss_bytes
 
 GB = 1e9
 MIB = 2**20

@@ -24,12 +24,12 @@ import measuring
 from measuring import Columns
 from overlap import spread_at_once
 
-from domainpar.events.store import EventStore
-from domainpar.measure.steps import Training, trained
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks
-from domainpar.training.checkpoint import parameters_sha256
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.planner.steps import Training, trained
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "float32": {},

@@ -33,11 +33,11 @@ import torch
 from measuring import Columns, Row, ranks_of
 from torch import Tensor
 
-from domainpar.events.store import EventStore
 from domainpar.measure.rates import slowest
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
+from domainpar.tracking.events.store import EventStore
 from partitioners import Metis, Topology, group
 
 MB = 1e6

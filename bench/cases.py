@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from domainpar.events.construct import Cuts
-from domainpar.events.preparation import prepare
-from domainpar.events.sources import Source, open_source
-from domainpar.events.store import EventRecord, EventStore
-from domainpar.events.store.schema import SCHEMA_VERSION
+from domainpar.tracking.events.construct import Cuts
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import Source, open_source
+from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.events.store.schema import SCHEMA_VERSION
 
 HITS = {"tiny": 2_000, "small": 9_000, "medium": 30_000, "large": 100_000, "full": 170_000}
 """Hits of each case; at the default cuts 1e3, 1e4, 1e5, 1e6 and 3e6 candidate edges. `large` is a TrackML event."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.data import Data
 
-from domainpar.measure.steps import PRECISIONS
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.published import AttentionNetwork
 from domainpar.parallel.world import World
+from domainpar.tracking.planner.steps import PRECISIONS
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"hits": 2_000, "phi_slope": 6e-3, "z0": 1000.0, "data": None},

@@ -27,7 +27,7 @@ from typing import Any
 
 import measuring
 
-from domainpar.atomic_files import write_whole
+from domainpar.common.atomic_files import write_whole
 from domainpar.measure.programs import Ended, run_limited
 
 HERE = Path(__file__).parent

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from measuring import Columns, Row, Spread, ranks_of
 
-from domainpar.events.store import EventStore
 from domainpar.measure.rates import in_turns, slowest
 from domainpar.parallel.halo import AdjointHalo, Halo
 from domainpar.parallel.mpi import import_mpi
-from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 from domainpar.plan import PartitionPlan
 from domainpar.testing import find_mpiexec, run_ranks
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.part_loading import load_part
 from partitioners import group
 
 EXCHANGES = ("fill", "gradient", "sum", "extend", "copy")

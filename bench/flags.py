@@ -9,8 +9,8 @@ from typing import Any
 import cases
 import measuring
 
-from domainpar.measure.steps import Training
-from domainpar.nn.catalogue import ON_STAGES
+from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.planner.steps import Training
 
 DTYPES = ("float32", "float64")
 

@@ -27,22 +27,22 @@ import measuring
 import numpy as np
 from measuring import Row, mean
 
-from domainpar.config import InferConfig, PrepareConfig, conditions_of, parse_numbers
-from domainpar.events import trackml
-from domainpar.events.construct import Candidates, Cuts, build_graph
-from domainpar.events.detector import DEFAULT_LAYER_PAIRS, SEED_LAYER_PAIRS, crossed_in_turn, field_of_surfaces
-from domainpar.events.graph import Hits, surface_numbers
-from domainpar.events.joining import cylindrical
-from domainpar.events.module_map import ModuleMap
-from domainpar.events.selection import Selection
-from domainpar.events.simulate import simulate_event
-from domainpar.reco.classical.following import follow
-from domainpar.reco.performance.ceiling import edge_ceiling
-from domainpar.reco.performance.counts import count_tracks
-from domainpar.reco.performance.matching import TrackCuts
-from domainpar.reco.performance.truth import EventTruth
-from domainpar.reco.segments import TrackHits
-from domainpar.reco.tracks import TrackOptions, tracks_from_scores
+from domainpar.tracking.config import InferConfig, PrepareConfig, conditions_of, parse_numbers
+from domainpar.tracking.events import trackml
+from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, SEED_LAYER_PAIRS, crossed_in_turn, field_of_surfaces
+from domainpar.tracking.events.graph import Hits, surface_numbers
+from domainpar.tracking.events.joining import cylindrical
+from domainpar.tracking.events.module_map import ModuleMap
+from domainpar.tracking.events.selection import Selection
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.classical.following import follow
+from domainpar.tracking.reco.performance.ceiling import edge_ceiling
+from domainpar.tracking.reco.performance.counts import count_tracks
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.segments import TrackHits
+from domainpar.tracking.reco.tracks import TrackOptions, tracks_from_scores
 
 FIRST_SEED = 5_000_000  # maps are learned from seeds from 1,000,000 on
 CERTAIN = 20.0  # as a logit

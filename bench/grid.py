@@ -36,18 +36,18 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from domainpar import estimate
-from domainpar.config import TrainConfig
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.preparation import prepare
-from domainpar.events.simulate import simulate_event
-from domainpar.events.sources import Source
-from domainpar.events.store import EventStore
 from domainpar.measure.rates import slowest
-from domainpar.measure.steps import divisors
 from domainpar.parallel.world import World
-from domainpar.planner.choice import best, grids
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.training.sampler import deal, samples_of
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.planner.choice import best, grids
+from domainpar.tracking.planner.steps import divisors
+from domainpar.tracking.training.sampler import deal, samples_of
 
 LARGEST_DIFFERENCE = 1e-5
 MEASURED, PREDICTED, DDP = "measured", "PREDICTED", "DDP"

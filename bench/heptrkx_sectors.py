@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.graph import Hits, IntArray
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.graph import Hits, IntArray
 
 BARREL = ((8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8), (17, 2), (17, 4))
 """(volume, layer) of the surfaces that heptrkx uses, outward; neighbours are joined."""

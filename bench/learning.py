@@ -9,8 +9,8 @@
 
 A variant is a set of flags of `domainpar.train`; a switch stands alone (`shared-weights`) or with `=true`. Each trains
 on the built-in events, those of `make train` without arguments, once for each seed, one run after the other and seed
-by seed, so that a spell of the machine hits all variants. Every run is `train` of `domainpar.training` in processes of
-its own, which keep the memory that they free, as the command does.
+by seed, so that a spell of the machine hits all variants. Every run is `train` of `domainpar.tracking.training` in
+processes of its own, which keep the memory that they free, as the command does.
 
 Equal time: each variant first trains two epochs. Its first epoch, which loads the events, and its later steps say how
 many epochs fit into `--budget` seconds of training steps: validation, checkpoints and compiling are not in it. All
@@ -38,15 +38,15 @@ import flags
 import measuring
 from measuring import Columns, Row
 
-from domainpar.command_line import parse as parse_flags
-from domainpar.config import ConfigError, PrepareConfig, TrainConfig
-from domainpar.events.store import EventStore
-from domainpar.events.store.schema import SCHEMA_VERSION
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.training.inputs import open_lessons
-from domainpar.training.run import train
+from domainpar.tracking.command_line import parse as parse_flags
+from domainpar.tracking.config import ConfigError, PrepareConfig, TrainConfig
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.events.store.schema import SCHEMA_VERSION
+from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.run import train
 
 VARIANTS = {
     "default": "",

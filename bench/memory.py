@@ -31,8 +31,8 @@ from measuring import Columns, Row, ranks_of
 from on_ranks import Job
 from systems import GIB, Measured, System
 
-from domainpar.events.store import EventStore
 from domainpar.nn.memory import ModelSize
+from domainpar.tracking.events.store import EventStore
 from partitioners import group
 from partitioners.quality import measure
 from partitioners.topology import IntArray

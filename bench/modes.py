@@ -35,17 +35,17 @@ import torch
 from measuring import Row
 from rich.progress import track
 
-from domainpar.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import TileRanges, localise
-from domainpar.parallel.part_loading import Part, Sector, sector_of_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
-from domainpar.training.loop import Schedule, Trainer
-from domainpar.training.metrics import EdgeMetrics
-from domainpar.training.parts import LabelledPart, PartLoader
-from domainpar.training.sampler import Sample, samples_of, steps_of_epoch
-from domainpar.training.targets import edge_classes
+from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.tracking.part_loading import Part, Sector, sector_of_tiles
+from domainpar.tracking.training.loop import Schedule, Trainer
+from domainpar.tracking.training.metrics import EdgeMetrics
+from domainpar.tracking.training.parts import LabelledPart, PartLoader
+from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
+from domainpar.tracking.training.targets import edge_classes
 from partitioners.topology import BoolArray, FloatArray, IntArray
 
 UNSCORED = -math.inf  # below every cut, and last in the ranking that the AUC is made of

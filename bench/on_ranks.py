@@ -16,20 +16,20 @@ from operation_clock import LOOP, OperationClock
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from domainpar.events.store import EventStore
-from domainpar.measure.steps import PRECISIONS, Training
 from domainpar.nn.program import set_threads
 from domainpar.parallel.halo import CompleteHalo, ask_owners
 from domainpar.parallel.local import TileRanges
-from domainpar.parallel.part_loading import group_tiles
 from domainpar.parallel.world import World
 from domainpar.plan import LocalEdges, build_plan
-from domainpar.reco.scores import EventScores, score_events
-from domainpar.training.checkpoint import parameters_sha256
-from domainpar.training.loop import Trainer
-from domainpar.training.parts import PartLoader
-from domainpar.training.record import peak_rss_bytes
-from domainpar.training.sampler import Sample, samples_of
+from domainpar.runs.checkpoint import parameters_sha256
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.part_loading import group_tiles
+from domainpar.tracking.planner.steps import PRECISIONS, Training
+from domainpar.tracking.scoring.scores import EventScores, score_events
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.record import peak_rss_bytes
+from domainpar.tracking.training.sampler import Sample, samples_of
 
 Work = Literal["training_steps", "scoring_passes"]
 """What ranks are asked for: a function of this file, and one of `plain_pyg`."""

@@ -37,12 +37,12 @@ from systems import GIB
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from domainpar.events.store import EventStore
 from domainpar.measure.rates import slowest
-from domainpar.measure.steps import PRECISIONS, Training
-from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.published import Ends, InteractionGNN2, at_ends, joined, sum_at, through
 from domainpar.testing import run_ranks
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.on_events import OnEvents
+from domainpar.tracking.planner.steps import PRECISIONS, Training
 
 EDGES_PER_BLOCK = 65_536
 LARGEST = {"interaction": {"float32": 1e-5, "float64": 1e-10}, "acorn2": {"float32": 1e-3, "float64": 1e-10}}

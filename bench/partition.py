@@ -31,9 +31,9 @@ import numpy as np
 from measuring import Columns, Row, alike, mean
 from rich.progress import track
 
-from domainpar.events.graph import EventGraph
-from domainpar.events.stored_order import StoredOrder, stored_order
 from domainpar.plan import LocalEdges, build_plan, select_edges
+from domainpar.tracking.events.graph import EventGraph
+from domainpar.tracking.events.stored_order import StoredOrder, stored_order
 from partitioners import (
     GROUPINGS,
     PARTITIONERS,

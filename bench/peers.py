@@ -39,12 +39,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from domainpar import parallelize
-from domainpar.agreement import gather
-from domainpar.events.store import EventStore
+from domainpar.common.agreement import gather
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.memory import MemoryMeter
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.memory import MemoryMeter
 
 Exchange = Callable[[Tensor], Tensor]
 GRAPHS = ("directed", "symmetric", "empty ranks")

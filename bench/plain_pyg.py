@@ -28,11 +28,11 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from domainpar.events.store import EventStore, WholeEvent
-from domainpar.measure.steps import PRECISIONS
 from domainpar.nn.adapt.stream import stream
 from domainpar.parallel.world import World
-from domainpar.training.record import peak_rss_bytes
+from domainpar.tracking.events.store import EventStore, WholeEvent
+from domainpar.tracking.planner.steps import PRECISIONS
+from domainpar.tracking.training.record import peak_rss_bytes
 
 
 class PlainMLP(nn.Module):

@@ -26,11 +26,11 @@ from measuring import Columns, Row, Spread
 from on_ranks import Job
 from without_rules import RULES, without
 
-from domainpar.events.store import EventStore
-from domainpar.measure.steps import PRECISIONS
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.training.parts import PartLoader
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.planner.steps import PRECISIONS
+from domainpar.tracking.training.parts import PartLoader
 
 GROUPINGS = ("contiguous", "random")
 

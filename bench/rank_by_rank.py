@@ -16,7 +16,7 @@ from torch import Tensor
 
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import World
-from domainpar.training.record import peak_rss_bytes
+from domainpar.tracking.training.record import peak_rss_bytes
 
 Record = dict[str, Any]
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from domainpar.events import trackml
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.detector import SURFACES
-from domainpar.events.graph import EventGraph, Hits, Particles
-from domainpar.events.simulate import simulate_event
+from domainpar.tracking.events import trackml
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.detector import SURFACES
+from domainpar.tracking.events.graph import EventGraph, Hits, Particles
+from domainpar.tracking.events.simulate import simulate_event
 from partitioners import Phi, Topology
 from partitioners.quality import measure
 

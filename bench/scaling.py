@@ -36,13 +36,13 @@ from measuring import Columns, Row, Spread
 from on_ranks import Job
 
 from domainpar import estimate
-from domainpar.config import TrainConfig
 from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
-from domainpar.planner import work
-from domainpar.planner.choice import predict
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.training.inputs import open_lessons
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.planner import work
+from domainpar.tracking.planner.choice import predict
+from domainpar.tracking.training.inputs import open_lessons
 from partitioners.quality import imbalance, measure
 
 GIB = 2**30

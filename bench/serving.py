@@ -34,11 +34,11 @@ import numpy as np
 import psutil
 from measuring import Columns, Spread
 
-from domainpar.config import ExportConfig, TrainConfig
-from domainpar.events.store import EventStore
 from domainpar.export import _inputs, export
 from domainpar.parallel.world import World
-from domainpar.training.run import train
+from domainpar.tracking.config import ExportConfig, TrainConfig
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.run import train
 
 SERVER = Path(__file__).parents[1] / "examples" / "serve.py"
 

@@ -24,7 +24,7 @@ from measuring import Columns, Row, ranks_of
 from domainpar import split_graph, split_slices
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.training.memory import MemoryMeter
+from domainpar.tracking.training.memory import MemoryMeter
 
 PIECES = 64  # that nodes and edges are drawn in, so that each rank can draw its own
 EDGES_OF_NODE, REACH, COLUMNS = 20, 2000, 16

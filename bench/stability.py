@@ -39,17 +39,29 @@ import measuring
 import numpy as np
 from measuring import Columns, Row
 
-from domainpar.config import TrainConfig
-from domainpar.display.chart import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, Axis, Chart, Panel, Series, log_axis
-from domainpar.events.construct import Cuts
-from domainpar.events.preparation import prepare
-from domainpar.events.sources import open_source
-from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
-from domainpar.training import run
-from domainpar.training.inputs import steps_of
-from domainpar.training.loop import Trainer
-from domainpar.training.sampler import deal, samples_of
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.display.chart import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Axis,
+    Chart,
+    Panel,
+    Series,
+    log_axis,
+)
+from domainpar.tracking.events.construct import Cuts
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import open_source
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training import run
+from domainpar.tracking.training.inputs import steps_of
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.sampler import deal, samples_of
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 BASE: dict[str, Any] = {"hidden": 32, "lr_schedule": "constant", "warmup": 0, "threads": 1, "log_every": 10_000}
@@ -258,7 +270,7 @@ def show(results: measuring.Results, group: str, rows: Sequence[Row], options: a
 
 def picture(options: argparse.Namespace, found: dict[tuple[str, str], list[Row]]) -> bytes:
     """The validation losses of all groups, a line for each seed, as PNG."""
-    from domainpar.display.paint_matplotlib import paint, png
+    from domainpar.tracking.display.paint_matplotlib import paint, png
 
     return png(paint(Chart("stability", "Validation loss after each epoch, each seed", tuple(panels(options, found)))))
 

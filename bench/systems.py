@@ -19,13 +19,13 @@ from formulas import Network
 from measuring import Columns, Spread, of, ranks_of
 from on_ranks import Job, Work
 
-from domainpar.events.store import EventStore
+from domainpar.common.words import several
 from domainpar.measure.rates import slowest
-from domainpar.measure.steps import PRECISIONS, Training
-from domainpar.nn.catalogue import ON_STAGES
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
-from domainpar.words import several
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.planner.steps import PRECISIONS, Training
 
 GIB = 2**30
 BARE = 0.5 * GIB

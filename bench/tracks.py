@@ -30,18 +30,18 @@ import numpy.typing as npt
 import torch
 from measuring import Columns, Spread
 
-from domainpar.command_line import config_of_run
-from domainpar.events.store import EventStore, WholeEvent
 from domainpar.measure.rates import in_turns, slowest
-from domainpar.measure.steps import Training
 from domainpar.nn.program import set_threads
-from domainpar.parallel.part_loading import Part, load_part
 from domainpar.parallel.world import World
-from domainpar.reco.event_tracks import hits_of
-from domainpar.reco.scores import score_event
-from domainpar.reco.tracks import METHODS, TrackOptions, build_tracks, finished, logit
 from domainpar.testing import run_ranks
-from domainpar.training.network import load_network
+from domainpar.tracking.command_line import config_of_run
+from domainpar.tracking.events.store import EventStore, WholeEvent
+from domainpar.tracking.part_loading import Part, load_part
+from domainpar.tracking.planner.steps import Training
+from domainpar.tracking.reco.tracks import METHODS, TrackOptions, build_tracks, finished, logit
+from domainpar.tracking.scoring.event_tracks import hits_of
+from domainpar.tracking.scoring.scores import score_event
+from domainpar.tracking.training.network import load_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
 

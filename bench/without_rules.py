@@ -27,7 +27,7 @@ from domainpar.nn.program import Program, shared
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.plan import IntArray
-from domainpar.training import loop, record
+from domainpar.tracking.training import loop, record
 
 
 class FloatSums:

@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Data
 
 from domainpar.measure.rates import slowest
-from domainpar.measure.steps import Training
 from domainpar.nn.adapt.parallelize import Parallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.planner.steps import Training
 
 LIMIT = 0.05
 """Share of a step that wrapping may cost on one rank; Python costs less from some number of edges on."""

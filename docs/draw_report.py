@@ -19,9 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from domainpar.display.pictures import draw_pictures
-from domainpar.display.run_files import read_run_files
-from domainpar.display.sections import build_page
+from domainpar.tracking.display.pictures import draw_pictures
+from domainpar.tracking.display.run_files import read_run_files
+from domainpar.tracking.display.sections import build_page
 
 SHOWN = ("track-efficiency", "borders", "event-parts", "event-tracks")
 PARTS = 8

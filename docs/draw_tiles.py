@@ -13,11 +13,11 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.simulate import simulate_event
-from domainpar.events.store import StoredEvent, write_event
 from domainpar.parallel.local import TileRanges
 from domainpar.plan import build_plans
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.store import StoredEvent, write_event
 from partitioners import Topology, get_partitioner
 from partitioners.grouping import group
 

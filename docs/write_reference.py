@@ -12,7 +12,7 @@ from pathlib import Path
 
 import domainpar
 from domainpar.__main__ import COMMANDS
-from domainpar.events.features import table
+from domainpar.tracking.events.features import table
 
 
 def flags() -> str:

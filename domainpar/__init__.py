@@ -9,9 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
-    from domainpar.events.graph import EventGraph as EventGraph, Hits as Hits, Particles as Particles
-    from domainpar.events.simulate import simulate_event as simulate_event
-    from domainpar.events.store import EventStore as EventStore, write_event as write_event
     from domainpar.nn.adapt.parallelize import Parallel as Parallel, parallelize as parallelize
     from domainpar.nn.adapt.part import GraphPart as GraphPart
     from domainpar.nn.adapt.rows import NotExact as NotExact
@@ -24,14 +21,13 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.parallel.local import LocalGraph as LocalGraph, localise as localise
     from domainpar.parallel.world import World as World
     from domainpar.plan import PartitionPlan as PartitionPlan, build_plan as build_plan, build_plans as build_plans
-    from domainpar.reco.score_files import Scores as Scores, read_scores as read_scores
+    from domainpar.tracking import EventGraph as EventGraph, EventStore as EventStore, Hits as Hits
+    from domainpar.tracking import Particles as Particles, Scores as Scores, read_scores as read_scores
+    from domainpar.tracking import simulate_event as simulate_event, write_event as write_event
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "domainpar.events.graph": "EventGraph Hits Particles",
-    "domainpar.events.simulate": "simulate_event",
-    "domainpar.events.store": "EventStore write_event",
     "domainpar.nn.adapt.parallelize": "Parallel parallelize",
     "domainpar.nn.adapt.part": "GraphPart",
     "domainpar.nn.adapt.rows": "NotExact",
@@ -44,7 +40,7 @@ _MODULES = {
     "domainpar.parallel.local": "LocalGraph localise",
     "domainpar.parallel.world": "World",
     "domainpar.plan": "PartitionPlan build_plan build_plans",
-    "domainpar.reco.score_files": "Scores read_scores",
+    "domainpar.tracking": "EventGraph EventStore Hits Particles Scores read_scores simulate_event write_event",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
 
-from domainpar.command_line import run_command
-from domainpar.config import DoctorConfig
+from domainpar.common.problems import error_text
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import error_text
+from domainpar.tracking.command_line import run_command
+from domainpar.tracking.config import DoctorConfig
 
 NEEDED = {
     **{"numpy": "numpy", "llvmlite": "llvmlite", "numba": "numba", "torch": "torch", "pymetis": "pymetis"},
@@ -56,7 +56,7 @@ def _broken() -> Iterator[str]:
 
 
 def _work(config: DoctorConfig) -> int:
-    from domainpar.diagnosis.doctor import diagnose
+    from domainpar.tracking.diagnosis.doctor import diagnose
 
     return diagnose(config)
 

@@ -16,15 +16,15 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domainpar.command_line import run_command
-from domainpar.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig, parse_names
-from domainpar.words import VOICE, several
+from domainpar.common.words import VOICE, several
+from domainpar.tracking.command_line import run_command
+from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig, parse_names
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
-    from domainpar.planner.choice import Grid
-    from domainpar.planner.machine import Machine
-    from domainpar.planner.work import Basis
+    from domainpar.tracking.planner.choice import Grid
+    from domainpar.tracking.planner.machine import Machine
+    from domainpar.tracking.planner.work import Basis
 
 RANKS_TO_TRY = 8
 
@@ -41,12 +41,12 @@ def _work(config: EstimateConfig) -> int:
 
     import torch
 
-    from domainpar.compiling import watch_compiling
+    from domainpar.common.compiling import watch_compiling
+    from domainpar.common.problems import expected
     from domainpar.parallel.launcher import detect
     from domainpar.parallel.world import World
-    from domainpar.planner import show
-    from domainpar.planner.choice import best
-    from domainpar.problems import expected
+    from domainpar.tracking.planner import show
+    from domainpar.tracking.planner.choice import best
 
     if (detect().size or 1) > 1:
         raise ConfigError("estimate starts ranks of its own, and a launcher has started it", "type it without mpiexec")
@@ -69,9 +69,9 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     Raises:
         ValueError: If store, network or description will not do.
     """
-    from domainpar.planner.choice import grids
-    from domainpar.planner.machine import Machine, of_nodes
     from domainpar.prepare import prepare_store
+    from domainpar.tracking.planner.choice import grids
+    from domainpar.tracking.planner.machine import Machine, of_nodes
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
@@ -86,7 +86,7 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
 
 def basis_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "Basis":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
-    from domainpar.planner.work import basis_of
+    from domainpar.tracking.planner.work import basis_of
 
     with VOICE.doing("steps on pieces of an event, alone"):
         basis = basis_of(config, store, world, partitioners=partitioners)
@@ -102,9 +102,9 @@ def training_asked(config: EstimateConfig) -> TrainConfig:
 
 def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
-    from domainpar.limits import cores_here
-    from domainpar.planner.crowd import crowd
+    from domainpar.common.limits import cores_here
     from domainpar.testing import find_mpiexec, run_ranks
+    from domainpar.tracking.planner.crowd import crowd
 
     if (ranks := min(len(cores_here()), RANKS_TO_TRY)) == 1:
         return {}
@@ -129,7 +129,7 @@ def _introduction(config: EstimateConfig, basis: "Basis", machine: "Machine", is
 
 def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") -> None:
     """The files that were asked for."""
-    from domainpar.atomic_files import write_whole
+    from domainpar.common.atomic_files import write_whole
 
     if config.write_machine is not None:
         machine.write(Path(config.write_machine))
@@ -138,8 +138,8 @@ def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") 
         content = {"machine": asdict(machine), "grids": [grid.as_record() for grid in found]}
         write_whole(Path(config.json), (json.dumps(content, indent=1) + "\n").encode())
     if config.png is not None:
-        from domainpar.display.paint_matplotlib import in_style, paint, png
-        from domainpar.planner.show import chart
+        from domainpar.tracking.display.paint_matplotlib import in_style, paint, png
+        from domainpar.tracking.planner.show import chart
 
         with in_style():
             write_whole(Path(config.png), png(paint(chart(found, machine))))

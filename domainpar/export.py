@@ -22,21 +22,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domainpar.atomic_files import write_whole
-from domainpar.command_line import config_of_run, named, refused_as_asked, run_command
-from domainpar.config import ExportConfig
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.problems import Problem, expected
+from domainpar.common.words import several
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import Problem, expected
-from domainpar.words import several
+from domainpar.tracking.command_line import config_of_run, named, refused_as_asked, run_command
+from domainpar.tracking.config import ExportConfig
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from domainpar.config import TrainConfig
-    from domainpar.events.store import EventStore, StoredEvent
     from domainpar.nn.classifier import EdgeClassifier
-    from domainpar.nn.plain import EdgeLogits
+    from domainpar.tracking.config import TrainConfig
+    from domainpar.tracking.events.store import EventStore, StoredEvent
+    from domainpar.tracking.networks.plain import EdgeLogits
 
     Floats = npt.NDArray[np.float32]
 
@@ -62,7 +62,7 @@ def _work(config: ExportConfig) -> int:
         return 0
     import torch
 
-    from domainpar.compiling import watch_compiling
+    from domainpar.common.compiling import watch_compiling
 
     watch_compiling(talks=True)
     torch.set_num_threads(1)
@@ -78,14 +78,14 @@ def export(config: ExportConfig) -> Path:
     Raises:
         ValueError: If the network has no such form, a package is missing, or what the file computes is not what we do.
     """
-    from domainpar.events.own_events import store_of_run
-    from domainpar.events.store import EventStore
-    from domainpar.nn.plain import plain_form
     from domainpar.parallel.world import World
-    from domainpar.training.checkpoint import parameters_sha256
-    from domainpar.training.network import load_network
-    from domainpar.training.pretrained import as_run
-    from domainpar.training.rundir import newest_run, read_run
+    from domainpar.runs.checkpoint import parameters_sha256
+    from domainpar.runs.directory import newest_run, read_run
+    from domainpar.tracking.events.own_events import store_of_run
+    from domainpar.tracking.events.store import EventStore
+    from domainpar.tracking.networks.plain import plain_form
+    from domainpar.tracking.training.network import load_network
+    from domainpar.tracking.training.pretrained import as_run
 
     write, run_file = _FORMATS[config.format]()
     run = as_run(config.run) if config.run else newest_run()
@@ -148,7 +148,7 @@ class Exact(NamedTuple):
         import numpy as np
         import torch
 
-        from domainpar.nn.plain import in_float64
+        from domainpar.tracking.networks.plain import in_float64
 
         given = _given(module, inputs)
         with torch.no_grad():
@@ -227,9 +227,9 @@ def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "Train
     """Our logits of all edges, in the order of the store."""
     import torch
 
-    from domainpar.parallel.part_loading import load_part
     from domainpar.parallel.world import World
-    from domainpar.training.network import DTYPES
+    from domainpar.tracking.part_loading import load_part
+    from domainpar.tracking.training.network import DTYPES
 
     part = load_part(event, World.alone().domain, dtype=DTYPES[trained.dtype])
     with torch.no_grad():
@@ -324,7 +324,7 @@ def _onnx() -> tuple[Write, RunFile]:
         ) from error
     import torch
 
-    from domainpar.nn.plain import sums_in_order
+    from domainpar.tracking.networks.plain import sums_in_order
 
     # It tells of operations of a package that nobody asked for.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from domainpar.command_line import named, refused_as_asked, run_command
-from domainpar.config import ImportAcornConfig
 from domainpar.parallel.launcher import started_as_root
+from domainpar.tracking.command_line import named, refused_as_asked, run_command
+from domainpar.tracking.config import ImportAcornConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def _work(config: ImportAcornConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     with refused_as_asked("import_acorn"):
-        from domainpar.training.acorn_checkpoint import read_network, write_run
+        from domainpar.tracking.training.acorn_checkpoint import read_network, write_run
 
         network = read_network(Path(str(config.checkpoint)))
         run, sha256 = write_run(network, config.out)

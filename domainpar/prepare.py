@@ -22,19 +22,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domainpar.agreement import Refused, agree, on_all, on_root
-from domainpar.command_line import run_command
-from domainpar.config import SHIPPED, PrepareConfig, conditions_of, parse_layer_pairs, parse_names, parse_numbers
-from domainpar.config.acorn import default_store
+from domainpar.common.agreement import Refused, agree, on_all, on_root
+from domainpar.tracking.command_line import run_command
+from domainpar.tracking.config import (
+    SHIPPED,
+    PrepareConfig,
+    conditions_of,
+    parse_layer_pairs,
+    parse_names,
+    parse_numbers,
+)
+from domainpar.tracking.config.acorn import default_store
 
 if TYPE_CHECKING:
-    from domainpar.events.acorn import AcornOptions
-    from domainpar.events.construct import Candidates, Cuts
-    from domainpar.events.module_map import ModuleMap
-    from domainpar.events.selection import Selection
-    from domainpar.events.sources import Source
     from domainpar.parallel.world import World
-    from domainpar.reco.facts import EventFacts
+    from domainpar.tracking.events.acorn import AcornOptions
+    from domainpar.tracking.events.construct import Candidates, Cuts
+    from domainpar.tracking.events.module_map import ModuleMap
+    from domainpar.tracking.events.selection import Selection
+    from domainpar.tracking.events.sources import Source
+    from domainpar.tracking.reco.facts import EventFacts
 
 MAP_EVENTS, MAP_SEED = 100, 1_000_000
 """Simulated events that a module map is learned from, and how much further on their seeds are."""
@@ -60,13 +67,13 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         Refused: On all ranks alike, if an event cannot be read or the store holds other events.
         NotWritten: If events or the list of them cannot be written; RanksFailed on all ranks but the first.
     """
-    from domainpar.events.given_edges import GivenEdges
-    from domainpar.events.preparation import prepare
-    from domainpar.events.store import MODULE_MAP
-    from domainpar.problems import NotWritten
-    from domainpar.reco.facts import EventFacts, facts_of
-    from domainpar.training.monitor.failure import fail_alike
-    from domainpar.words import VOICE, progress
+    from domainpar.common.problems import NotWritten
+    from domainpar.common.words import VOICE, progress
+    from domainpar.tracking.events.given_edges import GivenEdges
+    from domainpar.tracking.events.preparation import prepare
+    from domainpar.tracking.events.store import MODULE_MAP
+    from domainpar.tracking.reco.facts import EventFacts, facts_of
+    from domainpar.tracking.training.monitor.failure import fail_alike
 
     usual = default_store(config.source, config.input or "")
     if config.source == "simulate":
@@ -111,8 +118,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
 
 def _cuts(config: PrepareConfig) -> "Cuts":
     """The cuts of a configuration."""
-    from domainpar.events.construct import Cuts
-    from domainpar.events.sources import layer_pairs_of
+    from domainpar.tracking.events.construct import Cuts
+    from domainpar.tracking.events.sources import layer_pairs_of
 
     given = config.layer_pairs
     pairs = layer_pairs_of(config.source) if given is None else parse_layer_pairs(given)
@@ -121,7 +128,7 @@ def _cuts(config: PrepareConfig) -> "Cuts":
 
 def _selection(config: PrepareConfig) -> "Selection":
     """The hits that a configuration keeps."""
-    from domainpar.events.selection import Selection
+    from domainpar.tracking.events.selection import Selection
 
     volumes = None if config.volumes is None else tuple(map(int, parse_numbers("--volumes", config.volumes)))
     hard_cuts = conditions_of("--hard-cuts", config.hard_cuts) if config.hard_cuts else None
@@ -130,11 +137,11 @@ def _selection(config: PrepareConfig) -> "Selection":
 
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
     """The events of a configuration, joined by these cuts; `other` replaces arguments."""
-    from domainpar.events.given_edges import GivenEdges
-    from domainpar.events.sources import open_source
+    from domainpar.tracking.events.given_edges import GivenEdges
+    from domainpar.tracking.events.sources import open_source
 
     if config.source == "scores":
-        from domainpar.reco.scored_source import scored_events
+        from domainpar.tracking.scoring.scored_source import scored_events
 
         source = scored_events(str(config.input), config.least_score)
         return replace(source, names=source.names[: config.events])
@@ -159,9 +166,9 @@ def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "Modu
 
     A store that was made with a map keeps it, also when it grows; only --overwrite builds it anew.
     """
-    from domainpar.events.module_map import ModuleMap
-    from domainpar.events.store import MODULE_MAP
-    from domainpar.training.pretrained import module_map_of
+    from domainpar.tracking.events.module_map import ModuleMap
+    from domainpar.tracking.events.store import MODULE_MAP
+    from domainpar.tracking.training.pretrained import module_map_of
 
     if config.module_map is None:
         return None
@@ -181,9 +188,9 @@ def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "Modu
 
 def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap":
     """A module map, learned as a configuration says. *Collective*."""
-    from domainpar.events.map_building import COUNTED_EVENTS, build_map
-    from domainpar.events.splits import splits_of
-    from domainpar.words import progress
+    from domainpar.common.words import progress
+    from domainpar.tracking.events.map_building import COUNTED_EVENTS, build_map
+    from domainpar.tracking.events.splits import splits_of
 
     simulated = config.source == "simulate"
     number = (config.map_events or MAP_EVENTS) if simulated else None
@@ -204,7 +211,7 @@ def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "Modul
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
     """The options for acorn files of a configuration."""
-    from domainpar.events.acorn import AcornOptions
+    from domainpar.tracking.events.acorn import AcornOptions
 
     flags = {
         "node_features": config.node_features and parse_names(config.node_features),
@@ -226,18 +233,18 @@ def _work(config: PrepareConfig) -> int:
         if world.is_root:
             _say_what_is_there(directory, facts)
             if config.report:
-                from domainpar.events.forecast import print_report
                 from domainpar.nn.memory import ModelSize
+                from domainpar.tracking.events.forecast import print_report
 
                 print_report(directory, ModelSize().bytes_of, str(ModelSize()))
     return 0
 
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
-    from domainpar.events.module_map import ModuleMap
-    from domainpar.events.store import MODULE_MAP, EventStore
-    from domainpar.reco.facts import described
-    from domainpar.words import between, on_ranks, several, this_python
+    from domainpar.common.words import between, on_ranks, several, this_python
+    from domainpar.tracking.events.module_map import ModuleMap
+    from domainpar.tracking.events.store import MODULE_MAP, EventStore
+    from domainpar.tracking.reco.facts import described
 
     store = EventStore(directory)
     splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
@@ -281,8 +288,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
     """Number of events to prepare; by default, as many simulated ones as the store holds already."""
-    from domainpar.events.sources import DEFAULT_SIMULATED_EVENTS
-    from domainpar.events.store import EventStore, StoreError
+    from domainpar.tracking.events.sources import DEFAULT_SIMULATED_EVENTS
+    from domainpar.tracking.events.store import EventStore, StoreError
 
     if config.events is not None or config.source != "simulate":
         return config.events

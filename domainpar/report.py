@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domainpar.command_line import named, refused_as_asked, run_command
-from domainpar.config import ConfigError, ReportConfig
+from domainpar.common.problems import expected
 from domainpar.parallel.launcher import started_as_root
-from domainpar.problems import expected
+from domainpar.tracking.command_line import named, refused_as_asked, run_command
+from domainpar.tracking.config import ConfigError, ReportConfig
 
 if TYPE_CHECKING:
-    from domainpar.display.sections import Page
+    from domainpar.tracking.display.sections import Page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,11 +57,11 @@ def build_report(config: ReportConfig) -> "Page":
         ValueError: If there is no run, or its files cannot be shown, or the other run is the same; if `--naive` is not
             naive or was not counted alike.
     """
-    from domainpar.display.comparison import check_comparable
-    from domainpar.display.run_files import read_run_files
-    from domainpar.display.sections import build_page
-    from domainpar.training.pretrained import as_run
-    from domainpar.training.rundir import newest_run
+    from domainpar.runs.directory import newest_run
+    from domainpar.tracking.display.comparison import check_comparable
+    from domainpar.tracking.display.run_files import read_run_files
+    from domainpar.tracking.display.sections import build_page
+    from domainpar.tracking.training.pretrained import as_run
 
     scores, store = (None if named is None else Path(named) for named in (config.scores, config.store))
     run = read_run_files(newest_run() if config.run is None else as_run(config.run), scores, store)
@@ -85,8 +85,8 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
-    from domainpar.atomic_files import write_whole
-    from domainpar.display.html import render
+    from domainpar.common.atomic_files import write_whole
+    from domainpar.tracking.display.html import render
 
     content = render(page).encode()
     # Any page may be replaced, but never a file of the run.
@@ -103,7 +103,7 @@ def write_pictures(page: "Page", directory: Path) -> list[Path]:
         ValueError: If a file of the name of a picture is none of ours; NotWritten if a disk does not take them.
         ModuleNotFoundError: If matplotlib is not installed.
     """
-    from domainpar.display.pictures import draw_pictures
+    from domainpar.tracking.display.pictures import draw_pictures
 
     try:
         return draw_pictures(page, directory)

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import torch
 
-from domainpar import timeouts
-from domainpar.limits import cores_here
+from domainpar.common import timeouts
+from domainpar.common.limits import cores_here
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World

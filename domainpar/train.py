@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domainpar.command_line import run_command
-from domainpar.config import PrepareConfig, TrainConfig, session_arguments
+from domainpar.common.problems import error_text
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.launcher import started_as_root
 from domainpar.parallel.signals import StopFlag
-from domainpar.problems import error_text
+from domainpar.tracking.command_line import run_command
+from domainpar.tracking.config import PrepareConfig, TrainConfig, session_arguments
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -47,9 +47,9 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
     import torch
 
     from domainpar.parallel.world import World
-    from domainpar.planner.arrange import arranged
-    from domainpar.training.inputs import store_to_resume
-    from domainpar.training.run import train
+    from domainpar.tracking.planner.arrange import arranged
+    from domainpar.tracking.training.inputs import store_to_resume
+    from domainpar.tracking.training.run import train
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
@@ -60,7 +60,7 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
 def _built_in_events(config: TrainConfig, world: "World") -> Path:
     """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
-    from domainpar.agreement import Refused
+    from domainpar.common.agreement import Refused
     from domainpar.prepare import prepare_store
 
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar import World, parallelize, split_graph
-from domainpar.agreement import gather
+from domainpar.common.agreement import gather
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=20, help="of each network in a round")

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.nn import MLP, MessagePassing
 
 from domainpar import World, parallelize, simulate_event, split_graph
-from domainpar.events.construct import Cuts, build_graph
+from domainpar.tracking.events.construct import Cuts, build_graph
 
 
 class InteractionNetwork(MessagePassing):

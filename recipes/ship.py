@@ -2,8 +2,8 @@
 
 python recipes/ship.py RUN NAME [STORE]
 
-writes domainpar/pretrained/NAME, with the module map of STORE, as `prepare` kept it there. Its card, README.md, is
-written by hand; a filter, NAME-filter, has card and map of NAME, and no cuts of tracks.
+writes domainpar/tracking/pretrained/NAME, with the module map of STORE, as `prepare` kept it there. Its card,
+README.md, is written by hand; a filter, NAME-filter, has card and map of NAME, and no cuts of tracks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import yaml
 
-from domainpar.config import SHIPPED
-from domainpar.events.store import MODULE_MAP
-from domainpar.training.checkpoint_files import CheckpointFiles, json_bytes
-from domainpar.training.pretrained import PLACE
+from domainpar.runs.checkpoint_files import CheckpointFiles, json_bytes
+from domainpar.tracking.config import SHIPPED
+from domainpar.tracking.events.store import MODULE_MAP
+from domainpar.tracking.training.pretrained import PLACE
 
 OF_THE_MACHINE = ("store", "threads", "ranks", "domain_size", "transport", "log_every", "device", "allocator")
 KEPT = (

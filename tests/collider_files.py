@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from domainpar.events.colliderml import BARREL_RADII, CODE_OF_VOLUME, DISK_Z
-from domainpar.events.detector import SURFACES, Barrel
-from domainpar.events.simulate import simulate_event
+from domainpar.tracking.events.colliderml import BARREL_RADII, CODE_OF_VOLUME, DISK_Z
+from domainpar.tracking.events.detector import SURFACES, Barrel
+from domainpar.tracking.events.simulate import simulate_event
 
 SAMPLE = "ttbar_pu200"
 OWN_VOLUMES = (16, 17, 18, 23, 24, 25, 28, 29, 30)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from domainpar.words import VOICE
+from domainpar.common.words import VOICE
 
 _A_DAY = 86_400.0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.measure import programs
 from domainpar.testing import find_mpiexec, patient
 

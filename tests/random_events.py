@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from domainpar.events.graph import Array, EventGraph, Hits, IntArray, Particles
+from domainpar.tracking.events.graph import Array, EventGraph, Hits, IntArray, Particles
 
 
 def random_event(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from proving import check_halves
 from random_events import random_assignment, random_event
 
-from domainpar.events.store import event_file_name, write_event, write_manifest
+from domainpar.tracking.events.store import event_file_name, write_event, write_manifest
 
 NUM_TILES = 12
 

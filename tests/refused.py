@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from domainpar.agreement import Refused
-from domainpar.problems import Problem
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem
 
 
 @contextmanager

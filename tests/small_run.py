@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.graph import EventGraph, Hits, Particles
-from domainpar.events.own_events import OwnEvents, kept_events, kept_place
-from domainpar.events.simulate import simulate_event
-from domainpar.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
-from domainpar.reco.performance.counts import count_tracks, total
-from domainpar.reco.performance.truth import truth_of
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.graph import EventGraph, Hits, Particles
+from domainpar.tracking.events.own_events import OwnEvents, kept_events, kept_place
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
+from domainpar.tracking.reco.performance.counts import count_tracks, total
+from domainpar.tracking.reco.performance.truth import truth_of
 from partitioners import Phi, Topology
 
 NUM_TILES = 8

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import domainpar
+from domainpar import tracking
 from domainpar.testing import patient
 
 ROOT = Path(__file__).parent.parent
@@ -77,14 +78,36 @@ def test_importing_the_package_loads_no_library():
     assert ended.stdout.strip() == "[]"
 
 
-def test_types_and_names_of_the_package_are_the_same():
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "domainpar.split_graph, domainpar.parallelize, domainpar.InteractionNetwork, domainpar.World, domainpar.verify",
+        "import_module('domainpar.testing').run_ranks(world_size, 2)",
+    ],
+    ids=["names of the core", "ranks of tests"],
+)
+def test_who_splits_a_graph_loads_nothing_of_the_application(uses):
+    others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'jsonargparse', 'plotly', 'matplotlib')"
+    program = (
+        "import sys, domainpar\nfrom importlib import import_module\ndef world_size(world): return world.size\n"
+        f"if __name__ == '__main__':\n    {uses}\n"
+        f"    print([name for name in sys.modules if f'{{name}}.'.startswith(tuple(f'{{it}}.' for it in {others}))])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(120), check=True
+    )
+    assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", [domainpar, tracking])
+def test_types_and_names_of_a_package_are_the_same(package):
     typed = {
         alias.asname: node.module
-        for node in ast.walk(ast.parse(Path(domainpar.__file__).read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse(Path(package.__file__).read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("domainpar")
         for alias in node.names
     }
-    assert typed == domainpar._HOMES
+    assert typed == package._HOMES
 
 
 def arrows() -> dict[str, set[str]]:
@@ -121,7 +144,7 @@ def circles(of: dict[str, set[str]]) -> list[str]:
 
 def test_no_file_imports_one_that_imports_it():
     of = arrows()
-    of["domainpar"] = set()  # its public names are loaded when they are used
+    of["domainpar"] = of["domainpar.tracking"] = set()  # public names are loaded when they are used
     assert circles(of) == []
 
 

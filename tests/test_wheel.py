@@ -58,7 +58,7 @@ def test_a_script_beside_a_folder_of_that_name_imports_the_package(tmp_path):
 def test_wheel_and_source_hold_what_they_promise(built):
     wheel, source = built
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("domainpar/py.typed", "partitioners/metis.py", "domainpar/pretrained/"):
+    for wanted in ("domainpar/py.typed", "partitioners/metis.py", "domainpar/tracking/pretrained/"):
         assert any(name.startswith(wanted) for name in names), wanted
     assert not [name for name in names if name.startswith(("tests/", "bench/", "stores/"))]
     with tarfile.open(source) as archive:

@@ -10,12 +10,12 @@ import torch
 from proving import check_no_rank_holds_all
 from random_events import random_assignment, random_event
 
-from domainpar.events.graph import EventGraph, IntArray
-from domainpar.events.stored_order import StoredOrder, stored_order
 from domainpar.parallel.halo import CompleteHalo, Halo, ask_owners
 from domainpar.parallel.local import LocalGraph, TileRanges, localise
-from domainpar.parallel.part_loading import Part
 from domainpar.plan import build_plan, select_edges
+from domainpar.tracking.events.graph import EventGraph, IntArray
+from domainpar.tracking.events.stored_order import StoredOrder, stored_order
+from domainpar.tracking.part_loading import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,3 +90,12 @@ def sha(*tensors: torch.Tensor) -> str:
     """One short hash of the bits of some tensors."""
     bits = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
     return hashlib.sha256(bits).hexdigest()[:16]
+
+
+SMALL = TiledEvent.random(1, 40, 150, 6, reach=2)
+
+
+def part_of(world, event=SMALL):
+    """Parts of the event; of four, the third owns nothing."""
+    owners = torch.tensor([0, 0, 1, 3, 3, 3]).clamp(max=world.size - 1).numpy().astype("int32")
+    return event.part(world.transport, owners, torch.float64)

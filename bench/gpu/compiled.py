@@ -28,16 +28,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from domainpar.events.store import EventStore
-from domainpar.measure.toy import ring_event, toy_store
 from domainpar.nn import stages
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.fused import calls, launching
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, OnStages
 from domainpar.parallel.world import World
-from domainpar.training.parts import PartLoader
-from domainpar.training.sampler import samples_of
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.planner.toy import ring_event, toy_store
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.sampler import samples_of
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CHAIN = ("FFMA", "HMMA", "HGMMA")

@@ -25,16 +25,16 @@ from typing import Any
 
 import torch
 
-from domainpar.config import TrainConfig
-from domainpar.events.store import EventStore, WholeEvent
 from domainpar.nn import fused
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.fused import launching
 from domainpar.parallel.gpus import repeat_bits
 from domainpar.parallel.world import World
-from domainpar.training.loop import Schedule, Trainer
-from domainpar.training.parts import PartLoader
-from domainpar.training.sampler import samples_of
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.store import EventStore, WholeEvent
+from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.training.loop import Schedule, Trainer
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.sampler import samples_of
 
 GIB = 2**30
 WARM_UP = 3

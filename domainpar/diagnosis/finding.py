@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from domainpar.agreement import gather
-from domainpar.atomic_files import write_whole
+from domainpar.common.agreement import gather
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.words import several
 from domainpar.parallel.launcher import detect
 from domainpar.parallel.world import World
-from domainpar.words import several
 
 MOST_RANKS_NAMED = 4
 WIDTH_OF_A_FILE = 118

@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from domainpar import timeouts
+from domainpar.common import timeouts
+from domainpar.common.words import several
 from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skipped, works
 from domainpar.diagnosis.transport import check_halo, check_transport
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
@@ -27,7 +28,6 @@ from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import unsuited
 from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of
 from domainpar.parallel.world import World
-from domainpar.words import several
 
 # What launchers and MPI libraries leave in the environment of what they start; a program started from there must not
 # take itself for one of their ranks.

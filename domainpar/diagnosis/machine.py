@@ -21,18 +21,17 @@ import psutil
 import torch
 
 import domainpar
-from domainpar import limits
-from domainpar.agreement import gather
-from domainpar.compiling import ELSEWHERE, place_of_kernels, why_not_kept
+from domainpar.common import limits
+from domainpar.common.agreement import gather
+from domainpar.common.compiling import ELSEWHERE, place_of_kernels, why_not_kept
+from domainpar.common.words import between, several
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel import shared_memory
 from domainpar.parallel.digests import about_this_program
-from domainpar.parallel.gpus import Seen, cards
+from domainpar.parallel.gpus import Seen, cards, free_memory
 from domainpar.parallel.launcher import alone_in_job
 from domainpar.parallel.world import World
-from domainpar.training.memory import free_memory
-from domainpar.training.origin import installed
-from domainpar.words import between, several
+from domainpar.runs.origin import installed
 
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9

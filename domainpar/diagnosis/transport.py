@@ -1,37 +1,33 @@
-"""Transports between ranks, and the halo on top of them: do rows arrive, how fast, and does a split change a bit?"""
+"""Transports between ranks, and the halo on top of them: do rows arrive, and how fast?"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from domainpar.agreement import Refused, gather
+from domainpar.common.agreement import Refused, gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
-from domainpar.events.store import EventStore
 from domainpar.measure.rates import MEBIBYTE, SIZES, Ring, largest_of_ranks, transport_rates
-from domainpar.measure.steps import SMALL, trained_sha256
-from domainpar.measure.toy import NUM_EDGE_FEATURES, NUM_FEATURES, ring_event, toy_store
+from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel import process_group, side_channel
 from domainpar.parallel.gpus import Seen, dealt
-from domainpar.parallel.halo import Halo
+from domainpar.parallel.halo import Halo, ask_owners
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import MpiTransport
-from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.proof import proved
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
-from domainpar.plan import IntArray
+from domainpar.plan import IntArray, build_plan, select_edges
 
-TRACKS = 60  # of the toy event
+NODES_OF_LAYER = 60  # of the graph of the halo
 COLUMNS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 ADVICE = "put this table into an issue; another --transport may work meanwhile"
 
@@ -178,19 +174,17 @@ def _by_torch(name: str, world: World, gpu: int | None) -> Second:
     return Second(proved(process_group.of_group(None, device, deadline, owned=True), device), device, shared)
 
 
-# --- the halo on top of it, and a network split by it: on a toy event ------------------------------------------------
+# --- the halo on top of it, and the kernels of a network --------------------------------------------------------------
 
 
 def check_halo(world: World) -> list[Finding]:
-    """Both verbs of the halo on a toy event that all ranks share. *Collective*."""
-    with _store(world) as store, store.open(store.events()[0]) as event:
-        halo: Halo = load_part(event, world.transport).halo
-        return [check_ghosts(halo), check_sums(halo)]
-
-
-def _store(world: World) -> AbstractContextManager[EventStore]:
-    """A toy event of which every rank can own a part."""
-    return toy_store(ring_event(max(TRACKS, world.size)), num_ranks=world.size)
+    """Both verbs of the halo on a graph of which every rank owns a part. *Collective*."""
+    nodes, rank = max(NODES_OF_LAYER, world.size), world.rank
+    owner = parts_of_ring(nodes, world.size)
+    edges = select_edges(ring_edges(nodes), owner, rank, "incident")
+    plan = build_plan(edges, owner, rank, world.size, "incident", ask_owners(world.transport))
+    halo = Halo(plan, world.transport)
+    return [check_ghosts(halo), check_sums(halo)]
 
 
 def check_ghosts(halo: Halo) -> Finding:
@@ -231,23 +225,9 @@ def check_sums(halo: Halo) -> Finding:
     return failed("halo: sums", f"{text}: the way back is not the adjoint of the way there", ADVICE)
 
 
-def check_split(world: World) -> Finding:
-    """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
-    with _store(world) as store:
-        split = trained_sha256(SMALL, store, World.over(world.transport, domain_size=world.size))
-        whole = trained_sha256(SMALL, store, World.alone())
-    splits, wholes = zip(*gather(world.transport, [split, whole]))
-    text = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
-    if len({*splits, *wholes}) == 1:
-        return works("split = whole", f"{text}, to the last bit", sha256=split)
-    if len(set(wholes)) > 1:
-        text += "; ranks alone do not agree with each other: their processors or libraries compute differently"
-    return failed("split = whole", text, ADVICE, split=splits, whole=wholes)
-
-
 def check_rows(world: World) -> Finding:
     """Whether a row's bits depend on the rows beside it, as compiled on this machine. *Collective*."""
-    problem = rows_are_independent(InteractionNetwork(NUM_FEATURES, NUM_EDGE_FEATURES), world.transport)
+    problem = rows_are_independent(InteractionNetwork(node_features=3, edge_features=4), world.transport)
     if problem is None:
         return works("rows", "a row's bits do not depend on the rows beside it, and all ranks compute the same")
     return failed("rows", problem, "results are right to rounding but not to the bit here: " + ADVICE)

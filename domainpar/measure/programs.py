@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 
 OWN_ERROR = "domainpar: error: "
 

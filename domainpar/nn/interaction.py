@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.heads import EDGE, Head, Readings, pooled
 from domainpar.nn.memory import ModelSize
@@ -24,6 +23,7 @@ from domainpar.nn.noise import key_of
 from domainpar.nn.on_stages import OnStages, first_nodes
 from domainpar.nn.recompute import Spreads, iterated
 from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.standard import Standard
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph

@@ -19,8 +19,8 @@ the package, and what breaks when they go:
     `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `microkernel`: the same
     `get_compile_result`, `fndesc.llvm_cfunc_wrapper_name`      `operations`: no address of an operation, an error at
                                                                 its first use
-    `_cache` of compiled functions, a                           `domainpar.compiling`: an error at import; if it is no
-        `numba.core.caching.FunctionCache` with                 longer asked, nothing is kept (tests/test_compiling.py)
+    `_cache` of compiled functions, a                           `common.compiling`: an error at import; if it is no
+        `numba.core.caching.FunctionCache` with                 longer asked, nothing is kept (its tests)
         `load_overload`, `save_overload`, `_impl_class`
     `_cache_file._source_stamp` of that                         the same: an error at import
     "no locator available", `_locator_classes`,                 the same: an error at import where nothing can be

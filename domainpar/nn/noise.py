@@ -16,7 +16,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from domainpar.compiling import compiled
+from domainpar.common.compiling import compiled
 
 
 def key_of(*parts: int | str) -> int:

@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from domainpar.events.standard import Standard
 from domainpar.nn.calls import Aggregate
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.published import joined, linear, sum_at
+from domainpar.nn.standard import Standard
 from domainpar.nn.standardise import standardised
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from domainpar.agreement import gather
+from domainpar.common.agreement import gather
 from domainpar.nn import fused
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink

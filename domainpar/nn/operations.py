@@ -16,7 +16,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from domainpar.compiling import compiled
+from domainpar.common.compiling import compiled
 from domainpar.nn import COLUMN_BLOCK, kernels, products
 from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Gated, Kept, Layer, Sums, Work
 from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide

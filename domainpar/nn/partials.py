@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from domainpar.compiling import compiled
+from domainpar.common.compiling import compiled
 from domainpar.nn import operations
 from domainpar.nn.mlp import ends_in_order
 from domainpar.nn.program import Operand, Program, When

@@ -35,10 +35,10 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from domainpar.compiling import compiled
+from domainpar.common.compiling import compiled
+from domainpar.common.words import several
 from domainpar.parallel import tables
 from domainpar.plan import IntArray
-from domainpar.words import several
 
 STRIP = 128
 """Rows that are taken through all operations of a stage at a time; no bit depends on it."""

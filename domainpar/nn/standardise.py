@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from domainpar.events.standard import Standard
+from domainpar.nn.standard import Standard
 from domainpar.parallel.local import LocalGraph
 
 MOST_DEVIATIONS = 5.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from domainpar.agreement import gather, strays
+from domainpar.common.agreement import gather, strays
 from domainpar.parallel.transport import Transport
 
 Name = TypeVar("Name", bound=Hashable)

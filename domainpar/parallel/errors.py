@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from domainpar.agreement import name_ranks
+from domainpar.common.agreement import name_ranks
+from domainpar.common.problems import Problem
 from domainpar.parallel.board import Entry
-from domainpar.problems import Problem
 
 
 class Garbled(Problem, RuntimeError):

@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 import torch.utils.deterministic
 
-from domainpar.agreement import Gathering, Ranks, gather, name_ranks
+from domainpar.common import limits
+from domainpar.common.agreement import Gathering, Ranks, gather, name_ranks
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
 from domainpar.parallel.presence import write_error
-from domainpar.problems import Problem
-from domainpar.words import several
 
 SHARING, HOST_OF_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
 """Environment variables with which NCCL takes several ranks on one GPU, for tests: 1, or another host for each."""
@@ -175,3 +177,11 @@ def mixed_kinds(ranks: Ranks, device: torch.device) -> Problem | None:
         f"rank 0 computes on {kinds[0]}, rank {other} on {kinds[other]}: the optimiser may differ in last bits",
         "take GPUs of one kind, or --check-replicas-every 0 to go on without comparing ranks",
     )
+
+
+def free_memory(device: torch.device) -> tuple[str, int]:
+    """The memory that a rank on some device computes in, and how many bytes nobody uses there."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return f"GPU {index} of {platform.node()}", torch.cuda.mem_get_info(device)[0]
+    return platform.node(), int(min(psutil.virtual_memory().available, limits.memory().free))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar import faults
+from domainpar.common import faults
 from domainpar.parallel.tables import empty_table
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan

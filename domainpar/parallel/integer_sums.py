@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar.compiling import compiled
+from domainpar.common.compiling import compiled
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import IntArray
 

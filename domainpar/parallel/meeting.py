@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from domainpar import faults, timeouts
-from domainpar.agreement import Gathering, Refused, name_ranks
+from domainpar.common import faults, timeouts
+from domainpar.common.agreement import Gathering, Refused, name_ranks
+from domainpar.common.problems import Problem
 from domainpar.parallel import gpus, shared_memory, side_channel
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel.board import SideChannel
@@ -24,7 +25,6 @@ from domainpar.parallel.proof import proved
 from domainpar.parallel.start_limit import limited
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
-from domainpar.problems import Problem
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

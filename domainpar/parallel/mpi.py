@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar import timeouts
-from domainpar.limits import cores_here
+from domainpar.common import timeouts
+from domainpar.common.limits import cores_here
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 NO_COPY = "MPIR_CVAR_CH4_CMA_ENABLE=0"

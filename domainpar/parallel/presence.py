@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from domainpar import faults, timeouts
-from domainpar.agreement import Refused
+from domainpar.common import faults, timeouts
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem, Where, error_text, expected, nobody_reads
+from domainpar.common.words import VOICE
 from domainpar.parallel.board import Life, Mark, SideChannel
 from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.places import in_words, is_a_command, where
 from domainpar.parallel.transport import Transport
-from domainpar.problems import Problem, Where, error_text, expected, nobody_reads
-from domainpar.words import VOICE
 
 IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (

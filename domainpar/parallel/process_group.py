@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

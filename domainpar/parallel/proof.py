@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.transport import Transport
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from domainpar.problems import Problem
-from domainpar.words import several
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
 
 SHARED = Path("/dev/shm")
 OF_MPICH = "mpich_shm_"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from domainpar import timeouts
-from domainpar.agreement import Refused, name_ranks
+from domainpar.common import timeouts
+from domainpar.common.agreement import Refused, name_ranks
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.transport import Transport
 

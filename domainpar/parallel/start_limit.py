@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from domainpar import timeouts
-from domainpar.agreement import name_ranks
+from domainpar.common import timeouts
+from domainpar.common.agreement import name_ranks
+from domainpar.common.problems import error_text
 from domainpar.parallel.launcher import Launcher, detect
 from domainpar.parallel.signals import STOP_SIGNALS
 from domainpar.parallel.watcher import launchers_of
-from domainpar.problems import error_text
 
 CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2  # of Linux
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from domainpar.problems import expected
+from domainpar.common.problems import expected
 
 ALIGNMENT = 64
 SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself

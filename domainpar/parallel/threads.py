@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 

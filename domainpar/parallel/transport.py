@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 import torch
 from torch import Tensor
 
-from domainpar import faults
-from domainpar.agreement import name_ranks, strays
+from domainpar.common import faults
+from domainpar.common.agreement import name_ranks, strays
+from domainpar.common.words import some_of
 from domainpar.parallel.board import SideChannel, describe, missing
 from domainpar.parallel.errors import Garbled, RankMissing, RanksDiffer
 from domainpar.parallel.places import in_words, where
-from domainpar.words import some_of
 
 Reduction = Literal["sum", "max", "min"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.parallel.board import Life
 from domainpar.parallel.launcher import Kind, detect
 from domainpar.parallel.places import in_words, lines_of, where

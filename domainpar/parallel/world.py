@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from domainpar import faults, timeouts
-from domainpar.agreement import Refused, agree, agree_on, gather
-from domainpar.compiling import watch_compiling
-from domainpar.limits import cores_here
+from domainpar.common import faults, timeouts
+from domainpar.common.agreement import Refused, agree, agree_on, gather
+from domainpar.common.compiling import watch_compiling
+from domainpar.common.limits import cores_here
+from domainpar.common.problems import Problem, expected, told
+from domainpar.common.words import several
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import alone_in_job, detect
@@ -29,8 +31,6 @@ from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import OfThisProcess, Transport
 from domainpar.parallel.watcher import Watcher
-from domainpar.problems import Problem, expected, told
-from domainpar.words import several
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,10 +11,10 @@ from attention_forms import FORMS
 from drawn import EDGE_INDEX
 from heptrkx_sectors import RECIPES, Recipe
 
-from domainpar.events.graph import Hits, Particles
-from domainpar.events.simulate import simulate_event
 from domainpar.nn.published import AttentionNetwork
 from domainpar.testing import run_ranks
+from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.simulate import simulate_event
 
 NO_EDGES = np.zeros((2, 0), np.int64)
 NUM_NODES = 11  # the drawn event and two hits without edges

@@ -13,11 +13,11 @@ import plain_pyg
 from formulas import Network
 from torch.utils.flop_counter import FlopCounterMode
 
-from domainpar.events.store import EventStore
-from domainpar.measure.steps import Training
-from domainpar.parallel.part_loading import load_part
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.part_loading import load_part
+from domainpar.tracking.planner.steps import Training
 
 MODELS = ("interaction", "interaction-node-first")
 

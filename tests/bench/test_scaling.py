@@ -10,9 +10,9 @@ import short_runs
 import torch
 from on_ranks import Job
 
-from domainpar.measure.steps import Training
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.planner.steps import Training
 
 
 @pytest.fixture(scope="module")

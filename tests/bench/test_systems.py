@@ -8,7 +8,7 @@ from formulas import Network
 from on_ranks import Job
 from systems import Measured, System
 
-from domainpar.measure.steps import Training
+from domainpar.tracking.planner.steps import Training
 
 SMALL = Network(100, 1000, 5, 0, 16, 2)
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from domainpar import train
-from domainpar.training import loop, parts
+from domainpar.tracking.training import loop, parts
 
 SPOIL_BEFORE_STEP = 3
 

@@ -8,8 +8,8 @@ import math
 import pytest
 import yaml
 
-from domainpar.command_line import parse
-from domainpar.config import (
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import (
     ConfigError,
     InferConfig,
     PrepareConfig,
@@ -18,7 +18,7 @@ from domainpar.config import (
     parse_weighting,
     resolved_yaml,
 )
-from domainpar.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
+from domainpar.tracking.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
 
 INF = math.inf
 

@@ -19,12 +19,12 @@ from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
 from domainpar import export, infer, prepare, report, train
-from domainpar.agreement import Refused
-from domainpar.config import TrainConfig
-from domainpar.events.store import write_manifest
+from domainpar.common.agreement import Refused
+from domainpar.common.words import on_ranks, this_python
 from domainpar.testing import find_mpiexec, run_command, run_ranks
-from domainpar.training.run import train as train_on_ranks
-from domainpar.words import on_ranks, this_python
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.store import write_manifest
+from domainpar.tracking.training.run import train as train_on_ranks
 
 PROGRAM = str(Path(__file__).with_name("damaged_while_training.py"))
 MPIEXEC = find_mpiexec()

@@ -7,10 +7,10 @@ import pytest
 from test_infer import inferred, opened, trained
 
 from domainpar import prepare
-from domainpar.config import ConfigError, PrepareConfig
-from domainpar.events.given_edges import GivenEdges, read_edges, write_edges
-from domainpar.events.store import EventStore, WholeEvent
-from domainpar.problems import Problem
+from domainpar.common.problems import Problem
+from domainpar.tracking.config import ConfigError, PrepareConfig
+from domainpar.tracking.events.given_edges import GivenEdges, read_edges, write_edges
+from domainpar.tracking.events.store import EventStore, WholeEvent
 
 SIMULATED = ("--events", "2", "--hits", "600", "--tiles", "4", "--val-split", "0", "--test-split", "0")
 

@@ -6,7 +6,7 @@ import pytest
 from random_store import write_random_store
 
 from domainpar import estimate
-from domainpar.planner.machine import Machine
+from domainpar.tracking.planner.machine import Machine
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_this_machine_can_be_written_and_described_again(store, tmp_path, capsys
 
 @pytest.mark.slow
 def test_ranks_of_this_machine_tell_what_they_feel_of_each_other(store, monkeypatch):
-    from domainpar import limits
+    from domainpar.common import limits
 
     monkeypatch.setattr(limits, "cores_here", lambda: [0, 1])
     config = estimate.training_asked(estimate.EstimateConfig(hidden=16, graph_iters=1))

@@ -17,14 +17,14 @@ from marks import slow
 from random_store import write_random_store
 from test_infer import trained
 
-from domainpar.config import MODELS, ExportConfig
-from domainpar.events.store import EventStore
 from domainpar.export import _FORMATS, THREADS, Exact, Inputs, _inputs, _program, export, main
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.heads import EDGE, Head
-from domainpar.nn.plain import EdgeLogits, in_float64, plain_form
-from domainpar.own_files import strangers_in_run
+from domainpar.runs.own_files import strangers_in_run
 from domainpar.testing import patient
+from domainpar.tracking.config import MODELS, ExportConfig
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.networks.plain import EdgeLogits, in_float64, plain_form
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install '.[export]')")

@@ -15,9 +15,11 @@ import pytest
 import yaml
 from marks import fault
 
-from domainpar import command_line, infer, prepare, train
-from domainpar.command_line import parse, run_command
-from domainpar.config import (
+from domainpar import infer, prepare, train
+from domainpar.testing import patient
+from domainpar.tracking import command_line
+from domainpar.tracking.command_line import parse, run_command
+from domainpar.tracking.config import (
     ConfigError,
     Group,
     InferConfig,
@@ -29,7 +31,6 @@ from domainpar.config import (
     session_arguments,
     target_conditions,
 )
-from domainpar.testing import patient
 
 COMMANDS = [(train, TrainConfig), (prepare, PrepareConfig), (infer, InferConfig)]
 

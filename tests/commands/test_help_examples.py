@@ -15,9 +15,9 @@ import pytest
 from test_infer import trained, write_store
 
 from domainpar.__main__ import COMMANDS
-from domainpar.command_line import parse
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.simulate import simulate_event
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.simulate import simulate_event
 
 
 def examples_of(command):
@@ -41,7 +41,12 @@ SMALL = {
 """Flags behind those of an example, which then takes seconds."""
 
 NOT_RUN = {
-    "prepare": ["trackml", "acorn", "gnn_train.yaml", "--report"],  # of somebody's files: tests/events reads such
+    "prepare": [
+        "trackml",
+        "acorn",
+        "gnn_train.yaml",
+        "--report",
+    ],  # of somebody's files: other tests read such
     "estimate": [""],  # measures for a minute
     "doctor": ["--certify"],  # the same
 }

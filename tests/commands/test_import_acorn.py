@@ -17,14 +17,14 @@ from acorn_networks import ONE, TWO
 from test_infer import opened
 
 from domainpar import import_acorn, prepare
-from domainpar.agreement import Refused
-from domainpar.config import InferConfig, TrainConfig
-from domainpar.events import pyg
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem
 from domainpar.infer import infer
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
 from domainpar.testing import run_ranks
-from domainpar.training.run import train
+from domainpar.tracking.config import InferConfig, TrainConfig
+from domainpar.tracking.events import pyg
+from domainpar.tracking.training.run import train
 
 NETWORKS = {"acorn": ONE, "acorn2": TWO}
 

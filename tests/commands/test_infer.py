@@ -21,19 +21,19 @@ from random_events import random_assignment, random_event
 
 from domainpar import report
 from domainpar import train as train_command
-from domainpar.agreement import Refused
-from domainpar.config import InferConfig, TrainConfig
-from domainpar.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem
+from domainpar.common.words import this_python
 from domainpar.infer import infer, main
-from domainpar.parallel.part_loading import BadEvent
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
-from domainpar.reco import scores, summary
-from domainpar.reco.score_files import ScoredEvent
-from domainpar.reco.scorer import Outcome
 from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
-from domainpar.training.run import train
-from domainpar.words import this_python
+from domainpar.tracking.config import InferConfig, TrainConfig
+from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.tracking.part_loading import BadEvent
+from domainpar.tracking.scoring import scores, summary
+from domainpar.tracking.scoring.score_files import ScoredEvent
+from domainpar.tracking.scoring.scorer import Outcome
+from domainpar.tracking.training.run import train
 
 NUM_TILES = 12
 ROOT = Path(__file__).parents[2]

@@ -17,12 +17,12 @@ from spoilt_files import flip_a_byte
 from test_infer import trained
 from waiting import wait_until
 
-from domainpar.agreement import Refused
-from domainpar.config import ConfigError, InferConfig
-from domainpar.events.store import EventStore, write_manifest
+from domainpar.common.agreement import Refused
 from domainpar.infer import infer
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, patient, run_ranks
+from domainpar.tracking.config import ConfigError, InferConfig
+from domainpar.tracking.events.store import EventStore, write_manifest
 
 NUM_EVENTS = 60
 

@@ -11,11 +11,11 @@ import pytest
 from random_events import random_event
 from test_infer import inferred, opened, trained, write_store
 
-from domainpar.agreement import Refused
-from domainpar.config import ConfigError, InferConfig
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.simulate import simulate_event
-from domainpar.reco.performance.counts import TrackCounts
+from domainpar.common.agreement import Refused
+from domainpar.tracking.config import ConfigError, InferConfig
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.performance.counts import TrackCounts
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):
 
 def test_files_for_acorn_are_written_on_request(place, tmp_path):
     pytest.importorskip("torch_geometric")
-    from domainpar.events.sources import open_source
+    from domainpar.tracking.events.sources import open_source
 
     inferred(place, tmp_path / "out", 2, tracks="walk", format="acorn")
     names = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*") if path.is_file()}

@@ -12,8 +12,8 @@ from random_store import write_random_store
 
 from domainpar import train
 from domainpar.__main__ import COMMANDS
+from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.testing import run_command
-from domainpar.training.checkpoint_files import CheckpointFiles
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}  # as users have it: Python then keeps what it prints into a pipe or a file
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
@@ -150,7 +150,7 @@ def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path, launcher):
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_prints_each_line_when_it_is_complete(command):
     program = (
-        "import importlib, os, sys; from domainpar import command_line\n"
+        "import importlib, os, sys; from domainpar.tracking import command_line\n"
         "def parsed(*given): print('said'); os._exit(7)\n"
         "command_line.parse = parsed\n"
         "importlib.import_module('domainpar.' + sys.argv[1]).main([])"

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 from domainpar import prepare
-from domainpar.config import InferConfig, PrepareConfig, TrainConfig
-from domainpar.display.run_files import read_run_files
-from domainpar.events.module_map import ModuleMap
-from domainpar.events.simulate import simulate_event
-from domainpar.events.store import EventStore
 from domainpar.infer import infer
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
-from domainpar.training.run import train
+from domainpar.tracking.config import InferConfig, PrepareConfig, TrainConfig
+from domainpar.tracking.display.run_files import read_run_files
+from domainpar.tracking.events.module_map import ModuleMap
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.run import train
 
 SIZE = ["--events", "4", "--hits", "600"]
 BUILD = ["--module-map", "build", "--map-events", "8"]

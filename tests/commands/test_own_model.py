@@ -17,14 +17,14 @@ from random_store import write_graph
 from safetensors.torch import load_file
 
 from domainpar import infer, train
-from domainpar.agreement import Refused
-from domainpar.command_line import parse
-from domainpar.config import BITWISE, InferConfig, TrainConfig
-from domainpar.events.store import write_manifest
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.catalogue import OF_THE_FIELD
 from domainpar.testing import find_mpiexec, run_command, run_ranks
-from domainpar.training.run import train as train_on_ranks
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import BITWISE, InferConfig, TrainConfig
+from domainpar.tracking.events.store import write_manifest
+from domainpar.tracking.networks.catalogue import OF_THE_FIELD
+from domainpar.tracking.training.run import train as train_on_ranks
 
 ROUNDING = 1e-10
 BASE = {"hidden": 8, "graph_iters": 1, "epochs": 3, "max_steps": 8, "lr": 1e-2, "dtype": "float64", "warmup": 2}
@@ -387,7 +387,7 @@ def test_networks_that_are_built_in_are_not_tried(store, tmp_path, monkeypatch):
     def verified(*_):
         raise AssertionError
 
-    monkeypatch.setattr("domainpar.training.network.verified", verified)
+    monkeypatch.setattr("domainpar.tracking.training.network.verified", verified)
     trained(store, tmp_path / "run", model="gcn", max_steps=1, verify=True)
     with pytest.raises(AssertionError):
         started(store, tmp_path / "own", "small")

@@ -11,11 +11,11 @@ from random_events import random_event
 from test_infer import inferred, trained, write_store
 
 from domainpar import read_scores
-from domainpar.agreement import Refused
-from domainpar.config import ConfigError, PrepareConfig
-from domainpar.events.store import EventStore, WholeEvent
+from domainpar.common.agreement import Refused
 from domainpar.prepare import prepare_store
 from domainpar.testing import run_ranks
+from domainpar.tracking.config import ConfigError, PrepareConfig
+from domainpar.tracking.events.store import EventStore, WholeEvent
 
 SPLITS = ("train", "train", "val", "test")
 

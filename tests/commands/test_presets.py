@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from domainpar import prepare
-from domainpar.command_line import parse
-from domainpar.config import InferConfig, PrepareConfig
-from domainpar.config.group import ConfigError
-from domainpar.events.store import EventStore
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import InferConfig, PrepareConfig
+from domainpar.tracking.config.group import ConfigError
+from domainpar.tracking.events.store import EventStore
 
 
 @pytest.mark.parametrize("config", [PrepareConfig, InferConfig])

@@ -19,27 +19,27 @@ import yaml
 from test_infer import write_store
 
 from domainpar import doctor, export, prepare, read_scores, report
-from domainpar.agreement import Refused
-from domainpar.command_line import parse
-from domainpar.config import InferConfig, PrepareConfig, TrainConfig
-from domainpar.diagnosis.files import check_run
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.module_map import ModuleMap
-from domainpar.events.simulate import simulate_event
-from domainpar.events.standard import Standard
-from domainpar.events.store import MODULE_MAP, EventStore
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem
 from domainpar.infer import _sample_events, infer
-from domainpar.infer.run import score_store
+from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
-from domainpar.problems import Problem
-from domainpar.reco.summary import other_graphs
+from domainpar.runs.checkpoint import Checkpoints, parameters_sha256
 from domainpar.testing import patient, run_ranks
-from domainpar.training import pretrained
-from domainpar.training.checkpoint import Checkpoints, parameters_sha256
-from domainpar.training.network import begin_with, make_network
-from domainpar.training.pretrained import PLACE, as_run, module_map_of, source
-from domainpar.training.run import train
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import InferConfig, PrepareConfig, TrainConfig
+from domainpar.tracking.diagnosis.files import check_run
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.module_map import ModuleMap
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.store import MODULE_MAP, EventStore
+from domainpar.tracking.scoring.run import score_store
+from domainpar.tracking.scoring.summary import other_graphs
+from domainpar.tracking.training import pretrained
+from domainpar.tracking.training.network import begin_with, make_network
+from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, source
+from domainpar.tracking.training.run import train
 
 NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
 
@@ -145,7 +145,7 @@ def test_events_are_scored_and_the_copy_in_runs_is_like_any_run(store, name, cap
     assert as_run(f"pretrained:{name}").as_posix() == f"runs/pretrained-{name}"
 
 
-@pytest.mark.parametrize("recipe", sorted((PLACE.parents[1] / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", sorted((PLACE.parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_is_what_its_recipe_makes(recipe):
     config = parse(TrainConfig, "", ["--config", str(recipe)])
     shipped = yaml.safe_load((PLACE / recipe.stem / "config.yaml").read_text())

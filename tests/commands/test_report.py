@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from small_run import drawn, write_run
 
-from domainpar.command_line import named
 from domainpar.report import main
 from domainpar.testing import patient
+from domainpar.tracking.command_line import named
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,7 +207,7 @@ def test_a_naive_run_that_was_counted_otherwise_is_refused(run, tmp_path, capsys
 
 
 def test_without_plotly_the_way_to_get_it_is_told(run, monkeypatch, capfd):
-    for name in [name for name in sys.modules if name.startswith(("plotly", "domainpar.display"))]:
+    for name in [name for name in sys.modules if name.startswith(("plotly", "domainpar.tracking.display"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert main([str(run)]) == 2
@@ -217,7 +217,8 @@ def test_without_plotly_the_way_to_get_it_is_told(run, monkeypatch, capfd):
 
 
 def test_reading_a_run_loads_no_torch_and_no_figures():
-    program = "import sys, domainpar.display.run_files; print(sorted({'torch', 'plotly', 'jinja2'} & set(sys.modules)))"
+    heavy = "{'torch', 'plotly', 'jinja2'}"
+    program = f"import sys, domainpar.tracking.display.run_files; print(sorted({heavy} & set(sys.modules)))"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=patient(60)
     )

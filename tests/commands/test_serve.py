@@ -16,10 +16,10 @@ import pytest
 from random_store import write_random_store
 from test_infer import trained
 
-from domainpar.config import ExportConfig
-from domainpar.events.store import EventStore
 from domainpar.export import _inputs, export
 from domainpar.testing import patient
+from domainpar.tracking.config import ExportConfig
+from domainpar.tracking.events.store import EventStore
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install '.[export]')")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install '.[export]')")

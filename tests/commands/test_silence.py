@@ -5,7 +5,8 @@ import re
 import pytest
 from random_store import write_random_store
 
-from domainpar import estimate, infer, prepare, train, words
+from domainpar import estimate, infer, prepare, train
+from domainpar.common import words
 
 
 @pytest.fixture

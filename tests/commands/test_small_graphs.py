@@ -5,10 +5,10 @@ import torch
 from refused import refused
 
 from domainpar import prepare, train
-from domainpar.config import TrainConfig
-from domainpar.events.store import EventStore
 from domainpar.parallel.world import World
-from domainpar.training.tasks import tasks_of
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.tasks import tasks_of
 
 
 def write(directory, name, **entries):
@@ -61,7 +61,7 @@ def test_a_label_that_is_of_nodes_in_one_file_and_of_graphs_in_another_is_told_h
 
 
 def test_a_list_of_graphs_in_one_file_is_told_how_to_save_them(tmp_path):
-    from domainpar.events.pyg import read_event
+    from domainpar.tracking.events.pyg import read_event
 
     torch.save([{"x": torch.rand(2, 2)}], tmp_path / "all.pt")
     with refused("holds a list, expected .*; save each graph in a file of its own", "all", tmp_path / "all.pt"):

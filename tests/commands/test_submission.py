@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 from collider_files import write_sample
 from test_infer import inferred, opened, trained
 
-from domainpar.agreement import Refused
-from domainpar.events.graph import Particles
-from domainpar.events.preparation import prepare
-from domainpar.events.sources import open_source
-from domainpar.problems import Place, Problem
-from domainpar.reco.submission import (
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Place, Problem
+from domainpar.tracking.events.graph import Particles
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import open_source
+from domainpar.tracking.scoring.submission import (
     OfficialFigures,
     join_pieces,
     majority_of_tracks,

@@ -15,11 +15,11 @@ from marks import fault
 from random_store import write_random_store
 
 from domainpar import infer, train
-from domainpar.command_line import parse
-from domainpar.config import PrepareConfig, TrainConfig, resolved_yaml
-from domainpar.events.store import EventStore
-from domainpar.own_files import strangers_in_run
-from domainpar.words import this_python
+from domainpar.common.words import this_python
+from domainpar.runs.own_files import strangers_in_run
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import PrepareConfig, TrainConfig, resolved_yaml
+from domainpar.tracking.events.store import EventStore
 
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 from test_infer import inferred, trained, write_store
 
-from domainpar.agreement import Refused
-from domainpar.config import ConfigError, InferConfig
-from domainpar.events.construct import Cuts, build_graph
-from domainpar.events.simulate import simulate_event
-from domainpar.infer import tuning
+from domainpar.common.agreement import Refused
+from domainpar.common.problems import Problem
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
-from domainpar.reco.performance.counts import TrackCounts
-from domainpar.reco.performance.rates import efficiency
-from domainpar.reco.tracks import TrackOptions
+from domainpar.tracking.config import ConfigError, InferConfig
+from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.performance.counts import TrackCounts
+from domainpar.tracking.reco.performance.rates import efficiency
+from domainpar.tracking.reco.tracks import TrackOptions
+from domainpar.tracking.scoring import tuning
 
 
 @pytest.fixture

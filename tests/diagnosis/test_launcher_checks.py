@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from marks import fault
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.diagnosis import launcher
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import (

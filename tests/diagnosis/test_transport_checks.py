@@ -1,18 +1,18 @@
 """Transports and the halo: what they bring, seen to pass where it is right and to fail where rows are spoilt."""
 
 import garbling
-import numpy as np
 import pytest
 import torch
 
 from domainpar.diagnosis import transport
 from domainpar.diagnosis.finding import Verdict, gathered
-from domainpar.diagnosis.transport import Second, check_halo, check_rows, check_split, check_transport, form, missing
-from domainpar.measure import toy
+from domainpar.diagnosis.transport import Second, check_halo, check_rows, check_transport, form, missing
 from domainpar.measure.rates import Ring
-from domainpar.measure.toy import NUM_TILES, ring_event, tiles_for, tiles_of, toy_store
+from domainpar.measure.ring import parts_of_ring, ring_edges
+from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.transport import Transport
+from domainpar.plan import build_plans
 from domainpar.testing import find_mpiexec, run_ranks
 
 FIGURES = {
@@ -95,8 +95,8 @@ class _Doubling:
     """A halo whose way back adds everything twice."""
 
     def __init__(self, world):
-        with toy_store(ring_event(20)) as store, store.open(store.events()[0]) as event:
-            self._halo = transport.load_part(event, world.transport).halo
+        plans = build_plans(ring_edges(20), parts_of_ring(20, world.size), world.size, "incident")
+        self._halo = Halo(plans[world.rank], world.transport)
         self.plan, self.transport, self.fill_ghosts = self._halo.plan, world.transport, self._halo.fill_ghosts
 
     def sum_to_owners(self, ghosts):
@@ -107,39 +107,10 @@ def test_a_way_back_that_is_not_the_adjoint_fails():
     assert run_ranks(_sums_too_large, 2)[0].verdict is Verdict.FAIL
 
 
-@pytest.fixture
-def few_tiles(monkeypatch):
-    monkeypatch.setattr(toy, "NUM_TILES", 6)
-
-
-def _network(world, spoilt):
-    if spoilt is not None:
-        world = garbling.garbled(world, spoilt, "one bit")
-    return gathered([check_split(world)], world)[0]
-
-
-def test_a_network_on_parts_is_the_whole_one_and_is_not_over_a_broken_network(few_tiles):
-    assert run_ranks(_network, 3, None)[0].verdict is Verdict.PASS
-    finding = run_ranks(_network, 3, torch.float32)[0]
-    assert finding.verdict is Verdict.FAIL
-    assert len(set(finding.figures["whole"])) == 1
-
-
 def test_rows_that_depend_on_each_other_fail(monkeypatch):
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.PASS
     monkeypatch.setattr(transport, "rows_are_independent", lambda *_: "rows of a block change")
     assert run_ranks(check_rows, 2)[0].verdict is Verdict.FAIL
-
-
-def test_the_toy_event_is_the_same_everywhere():
-    graph = ring_event(30)
-    assert (graph.num_nodes, graph.num_edges) == (300, 9 * 30 * 7 + 2)
-    assert graph.features[0].tolist() == [0.701171875, 0.2744140625, 0.0224609375]
-    assert graph.label.sum() == 9 * 30
-    tiles = tiles_of(graph, tiles_for(1))
-    assert np.unique(tiles).tolist() == list(range(NUM_TILES))
-    of_many = tiles_of(ring_event(100), tiles_for(100))
-    assert np.unique(of_many).tolist() == list(range(100)), "a tile for every rank"
 
 
 def _second(world):

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from domainpar.config import TrainConfig
-from domainpar.events.preparation import prepare
-from domainpar.events.sources import open_source
-from domainpar.events.store import EventStore
 from domainpar.testing import run_ranks
-from domainpar.training.run import train
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import open_source
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.run import train
 
 SHOWERS = Path(__file__).parents[2] / "examples" / "showers.py"
 

@@ -11,7 +11,7 @@ import pytest
 from jobs import MPIEXEC, TORCHRUN, small_training, started
 from marks import fault, slow_fault
 
-from domainpar.events.store import EventStore
+from domainpar.tracking.events.store import EventStore
 
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 MPI = pytest.param("mpiexec", marks=needs_mpi)

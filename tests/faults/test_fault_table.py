@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from domainpar.faults import ACTIONS, POINTS, Fault
+from domainpar.common.faults import ACTIONS, POINTS, Fault
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

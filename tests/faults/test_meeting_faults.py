@@ -19,7 +19,7 @@ from marks import fault, slow_fault
 from torch.distributed import HashStore
 
 import domainpar
-from domainpar.agreement import agree_on
+from domainpar.common.agreement import agree_on
 from domainpar.parallel import meeting, side_channel, start_limit
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import unsuited
@@ -372,7 +372,7 @@ def test_another_checkout_on_one_rank_is_refused(tmp_path):
 
 @fault(8)
 def test_another_torch_on_one_rank_is_refused(monkeypatch):
-    from domainpar.agreement import Refused
+    from domainpar.common.agreement import Refused
     from domainpar.parallel import digests
     from domainpar.testing import run_ranks
 
@@ -413,9 +413,9 @@ def test_a_gpu_that_is_not_there_is_refused():
 def test_other_events_on_one_rank_are_refused(tmp_path):
     from random_store import write_random_store
 
-    from domainpar.agreement import Refused
+    from domainpar.common.agreement import Refused
     from domainpar.testing import run_ranks
-    from domainpar.training.inputs import open_store
+    from domainpar.tracking.training.inputs import open_store
 
     stores = [write_random_store(tmp_path / "a"), write_random_store(tmp_path / "b", num_edges=600, compared=False)]
     with pytest.raises(Refused, match=r"the content of the store is \w+ on rank 2, but \w+ on the others"):

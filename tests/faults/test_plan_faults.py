@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from marks import fault
 
-from domainpar.faults import OF_PLANS, spoilt_plan
+from domainpar.common.faults import OF_PLANS, spoilt_plan
 from domainpar.parallel.halo import Halo
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks

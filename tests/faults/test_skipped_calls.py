@@ -9,11 +9,11 @@ import torch
 from marks import fault, slow_fault
 from torch import nn
 
+from domainpar.common.problems import Where
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.errors import RanksDiffer
 from domainpar.parallel.presence import report
-from domainpar.problems import Where
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 
 HERE = r"\S*test_skipped_calls.py:\d+"

@@ -7,9 +7,9 @@ import signal
 import pytest
 import torch
 
-from domainpar import faults
-from domainpar.faults import ACTIONS, POINTS, Fault
-from domainpar.problems import Problem
+from domainpar.common import faults
+from domainpar.common.faults import ACTIONS, POINTS, Fault
+from domainpar.common.problems import Problem
 
 
 @pytest.fixture(autouse=True)

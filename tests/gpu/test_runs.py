@@ -15,15 +15,15 @@ from tiled import TiledEvent
 from torch.autograd.graph import saved_tensors_hooks
 
 from domainpar import parallelize, split_graph
-from domainpar.config import TrainConfig
 from domainpar.nn import stages
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.flops import counted
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
-from domainpar.reco import scores
-from domainpar.training import loop
-from domainpar.training.run import train
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.scoring import scores
+from domainpar.tracking.training import loop
+from domainpar.tracking.training.run import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1}
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_as_one_that_never_stopped(store, tmp_path):
 @pytest.mark.parametrize("how", ["nan", "flip"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
-    from domainpar.faults import spoil_tensor
+    from domainpar.common.faults import spoil_tensor
 
     tensor = torch.ones(3, 2, dtype=dtype, device="cuda", requires_grad=True)
     spoil_tensor(tensor, how)

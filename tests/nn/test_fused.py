@@ -25,7 +25,7 @@ from domainpar.nn.on_stages import OnStages
 from domainpar.nn.stages import EdgeStage
 from domainpar.parallel.integer_sums import MOST_UNCARRIED, IntegerSums
 from domainpar.testing import run_ranks
-from domainpar.training.loss import edge_loss
+from domainpar.tracking.training.loss import edge_loss
 
 pytest.importorskip("triton")
 calls = pytest.importorskip("domainpar.nn.fused.calls")

@@ -12,10 +12,10 @@ from random_events import random_event
 from tiled import TiledEvent, sha
 from torch import nn
 
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.heads import EDGE, Head, pooled
 from domainpar.testing import run_ranks
+from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.networks.on_events import OnEvents
 
 KINDS, ENERGY, JET = Head("kinds", "node", 4), Head("energy", "node"), Head("jet", "graph", 3, usual_nodes=70.0)
 EVERYTHING = (EDGE, KINDS, ENERGY, JET)

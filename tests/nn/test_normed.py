@@ -10,12 +10,12 @@ from test_heads import EVERYTHING, read, whole
 from tiled import TiledEvent
 from torch import nn
 
-from domainpar.events.standard import Standard
-from domainpar.nn.adapt.on_events import OnEvents
-from domainpar.nn.catalogue import ON_STAGES, build_model
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.normed import EventNorm, InteractionOfRows
+from domainpar.nn.standard import Standard
 from domainpar.testing import run_ranks
+from domainpar.tracking.networks.catalogue import ON_STAGES, build_model
+from domainpar.tracking.networks.on_events import OnEvents
 
 FORMS = {
     "default": {},

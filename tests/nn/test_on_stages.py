@@ -10,16 +10,16 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent
 
-from domainpar.config import BITWISE, MODELS
 from domainpar.nn import on_stages, stages
-from domainpar.nn.adapt.on_events import OnEvents
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.nn.stages import EdgeStage, through
 from domainpar.testing import run_ranks
+from domainpar.tracking.config import BITWISE, MODELS
+from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.networks.on_events import OnEvents
 
 each = pytest.mark.parametrize("name", PUBLISHED_ON_STAGES)
 

@@ -17,7 +17,6 @@ from random_store import write_random_store
 from tiled import TiledEvent, sha
 from torch import nn
 
-from domainpar.config import TrainConfig
 from domainpar.nn import blocks, operations, program, tilewise
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
@@ -29,10 +28,11 @@ from domainpar.parallel import local
 from domainpar.parallel.halo import CompleteHalo, Halo, Spread, _ExtendAdjoint
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import NodeTile
+from domainpar.runs.checkpoint import Checkpoints, TrainingState
 from domainpar.testing import run_ranks
-from domainpar.training.checkpoint import Checkpoints, TrainingState
-from domainpar.training.run import train
-from domainpar.training.sampler import Sample, steps_of_epoch
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.training.run import train
+from domainpar.tracking.training.sampler import Sample, steps_of_epoch
 
 NUM_TILES = 12
 RANKS = (1, 2, 3, 5)
@@ -421,7 +421,7 @@ def test_rule_7_an_order_that_each_rank_draws_for_itself_gives_other_bits_or_is_
         return set().union(*found)
 
     assert len(hashes()) == 1
-    monkeypatch.setattr("domainpar.training.inputs.steps_of_epoch", _order_of_own)
+    monkeypatch.setattr("domainpar.tracking.training.inputs.steps_of_epoch", _order_of_own)
     assert len(hashes()) > 1
     with pytest.raises((RuntimeError, ValueError), match="node|plan|edge|tile"):  # two ranks open different events
         run_ranks(_parameters_after_training, 2, store, tmp_path / "run", domain_size=2, timeout=10)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiled import TiledEvent, sha
 
-from domainpar.events.standard import Standard, Sums, standard_of
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.standard import Standard, Sums, standard_of
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks

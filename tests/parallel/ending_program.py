@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from domainpar.agreement import agree
+from domainpar.common.agreement import agree
 from domainpar.parallel.world import World
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from marks import fault
 
-from domainpar.agreement import Gathering
+from domainpar.common.agreement import Gathering
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.machine import check_gpus
 from domainpar.parallel import gpus

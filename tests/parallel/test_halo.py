@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from random_events import assigned_graphs
 from torch.autograd import gradcheck, gradgradcheck
 
-from domainpar.agreement import gather
+from domainpar.common.agreement import gather
 from domainpar.nn.adapt.across import Member, summed
 from domainpar.parallel.halo import AdjointHalo, CompleteHalo, Halo
 from domainpar.plan import build_plans

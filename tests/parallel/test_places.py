@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from domainpar import World, parallelize, split_graph
-from domainpar.agreement import agree
+from domainpar.common.agreement import agree
 from domainpar.parallel import places
 from domainpar.parallel.places import in_words, lines_of, where
 from domainpar.parallel.transport import Transport

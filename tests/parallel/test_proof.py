@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from marks import fault
 
-from domainpar.agreement import Refused, gather
+from domainpar.common.agreement import Refused, gather
 from domainpar.parallel.errors import Garbled
 from domainpar.parallel.proof import proved
 from domainpar.parallel.threads import ThreadTransport
@@ -107,7 +107,7 @@ def test_sizes_that_cannot_be_are_refused_before_memory_is_asked_for_by_them(siz
 SUMS = """
 import torch
 from domainpar import World
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 try:
     with World.session("mpi") as world:
         sums = torch.arange(5000) * (world.rank + 1)

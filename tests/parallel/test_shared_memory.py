@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from marks import fault
 
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.launcher import ASK_FOR_LIBRARY

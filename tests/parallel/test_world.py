@@ -15,7 +15,8 @@ import torch.distributed as dist
 from marks import fault
 from waiting import wait_until
 
-from domainpar.agreement import Refused, agree
+from domainpar.common.agreement import Refused, agree
+from domainpar.common.problems import Problem
 from domainpar.parallel import mpi, threads, world
 from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.gpus import Choice
@@ -23,7 +24,6 @@ from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
 from domainpar.parallel.presence import guard
 from domainpar.parallel.world import World, checked_domain_size
-from domainpar.problems import Problem
 from domainpar.testing import run_ranks
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from waiting import wait_until
 
-from domainpar.agreement import Refused, agree, agree_on, on_root
+from domainpar.common.agreement import Refused, agree, agree_on, on_root
+from domainpar.common.problems import Problem
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import World
-from domainpar.problems import Problem
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 

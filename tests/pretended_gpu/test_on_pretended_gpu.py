@@ -39,12 +39,12 @@ import sys
 from pathlib import Path
 import card, json, torch
 from random_store import write_random_store
-from domainpar.events.store import EventStore
-from domainpar.nn.catalogue import build_model
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import build_model
 from domainpar.parallel.world import World
-from domainpar.training.loop import Schedule, Trainer
-from domainpar.training.parts import PartLoader
-from domainpar.training.sampler import samples_of
+from domainpar.tracking.training.loop import Schedule, Trainer
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.sampler import samples_of
 
 store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2, compared=False)))
 world = World.alone("cuda")

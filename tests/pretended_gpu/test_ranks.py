@@ -35,9 +35,9 @@ def losses(directory):
 @pytest.fixture(scope="module")
 def of_one_cpu(store, tmp_path_factory):
     """Losses of one rank on a CPU, by model."""
-    from domainpar.config import TrainConfig
     from domainpar.parallel.world import World
-    from domainpar.training.run import train
+    from domainpar.tracking.config import TrainConfig
+    from domainpar.tracking.training.run import train
 
     def on_cpu(model):
         out = tmp_path_factory.mktemp(model.split(":")[0]) / "run"

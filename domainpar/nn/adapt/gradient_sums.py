@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from domainpar.agreement import agree_on, gather, name_ranks
+from domainpar.common.agreement import agree_on, gather, name_ranks
 from domainpar.nn.adapt.across import payload_of, shape_and_type, tensor_of
 from domainpar.nn.adapt.part import holds_rows
 from domainpar.nn.adapt.rows import version_of

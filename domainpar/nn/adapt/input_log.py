@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from domainpar.agreement import Refused, gather, strays
+from domainpar.common.agreement import Refused, gather, strays
 from domainpar.nn.adapt.across import shape_and_type
 from domainpar.nn.adapt.rows import unwatched, version_of
 from domainpar.parallel.digests import digest

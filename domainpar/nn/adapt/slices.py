@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from domainpar.agreement import agree, difference, gather, on_all
+from domainpar.common.agreement import agree, difference, gather, on_all
 from domainpar.nn.adapt.input_log import tensor_given
 from domainpar.nn.adapt.rows import unwatched
 from domainpar.parallel.halo import AdjointHalo, ask_owners

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from domainpar.agreement import agree, difference, gather, on_all
+from domainpar.common.agreement import agree, difference, gather, on_all
 from domainpar.nn.adapt.input_log import HINT, in_words, tensor_given
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.parallel.halo import ask_owners, hand_over

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.nn.adapt.gradient_sums import GradientSums, dense_gradient
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.parallelize import parallelize

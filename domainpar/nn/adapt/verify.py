@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domainpar import timeouts
+from domainpar.common import timeouts
 from domainpar.nn.adapt.differences import compare_layers, compare_runs
 from domainpar.nn.adapt.modules import check_sizes
 from domainpar.nn.adapt.nested import is_data, rebuilt, with_fields

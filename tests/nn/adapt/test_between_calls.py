@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from whole_and_split import USUAL
 
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.split import split_graph

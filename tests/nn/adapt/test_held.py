@@ -10,7 +10,7 @@ from torch_geometric.nn import LINKX, GCNConv, LightGCN, SchNet
 from whole_and_split import USUAL
 
 from domainpar import World
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt.differences import gap
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact

@@ -9,7 +9,7 @@ from torch import nn
 from whole_and_split import USUAL
 
 from domainpar import World
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt import input_log
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.split import split_graph

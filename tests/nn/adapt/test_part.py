@@ -6,7 +6,7 @@ import torch
 from whole_and_split import ODD, USUAL
 
 from domainpar import World
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt.rows import Rows, rows_of
 from domainpar.nn.adapt.split import split_graph, split_slices
 from domainpar.testing import run_ranks

@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, GCNConv
 from whole_and_split import ODD, USUAL
 
 from domainpar import parallelize, split_graph, split_slices
-from domainpar.agreement import Refused
+from domainpar.common.agreement import Refused
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.parallel.errors import RanksDiffer
 from domainpar.testing import run_ranks

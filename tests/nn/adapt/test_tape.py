@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from test_on_events import part_of
+from tiled import part_of
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -16,9 +16,9 @@ from whole_and_split import USUAL, check
 from domainpar import World, parallelize, split_graph
 from domainpar.nn.adapt.rows import unwatched
 from domainpar.nn.adapt.tape import Tape
-from domainpar.nn.catalogue import build_model
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.testing import run_ranks
+from domainpar.tracking.networks.catalogue import build_model
 
 
 class Messages(nn.Module):

@@ -50,7 +50,7 @@ def test_a_model_that_fails_only_where_it_is_split_says_where():
 
 
 def test_ranks_that_call_other_collectives_end_with_the_layer(monkeypatch):
-    monkeypatch.setattr("domainpar.timeouts.SMALL_GRAPH", 0.3)
+    monkeypatch.setattr("domainpar.common.timeouts.SMALL_GRAPH", 0.3)
     found = verified(Net(SumsOnOneRank()), parts=2)
     assert not found.exact
     assert "middle" in f"{found.failed} {found.first_difference}"

@@ -1,0 +1,207 @@
+"""Ranks that agree: every rank's values, and one refusal on all ranks where any of them has a problem.
+
+Nothing here knows how ranks talk: whoever can give every rank a payload of each will do. All functions that take
+`Ranks` are *collective*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from domainpar.common.problems import NotWritten, Problem, Where, error_text, expected, told
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """Ranks that can talk; every transport is one."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, in [0, size)."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def world_ranks(self) -> Sequence[int]:
+        """Name of each in messages to the user: its rank in the whole run."""
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank the payload of each, in the order of ranks; *collective*."""
+
+
+AnyRanks = TypeVar("AnyRanks", bound=Ranks)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Ranks of which nothing is known but how to gather; alone by default."""
+
+    rank: int = 0
+    size: int = 1
+    all_gather: Callable[[bytes], list[bytes]] = lambda payload: [payload]
+
+    @property
+    def world_ranks(self) -> Sequence[int]:
+        """They are all there are."""
+        return range(self.size)
+
+
+class Refused(Problem):
+    """Work that all ranks refuse alike; the text is for the user, the exit code is 2.
+
+    Attributes:
+        ranks: Ranks of the run with a problem; empty where nobody in particular has it.
+        size: Ranks of the run.
+        first: The problem of the first of them alone; `what` tells those of all.
+        not_written: Whether a disk was full, or a place could not be written, on any.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        hint: str = "",
+        *,
+        event: str | None = None,
+        file: str | None = None,
+        ranks: Sequence[int] = (),
+        size: int = 0,
+        first: Problem | None = None,
+        not_written: bool = False,
+    ) -> None:
+        super().__init__(what, hint, event=event, file=file)
+        self.ranks, self.size, self.not_written = tuple(ranks), size, not_written
+        self.first = first or Problem(what, hint, event=event, file=file)
+
+    def __str__(self) -> str:
+        return self.text.removeprefix("domainpar: error: ").rstrip()
+
+    @property
+    def text(self) -> str:
+        """The refusal as it is printed; the rank is named if one of several has the problem."""
+        where = Where(event=self.event, file=self.file)
+        if len(self.ranks) == 1 < self.size:
+            where = Where(event=self.event, file=self.file, rank=self.ranks[0], size=self.size)
+        return error_text(self.what, where, self.hint)
+
+
+def gather(ranks: Ranks, value: Any) -> list[Any]:
+    """The JSON values of all ranks, in their order."""
+    return [json.loads(text) for text in ranks.all_gather(json.dumps(value).encode())]
+
+
+def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
+    """Refuse on all ranks if any has a problem.
+
+    Args:
+        ranks: Those that agree.
+        problem: What this rank found wrong, or None.
+
+    Raises:
+        Refused: On every rank, with the same text naming the ranks, if any rank has a problem.
+    """
+    payload = ""
+    if problem is not None:
+        not_written = not isinstance(problem, str) and isinstance(expected(problem), NotWritten)
+        payload = json.dumps([told(problem), not_written], sort_keys=True)  # sorted: equal problems are equal texts
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in enumerate(ranks.all_gather(payload.encode())):
+        if text:
+            ranks_of.setdefault(text.decode(), []).append(ranks.world_ranks[rank])
+    if not ranks_of:
+        return
+    problems = [(*json.loads(text), holders) for text, holders in ranks_of.items()]
+    # The first in full, with what is wrong on others below it; no rank is named where all have the same problem.
+    first, _, holders = problems[0]
+    what = first["what"]
+    if len(problems) > 1 or 1 < len(holders) < ranks.size:
+        what = "\n".join(f"{name_ranks(holders)}: {problem['what']}" for problem, _, holders in problems)
+    raise Refused(
+        **{**first, "what": what},
+        ranks=sorted(rank for _, _, holders in problems for rank in holders),
+        size=ranks.size,
+        first=Problem(**first),
+        not_written=any(not_written for _, not_written, _ in problems),
+    )
+
+
+def agree_on(ranks: Ranks, values: Mapping[str, str], hint: str = "start all ranks alike") -> None:
+    """Refuse where ranks differ.
+
+    Args:
+        ranks: Those that are compared.
+        values: What must be the same on every rank, by name.
+        hint: What to do about it.
+
+    Raises:
+        Refused: On every rank, naming the ranks that differ from most, the first name and both values.
+    """
+    if problem := difference(ranks, values, hint):
+        raise Refused(problem.what, problem.hint)
+
+
+def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | None:
+    """The first of the named values in which ranks differ, as a problem that all of them know; None if in none."""
+    everyone = gather(ranks, dict(values))
+    # By order of mention, rank 0's names first: every rank comes to the same first difference.
+    for name in dict.fromkeys(name for named in everyone for name in named):
+        held = [named.get(name, "missing") for named in everyone]
+        if odd := strays(held):
+            rest = [rank for rank in range(len(held)) if rank not in odd]
+            others = "the others" if len(rest) > 1 else name_ranks([ranks.world_ranks[rank] for rank in rest])
+            names = name_ranks([ranks.world_ranks[rank] for rank in odd if held[rank] == held[odd[0]]])
+            return Problem(f"{name} is {held[odd[0]]} on {names}, but {held[rest[0]]} on {others}", hint)
+    return None
+
+
+def on_all(
+    ranks: AnyRanks, make: Callable[[], T], settle: Callable[[AnyRanks, ValueError | OSError | None], None] = agree
+) -> T:
+    """Make something on every rank; if one cannot, all refuse.
+
+    Args:
+        ranks: Those that agree.
+        make: Talks to nobody.
+        settle: Raises on all ranks alike if any has a problem: `agree`, or another way to do so.
+
+    Raises:
+        Refused: On every rank, if making it raised a ValueError or OSError on any.
+    """
+    try:
+        value = make()
+    except Refused:  # all ranks know already
+        raise
+    except (ValueError, OSError) as error:
+        settle(ranks, error)
+        raise
+    settle(ranks, None)
+    return value
+
+
+def on_root(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Have rank 0 make a JSON value, and give it to every rank.
+
+    Raises:
+        Refused: On every rank, if making it raised a ValueError or OSError on rank 0.
+    """
+    value: T = gather(ranks, on_all(ranks, lambda: make() if ranks.rank == 0 else None))[0]
+    return value
+
+
+def strays(held: Sequence[Any]) -> list[int]:
+    """Ranks that hold something else than most do; without a majority, something else than rank 0 does."""
+    (commonest, count), *_ = Counter(held).most_common()
+    # Without a majority nobody knows who is right: rank 0, which speaks for all, is taken for it.
+    most = commonest if 2 * count > len(held) else held[0]
+    return [rank for rank, value in enumerate(held) if value != most]
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Words for some ranks: `rank 3` or `ranks 0, 2`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

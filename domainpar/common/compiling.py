@@ -1,0 +1,353 @@
+"""numba's compiler as all kernels use it: without the GIL, kept on disk, and watched.
+
+A kernel is compiled at its first call ever and kept on disk; later processes load it. numba keeps it until the file of
+the function changes. But kernels call each other across files and take constants of others: what is kept could be
+yesterday's, other bits on one rank than on the next, or tracks of an old version. Here it is kept until anything that
+the kernel reaches changes (`reached`).
+
+Ranks reach a new kernel together. Who does not find it on disk takes a lock of this machine and looks again, so that
+one rank compiles it and the others load it. What is compiled is said, and is no time of the work. Where nothing can be
+kept, kernels are compiled anew at every start, and that is said.
+"""
+
+from __future__ import annotations
+
+import dis
+import fcntl
+import hashlib
+import inspect
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.core import caching, event
+
+from domainpar.common import timeouts
+from domainpar.common.words import VOICE, several
+
+ELSEWHERE = "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk"
+"""The remedy where compiled kernels cannot be kept."""
+
+ROOM = 8 * 2**20
+"""Bytes that the kernels of a training and of tracks take on disk."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """A function for arrays as machine code, made at its first call or taken from disk. Division by 0 is no error."""
+    kernel = njit(nogil=True, error_model="numpy")(function)
+    try:
+        kernel._cache = _Kept(function)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        _WATCH.keeps_nothing("neither the package nor the home directory can be written to")
+    return kernel
+
+
+def place_of_kernels() -> Path | None:
+    """A directory where kernels of this package are kept; None if there is none that can be written to."""
+    try:
+        return Path(_Places(compiled).locator.get_cache_path())
+    except RuntimeError:
+        return None
+
+
+def why_not_kept(place: Path) -> str:
+    """Why kernels cannot be kept in a directory; empty where they can."""
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:  # tried: an empty file fits on a full disk
+            file.write(bytes(ROOM))
+        return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+
+
+class _Places(caching.CompileResultCacheImpl):
+    """Where numba keeps a kernel: beside its file, or else at home."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not os.path.isabs(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~")):
+            # Of a user without a home, numba would make a directory "~" wherever the command is called.
+            self._locator_classes = [kind for kind in self._locator_classes if kind is not caching.UserWideCacheLocator]
+        super().__init__(function)  # type: ignore[no-untyped-call]
+
+
+class _Kept(caching.FunctionCache):
+    """What numba keeps on disk of one kernel, while nothing that the kernel reaches changes.
+
+    These are private names of numba: `domainpar.nn.lanes` says what breaks without them.
+    """
+
+    _impl_class = _Places
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        if not hasattr(self._cache_file, "_source_stamp"):
+            raise RuntimeError("this numba knows no stamp of sources: kernels on disk would outlive them.")
+        _hash_of(function.__code__.co_filename)  # the file as it is while it is imported, which numba reads too
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """The kernel kept on disk, also once another process has compiled it; None if this one is to compile it."""
+        # Only now: what stands further down in a file is not there yet while that is imported.
+        self._cache_file._source_stamp = _stamp(self._py_func)
+        kernel = self._load(signature, context)
+        if kernel is None:
+            _WATCH.look_at(Path(self.cache_path))
+            kernel = self._load(signature, context) if _WATCH.lock() else None
+        if kernel is not None:
+            _WATCH.loaded()
+        return kernel
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep a kernel that was compiled, or say once why it is not kept."""
+        try:
+            super().save_overload(signature, result)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            _WATCH.keeps_nothing(f"{error.filename or self.cache_path}: {error.strerror}")
+
+    def _load(self, signature: Any, context: Any) -> Any:
+        try:
+            return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
+        except OSError:  # it is another user's, say; whether it can be written is said when it is
+            return None
+        except Exception:  # what a machine left that went down: unpickled, it may raise anything
+            with suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+            return None
+
+
+# --- what a kernel is made of ----------------------------------------------------------------------------------------
+
+
+def _stamp(function: Callable[..., Any]) -> str:
+    """A hash of all that a kernel reaches.
+
+    Of files, as numba's own: what is done once they are imported counts, such as giving operators to a type.
+    """
+    files, values = reached(function)
+    return hashlib.sha256("\n".join([*map(_hash_of, sorted(files)), *sorted(values)]).encode()).hexdigest()
+
+
+@cache
+def _hash_of(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def reached(function: Callable[..., Any]) -> tuple[set[str], set[str]]:
+    """What a kernel is made of: all that it mentions, and that what it mentions mentions, within its package and ours.
+
+    Values that the kernel itself closes over are left out: numba tells kernels by them.
+
+    Args:
+        function: The kernel, or the function that it is compiled from.
+
+    Returns:
+        Files of the functions and classes, and `name = value` of everything else.
+
+    Raises:
+        TypeError: If a value has no text that tells it from another one.
+    """
+    root = inspect.unwrap(function)
+    packages = {_package(root.__module__), _package(__name__)}
+    files: set[str] = set()
+    values: set[str] = set()
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = [("", root)]
+    while left:
+        name, item = left.pop()
+        item = inspect.unwrap(item) if callable(item) else item  # numba's wrappers and Python's
+        if isinstance(item, FunctionType | type) and _package(item.__module__) in packages:
+            if id(item) not in seen:
+                seen.add(id(item))
+                files.add(str(sys.modules[item.__module__].__file__))
+                left += _of_class(item) if isinstance(item, type) else _of_function(item, item is root, packages)
+        elif isinstance(item, tuple | list):
+            left += [(f"{name}[{i}]", each) for i, each in enumerate(item)]
+        elif isinstance(item, dict):
+            left += [(f"{name}[{key!r}]", each) for key, each in item.items()]
+        elif not isinstance(item, ModuleType):
+            values.add(f"{name} = {_text(name, item)}")
+    return files, values
+
+
+def _of_function(function: FunctionType, is_kernel: bool, packages: set[str]) -> Iterator[tuple[str, Any]]:
+    """What a function mentions, its defaults, and what it closes over, by name."""
+    for name, *attributes in _mentioned(function.__code__):
+        item = function.__globals__.get(name)  # of Python itself, if it is not there
+        while attributes and isinstance(item, ModuleType) and _package(item.__name__) in packages:
+            name, item = f"{name}.{attributes[0]}", getattr(item, attributes.pop(0), None)
+        yield f"{function.__module__}: {name}", item
+    where = f"{function.__module__}.{function.__qualname__}"
+    yield f"{where}()", [function.__defaults__ or (), function.__kwdefaults__ or {}]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        # Kernels that differ in such values alone share an index on disk, so they must have one stamp.
+        if not is_kernel or isinstance(inspect.unwrap(cell.cell_contents), FunctionType):
+            yield f"{where}.{name}", cell.cell_contents
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@cache
+def _mentioned(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Global names that a function and those within it take up, each with the attributes that it asks of them."""
+    chains: list[list[str]] = []
+    before = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL":
+            chains.append([step.argval])
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before in ("LOAD_GLOBAL", "LOAD_ATTR") and chains:
+            chains[-1].append(step.argval)
+        before = step.opname
+    inner = (_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return tuple({tuple(chain): None for chain in chains} | dict.fromkeys(chain for of in inner for chain in of))
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Methods and plain values of a class, and the classes it is made from, by name."""
+    where = f"{kind.__module__}.{kind.__qualname__}"
+    yield from ((where, base) for base in kind.__bases__)
+    for name, item in vars(kind).items():
+        item = getattr(item, "fget", None) or getattr(item, "__func__", item)  # properties; methods of the class
+        if isinstance(inspect.unwrap(item), FunctionType | bool | int | float | str | tuple):
+            yield f"{where}.{name}", item
+
+
+def _text(name: str, item: Any) -> str:
+    if isinstance(item, np.ndarray):
+        return f"{item.dtype} {item.shape} {hashlib.sha256(item.tobytes()).hexdigest()}"
+    if isinstance(item, FunctionType):
+        return f"{item.__module__}.{item.__qualname__}"
+    text = repr(item)
+    if " at 0x" in text or isinstance(item, set | frozenset):
+        raise TypeError(
+            f"a kernel reaches {name} = {text}, whose text does not tell its value; make it a number, a tuple or so."
+        )
+    return text
+
+
+# --- the watch -------------------------------------------------------------------------------------------------------
+
+
+class _Watch(event.Listener):
+    """Holds the lock of this machine while numba compiles, and measures how long that takes, with loading."""
+
+    def __init__(self) -> None:
+        self.talks, self.listens, self._alone, self._said, self._why_not = False, False, False, "", ""
+        self._looked = False
+        self._mutex, self._file, self._depth = threading.Lock(), -1, 0
+        self._began = self._seconds = 0.0
+        self._ready = 0
+
+    def clock(self) -> float:
+        """Seconds of this process, those spent here left out."""
+        with self._mutex:
+            return (self._began if self._depth else time.perf_counter()) - self._seconds
+
+    def on_start(self, started: event.Event) -> None:
+        if started.kind == "numba:compile":
+            VOICE.begin(self._far)
+            return self._say()
+        with self._mutex:
+            self._depth += 1  # kernels that call each other are compiled within each other
+            if self._depth == 1:
+                self._began = time.perf_counter()
+        return None
+
+    def on_end(self, ended: event.Event) -> None:
+        if ended.kind == "numba:compile":
+            self._ready += 1
+            return VOICE.end(self._far)
+        with self._mutex:
+            self._depth -= 1
+            if self._depth == 0:
+                if self._file >= 0:
+                    os.close(self._file)  # which gives the lock back
+                    self._file = -1
+                self._seconds += time.perf_counter() - self._began
+        return None
+
+    def lock(self) -> bool:
+        """Wait until no other process of this user compiles; returns whether that was new. Kept until numba is done."""
+        # Without locks every rank compiles for itself, and keeps the same machine code: slower, and nothing else.
+        with self._mutex, suppress(OSError), ExitStack() as stack:
+            if self._depth == 0 or self._file >= 0 or self._alone:
+                return False
+            self._file = os.open(_lock_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            came = time.perf_counter()
+            VOICE.begin(self._far)
+            stack.callback(VOICE.end, self._far)
+            while (waited := time.perf_counter() - came) < timeouts.COMPILING:  # its owner may be frozen
+                with suppress(BlockingIOError):
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                if waited > timeouts.COMPILING_SILENCE:
+                    self._say()
+                time.sleep(0.01)
+            self._alone = True
+        return False
+
+    def loaded(self) -> None:
+        """A kernel was taken from disk."""
+        self._ready += 1
+
+    def look_at(self, place: Path) -> None:
+        """Find out, once, whether kernels can be kept there, so that what is said of it is true from the start."""
+        if not self._looked:
+            self._looked = True
+            if why := why_not_kept(place):
+                self.keeps_nothing(why)
+
+    def keeps_nothing(self, why: str) -> None:
+        """Compile without waiting for others, who will not find it on disk either, and say why kernels are not kept."""
+        self._alone, self._why_not = True, self._why_not or why
+        if self._said:
+            self._say()
+
+    def _say(self) -> None:
+        anew = f"at every start: they cannot be kept, {self._why_not}; {ELSEWHERE}, helps"
+        text = f"compiling: kernels for this machine (numba), {anew if self._why_not else 'once: later runs load them'}"
+        if self.talks and text != self._said:
+            self._said = text
+            VOICE.say(text, sys.stderr)
+
+    def _far(self) -> str:
+        return f"compiling: {several(self._ready, 'kernel')} compiled or loaded so far"
+
+
+def _lock_file() -> Path:
+    """One for each user, copy of the package and machine: file systems that machines share may know no locks."""
+    package = hashlib.sha256(str(Path(__file__).resolve().parents[1]).encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"domainpar-compiling-{os.getuid()}-{package}"
+
+
+_WATCH = _Watch()
+
+
+def watch_compiling(talks: bool) -> None:
+    """Compile each kernel on one process of this machine at a time, and let `clock` stand still meanwhile.
+
+    Args:
+        talks: Whether this process says so, once, when it compiles or waits for a process that does.
+    """
+    _WATCH.talks = talks
+    if not _WATCH.listens:
+        _WATCH.listens = True
+        for kind in ("numba:compiler_lock", "numba:compile"):
+            event.register(kind, _WATCH)  # type: ignore[no-untyped-call]
+
+
+def clock() -> float:
+    """Seconds, for the difference of two: those that numba took to load or compile kernels are not in them."""
+    return _WATCH.clock()

@@ -1,0 +1,113 @@
+"""All time-outs and pauses, in seconds, the shortest first: how long anything waits, and why not longer or shorter.
+
+Many of them depend on each other: whoever ends a run must leave the others the time to say why.
+`tests/common/test_timeouts.py` holds them in order. What a user can set has its default here.
+"""
+
+from __future__ import annotations
+
+SPIN = 2e-4
+"""A rank with a core of its own polls MPI without a nap: most messages come sooner."""
+
+LONGEST_NAP = 5e-4
+"""Between two polls of MPI by a rank that waits long: longer than `SPIN`, short beside large messages."""
+
+POLL_PER_RANK = 5e-4
+"""Added to a watcher's pause for each rank of the run: one process serves all their questions."""
+
+MEETING_POLL = 0.005
+"""Between two looks whether all ranks have come, or want to leave: nothing else happens meanwhile."""
+
+ANSWER_POLL = 0.05
+"""Between two looks for an answer: of a watcher that was asked for frames, of a process that fills its lock."""
+
+WATCH_POLL = 0.1
+"""Between two looks of a watcher for a failure of others. It runs beside the work, so longer than `MEETING_POLL`."""
+
+BEAT = 0.5
+"""Between two signs of life of a watcher, some polls long: they are written through the network."""
+
+LINGER = 0.5
+"""The rank that serves the store ends this much after the others, some `WATCH_POLL`: all read of a failure first."""
+
+FORWARDING = 0.5
+"""Between a rank's last words and its abort: mpiexec passes on what ranks print, but not once it is told to abort.
+Shorter than `REPORT`."""
+
+PATIENCE = 1.0
+"""A rank that has waited for others this long counts as waiting, not as the one they wait for. Some `BEAT`, so that the
+board shows it."""
+
+REPORT = 1.0
+"""A rank that saw others fail leaves them the time to say why before it ends too, which may end the job. Longer than
+`FORWARDING` and `LINGER`, which the rank that speaks needs itself."""
+
+LOOK = 1.0
+"""Between two looks, while ranks part, whether one of them waits for a call that will never be made."""
+
+COMPILING_SILENCE = 1.0
+"""Kernels of numba are loaded within this time; longer is compiled, and the user hears of it."""
+
+SIGNS_OF_LIFE = 2.5 * BEAT
+"""Between two readings of the board: a rank without a new sign of life by then has ended. More than two `BEAT`."""
+
+FRAMES = 1.5
+"""A watcher that is asked where its rank is answers with its next `BEAT`; some of them."""
+
+ORPHAN = 2.0
+"""Ranks whose store is gone leave this time to end by themselves, with their own words. Longer than `REPORT`."""
+
+LEAVING = 2.0
+"""A program that was asked to end, with all it has started, is killed then; a launcher passes `REPORT` on before."""
+
+LOCK_FILLING = 2.0
+"""A process that has made its lock has filled it by then, even on a slow file system."""
+
+BOARD = 3.0
+"""All of a reading of the board: longer than `SIGNS_OF_LIFE` and `FRAMES`. Else it lies on a machine that stopped."""
+
+RANKS_LEAVING = 5.0
+"""Test ranks that have given their results end by themselves, closing their group; then they are killed."""
+
+REFUSAL = 5.0
+"""All ranks of a model that is verified come to the same refusal by then; those that wait for others are stopped."""
+
+SILENCE = 10.0
+"""A command that has said nothing for so long says what it is at. Long beside the lines of short work."""
+
+PROBE = 20.0
+"""Wait of ranks that the doctor starts for each other: they do nothing that takes long."""
+
+LAUNCHER_ANSWER = 20.0
+"""A launcher or library that is asked for its version answers by then."""
+
+DOCTOR_REPORT = 30.0
+"""Ranks that cannot meet leave rank 0 of the doctor this time for the report: longer than `LAUNCHER_ANSWER`."""
+
+DOCTOR = 60.0
+"""Wait of the doctor's ranks for each other: longer than `DOCTOR_REPORT`."""
+
+STARTING = 60.0
+"""Python and torch start from a cold network disk; on top of it comes what the program does. Longer than `PROBE`."""
+
+CONNECT = 60.0
+"""Connecting to a store that is known to be served, by a program that may still start. Shorter than `JOIN`."""
+
+GRACE = 60.0
+"""The library's own limit comes this much after a deadline of ours, which names ranks: longer than `BOARD`."""
+
+COMPILING = 100.0
+"""A rank that waits so long for another one's compiler compiles for itself. Shorter than `STEP`: the others wait."""
+
+STEP = 120.0
+"""Default wait of a rank for the others once a first step is done: `--timeout`."""
+
+SMALL_GRAPH = 120.0
+"""Wait for ranks as threads on a small graph, with any model of a user's."""
+
+JOIN = 300.0
+"""Default wait until all ranks have come: `--join-timeout`. Nodes of a job start minutes apart."""
+
+FIRST_STEP = 300.0
+"""Default wait of a rank for the others: in a user's program, and as `--first-timeout` up to the end of the first step,
+which reads, compiles and allocates; longer than `STEP` and `COMPILING`."""

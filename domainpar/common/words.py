@@ -1,0 +1,192 @@
+"""Phrases of the sentences that commands print, and signs of life of what takes long."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from domainpar.common import timeouts
+from domainpar.common.limits import cores_here
+
+
+def several(count: int, what: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def between(counts: Sequence[int], what: str) -> str:
+    """`854,270 to 1,224,025 hits`, or `1 hit` when all are equal. Needs at least one count."""
+    least, most = min(counts), max(counts)
+    return several(most, what) if least == most else f"{least:,} to {several(most, what)}"
+
+
+def byte_size(count: int) -> str:
+    """`310 MiB`, `1.42 GiB`, `2.00 EiB`."""
+    for unit, power in (("EiB", 60), ("PiB", 50), ("TiB", 40), ("GiB", 30)):
+        if count >= 2**power:
+            return f"{count / 2**power:.2f} {unit}"
+    return f"{count / 2**20:.0f} MiB"
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """`a, b, c`, or the first of many: `a, b, c and 97 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def on_ranks() -> list[str]:
+    """The words that start a command on the ranks of this machine, 8 at most; none where there is one core."""
+    cores = len(cores_here())
+    return [its_mpiexec(), "-n", str(min(8, cores))] if cores > 1 else []
+
+
+def this_python() -> str:
+    """This Python, as it is typed: `python` if the shell finds it, else its path."""
+    return _what_to_type("python") or sys.executable
+
+
+def its_mpiexec() -> str:
+    """The `mpiexec` beside this Python, as it is typed; `mpiexec` where there is none."""
+    return _what_to_type("mpiexec") or "mpiexec"
+
+
+def _what_to_type(program: str) -> str | None:
+    """A program of this Python's folder: its name if the shell would find it there, else its path; None without it."""
+    here = Path(sys.executable).with_name(program)
+    if not here.exists():
+        return None
+    path = shutil.which(program)
+    if path is not None and Path(path).parent.samefile(here.parent):
+        return program
+    return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
+
+
+# --- signs of life ---------------------------------------------------------------------------------------------------
+
+
+class Voice:
+    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
+
+    Args:
+        clock: Seconds.
+
+    Attributes:
+        phase: What the work at hand is doing right now, in a word; empty where that is not known.
+        silence: Seconds that are long.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.phase, self.silence = "", timeouts.SILENCE
+        self._clock = clock
+        self._works: list[Callable[[], str]] = []
+        self._began = self._spoke = clock()
+
+    def say(self, line: str, file: TextIO | None = None) -> None:
+        """Print a line beside the progress bar, on standard output or into a file."""
+        from tqdm import tqdm
+
+        self.spoke()
+        tqdm.write(line, file=file)
+
+    def spoke(self) -> None:
+        """Something was said."""
+        self._spoke = self._clock()
+
+    def begin(self, work: Callable[[], str]) -> None:
+        """From now on this is at hand: a function that says what, and how far it is; nothing where a bar shows it."""
+        self._works.append(work)
+        self.phase = ""
+
+    def end(self, work: Callable[[], str]) -> None:
+        """A work has ended: mostly the one that began last, but threads may end in another order."""
+        self._works.remove(work)
+        self.phase = ""
+
+    @contextmanager
+    def doing(self, what: object) -> Iterator[None]:
+        """Around a work, whose text says what it is, and how far."""
+        work = what.__str__
+        self.begin(work)
+        try:
+            yield
+        finally:
+            self.end(work)
+
+    def look(self) -> float:
+        """Say what is at hand if nothing was said for long; returns after how many seconds to look again."""
+        if (left := self._spoke + self.silence - self._clock()) > 0:
+            return left
+        self.spoke()
+        if text := self._works[-1]() if self._works else "":
+            phase = f" ({self.phase})" if self.phase else ""
+            self.say(f"[{self._clock() - self._began:.0f} s] {text}{phase}", sys.stderr)
+        return self.silence
+
+    @contextmanager
+    def heard(self, what: object) -> Iterator[None]:
+        """Around all that a process does: a thread looks while the others work."""
+        self._began = self._spoke = self._clock()
+        ended = threading.Event()
+
+        def speak() -> None:
+            while not ended.wait(self.look()):
+                pass
+
+        speaker = threading.Thread(target=speak, name="signs of life", daemon=True)
+        with self.doing(what):
+            speaker.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                speaker.join()
+
+
+VOICE = Voice()
+"""That of this process."""
+
+
+@contextmanager
+def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
+    """Show how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
+
+    Args:
+        what: The work, in few words.
+        total: How many there are to do.
+        unit: Of what.
+        talks: Whether this rank shows it.
+        done: How many are done already.
+
+    Yields:
+        A function to call when `count` more are done, with a `note` to be shown beside the number.
+    """
+    from tqdm import tqdm
+
+    note = ""
+    with tqdm(total=total, initial=done, desc=what, unit=unit, disable=None if talks else True) as bar:
+
+        def advance(count: int = 1, note_now: str = "") -> None:
+            nonlocal done, note
+            done, note = done + count, note_now and f", {note_now}"
+            bar.set_postfix_str(note_now, refresh=False)
+            bar.update(count)
+
+        def far() -> str:
+            if bar.disable:
+                return f"{what}: {done:,} of {several(total, unit)}{note}"
+            bar.refresh()  # its seconds go on
+            return ""
+
+        if talks:
+            VOICE.begin(far)
+        try:
+            yield advance
+        finally:
+            if talks:
+                VOICE.end(far)

@@ -1,0 +1,218 @@
+"""Checkpoints: weights, optimiser and place of a run, the same bytes from 1 and from 8 ranks.
+
+Rank 0 writes. Nothing that depends on ranks, times or hosts goes in, so that a run can resume on any other ranks.
+`checkpoint_files` writes the files, and checks them when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor, nn
+
+from domainpar.common import faults
+from domainpar.common.agreement import on_all, on_root
+from domainpar.common.problems import Problem
+from domainpar.common.words import VOICE
+from domainpar.nn.optimizers import optimizer_name
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Where training stands.
+
+    Attributes:
+        step: Optimiser steps done.
+        epoch: Epoch that the next step belongs to, from 0.
+        step_in_epoch: Steps of that epoch already done.
+        best: Best value of the validation metric so far, the larger the better; None before the first.
+        best_step: Step of the checkpoint that `best` names; None before the first.
+        best_epoch: Epochs done by then; None also where an earlier version did not count.
+        dataset: Digest of the store.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    best_epoch: int | None = None
+    dataset: str = ""
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """One hash of all parameters, by name: the evidence of rank invariance."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        # Raw bytes, so that -0.0 and 0.0, or two NaNs, are told apart.
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoints(CheckpointFiles):
+    """The checkpoints of one run. Only rank 0 saves; every rank may load."""
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, best: bool) -> Path:
+        """Write a checkpoint and make it the last (and the best); `drop_old` makes room afterwards.
+
+        Raises:
+            OSError: If it cannot be written; earlier checkpoints are as they were.
+        """
+        faults.reach("save")
+        files = {
+            "model.safetensors": tensors_to_bytes(_cpu(_model_tensors(model))),
+            "optimizer.safetensors": tensors_to_bytes(_cpu(optimizer_tensors(model, optimizer))),
+            "state.json": json_bytes({**asdict(state), "optimizer": optimizer_name(optimizer)}),
+        }
+        return self.write(state.step, files, best)
+
+    def load(self, which: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> TrainingState:
+        """Load the `last` or `best` checkpoint, and no other, into a model, and into its optimiser.
+
+        Raises:
+            Problem: If there is none, it is damaged, or it belongs to another network.
+        """
+        name = self.pointed(which)
+        try:
+            files = self.read(name)
+        except Problem as damaged:
+            if which != "best":
+                raise
+            raise Problem(damaged.what, "copy it anew, or take the newest with --checkpoint last") from damaged
+        state = self._load(name, files, model, optimizer)
+        if which == "best" and state.best_step not in (None, state.step):
+            raise Problem(
+                f"{self.directory / 'best'} names {name}, but then the best was that of step {state.best_step}: "
+                "the pointer is damaged",
+                f"write {name_of(state.best_step or 0)} into it if that is there, or take --checkpoint last",
+            )
+        return state
+
+    def load_chosen(
+        self, choice: Choice, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> TrainingState:
+        """Load the checkpoint that was chosen on rank 0.
+
+        Raises:
+            Problem: If this rank finds it damaged or another one, or it belongs to another network.
+        """
+        return self._load(choice.name, self.read(choice.name, choice.manifest), model, optimizer)
+
+    def _load(
+        self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> TrainingState:
+        weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
+        state = json.loads(files["state.json"])  # an earlier version did not say whose: AdamW was the only one
+        there, needed = (
+            {name: (tuple(value.shape), value.dtype) for name, value in held.items()} for held in (weights, tensors)
+        )
+        # Compared before anything is copied: a network is filled whole or not at all.
+        for tensor in sorted(needed.keys() | there.keys()):
+            if needed.get(tensor) != there.get(tensor):
+                raise Problem(
+                    f"checkpoint {self.place(name)} belongs to another network: {tensor} is "
+                    f"{there.get(tensor, 'not there')}, this network has {needed.get(tensor, 'no such parameter')}",
+                    "give the flags the run was trained with",
+                )
+        with torch.no_grad():
+            for tensor, value in tensors.items():
+                value.copy_(weights[tensor])
+        # A run writes a file also before its first step, one without tensors; `recipes/ship.py` writes no bytes.
+        if optimizer is not None and not files["optimizer.safetensors"]:
+            what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
+            raise Problem(what, "begin a run with them: --init")
+        if optimizer is not None:
+            if (theirs := state.pop("optimizer", "adamw")) != (ours := optimizer_name(optimizer)):
+                raise Problem(
+                    f"checkpoint {self.place(name)} was left by {theirs}, and what that keeps means nothing to {ours}",
+                    f"give --optimizer {theirs}, or begin a new run with its weights: --init",
+                )
+            parameters, kept = dict(model.named_parameters()), tensors_from_bytes(files["optimizer.safetensors"])
+            # Sorted: the order in which they were read differs between ranks.
+            for label, value in sorted(kept.items()):
+                of_parameter, key = label.rsplit(":", 1)
+                parameter = parameters[of_parameter]
+                # AdamW keeps its count of steps on the host, also for parameters on a GPU.
+                optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
+        state.pop("optimizer", None)
+        return TrainingState(**state)
+
+
+def load_agreed(
+    checkpoints: Checkpoints,
+    which: str,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    strict: bool = False,
+) -> TrainingState:
+    """Load one checkpoint on all ranks, the same that rank 0 has verified. *Collective*.
+
+    If `last` is damaged, the newest good one before it is taken and rank 0 warns. A damaged `best` is refused: another
+    network in its place would be a change nobody asked for.
+
+    Args:
+        checkpoints: Those of the run.
+        which: `last` or `best`.
+        world: The ranks.
+        model: To be filled.
+        optimizer: To be filled as well, if there is one.
+        strict: Refuse in place of taking another one.
+
+    Raises:
+        Refused: On all ranks alike, if there is none, none is good, or it belongs to another network.
+    """
+    if which != "last":
+        return on_all(world.transport, lambda: checkpoints.load(which, model, optimizer))
+    choice = Choice(*on_root(world.transport, lambda: checkpoints.choose(strict)))
+    if choice.problems and world.is_root:
+        warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
+    return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))
+
+
+def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """The first parameter, or state of the optimiser, that holds a NaN or an infinity; None if there is none.
+
+    Buffers are their author's business: a mask is often minus infinity.
+    """
+    for name, value in {**dict(model.named_parameters()), **optimizer_tensors(model, optimizer)}.items():
+        # A sum is much faster than looking at each value; it may overflow though all of them are finite.
+        if value.is_floating_point() and not (torch.isfinite(value.sum()) or torch.isfinite(value).all()):
+            return name
+    return None
+
+
+def warn(text: str) -> None:
+    """Print a warning in one piece, beside the progress bar; on rank 0."""
+    VOICE.say(f"WARNING: {text}", sys.stderr)
+    sys.stderr.flush()
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once: a network with shared weights has fewer than one without."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as tensors named after parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}:{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}

@@ -1,0 +1,279 @@
+"""The directory of a run: chosen by rank 0, never shared with another run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from domainpar.common.atomic_files import write_synced, write_whole
+from domainpar.common.lock import RUN, Claim, left_behind
+from domainpar.common.problems import Problem
+from domainpar.runs.checkpoint_files import CheckpointFiles, json_bytes
+from domainpar.runs.own_files import remove, strangers_in_run
+
+RUNS = Path("runs")
+_BYTES_TO_TRY = 65536
+
+Resume = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of a run, claimed for it.
+
+    Attributes:
+        path: Where it lies.
+        resume: Whether the run continues from a checkpoint that lies there.
+        key: The key of its lock.
+        notes: Notes for the user on the choice, a line each.
+    """
+
+    path: Path
+    resume: bool
+    key: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, for the other ranks."""
+        return asdict(self) | {"path": str(self.path)}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> RunDirectory:
+        """Read the output of `to_json`."""
+        return cls(Path(values["path"]), values["resume"], values["key"], tuple(values["notes"]))
+
+    def release(self) -> None:
+        """Give the directory back: another run may continue in it."""
+        Claim(self.path / RUN.lock, self.key).release()
+
+
+def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDirectory:
+    """Pick, claim and make the directory of a run, with a `run.json` that says it is one; called on rank 0.
+
+    Raises:
+        Problem: If it holds another run and neither `resume` nor `overwrite` is given, if there is nothing to resume,
+            if another run is at work in it, or it cannot be written.
+    """
+    try:
+        resumes, restarts = goes_on(out, resume), resume == "auto"
+        directory = _next_number() if out is None else Path(out)
+        if not resumes:
+            _check_free(directory, restarts, overwrite)
+            directory.mkdir(parents=True, exist_ok=True)
+        elif not (directory / "run.json").is_file():
+            raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
+        claim = Claim.take(directory, RUN)
+        try:
+            notes = [claim.note]
+            if not resumes:
+                _check_free(directory, restarts, overwrite)  # another run may have come and gone in between
+            _try_to_write(directory)
+            if not resumes:
+                if restarts and (directory / "run.json").is_file():
+                    notes.append(f"{directory} holds a run that never saved a checkpoint; starting anew")
+                if overwrite:
+                    # `run.json` goes last: until then it is a run. Our own lock stays.
+                    paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
+                    removed = remove(path for path in paths if path.name != RUN.lock)
+                    notes += [f"--overwrite removed the run in {directory}: {', '.join(removed)}"] * bool(removed)
+                (directory / "checkpoints").mkdir(exist_ok=True)
+                RunFile(directory / "run.json").update(state="starting")
+        except BaseException:
+            claim.release()
+            raise
+        return RunDirectory(directory, resumes, claim.key, tuple(note for note in notes if note))
+    except OSError as error:
+        what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
+        raise Problem(what, "choose another --out, or make room there") from error
+
+
+def goes_on(out: str | None, resume: Resume) -> bool:
+    """Whether a run is to continue in its directory, or is begun there."""
+    return resume is True or (resume == "auto" and can_go_on(Path(out or "")))
+
+
+def began_with(out: str | None, resume: Resume) -> dict[str, Any]:
+    """The entry `store` in `run.json` of a run that continues; nothing for one that begins."""
+    path = Path(out or "") / "run.json"
+    return dict(RunFile.read(path).content.get("store") or {}) if goes_on(out, resume) and path.is_file() else {}
+
+
+def begun_tasks(out: str | None, resume: Resume) -> dict[str, Any] | None:
+    """What a run that continues learns, by its `run.json`; None for one that begins, or began in an earlier version."""
+    path = Path(out or "") / "run.json"
+    return RunFile.read(path).content.get("tasks") if goes_on(out, resume) and path.is_file() else None
+
+
+def can_go_on(directory: Path) -> bool:
+    """Whether a directory holds a run that has ever saved a checkpoint, good or not."""
+    return (directory / "run.json").is_file() and bool(CheckpointFiles(directory / "checkpoints").names())
+
+
+def newest_run() -> Path:
+    """The run in `runs` that was started or resumed last.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    begun: dict[Path, float] = {}  # seconds since 1970
+    for path in RUNS.glob("*/run.json"):
+        begun[path.parent] = path.stat().st_mtime
+        # Damaged, or of an earlier version: the file's time has to do, and whoever takes the run says what is wrong.
+        with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
+            content = RunFile.read(path).content
+            if content.get("state") == "starting":  # it has not begun to train
+                del begun[path.parent]
+            else:
+                begun[path.parent] = datetime.fromisoformat(content["started"]).timestamp()
+    if not begun:
+        raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
+    return max(begun, key=lambda run: (begun[run], run))
+
+
+def figure_of(record: Mapping[str, Any], main: str) -> float | None:
+    """What tells the best checkpoint, the larger the better, of the record of a validation.
+
+    Args:
+        record: The record.
+        main: What the network is there for: a label, or `edge`.
+
+    Returns:
+        The figure; None if it could not be counted.
+    """
+    if record["loss"] is None:
+        return None
+    figures = record.get("labels", {}).get(main, {})
+    if figures.get("rmse") is not None:
+        return -float(figures["rmse"])
+    # `edge` is `nn.heads.EDGE`, which would bring torch along.
+    figure: float | None = record.get("edge_auc_pooled") if main == "edge" else figures.get("accuracy")
+    return figure
+
+
+def state_of(directory: Path, content: Mapping[str, Any]) -> str:
+    """The state of a run by its `run.json`; `died` if that says that it is at work, and its process is gone."""
+    state = str(content.get("state") or "unknown")
+    # A process that was killed could not change the word.
+    return "died" if state in ("starting", "running") and left_behind(directory, RUN) else state
+
+
+@dataclass
+class RunFile:
+    """`run.json`: facts about a run, and its state.
+
+    Attributes:
+        path: The file.
+        content: Its entries.
+    """
+
+    path: Path
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> RunFile:
+        """The file of an earlier run.
+
+        Raises:
+            Problem: If it cannot be read.
+        """
+        try:
+            return cls(path, dict(json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            what = f"{path} cannot be read: {type(error).__name__}: {error}"
+            raise Problem(what, "copy it anew, or name another run", file=path) from error
+
+    def update(self, **changes: Any) -> None:
+        """Change some entries and replace the file.
+
+        Raises:
+            OSError: If that is impossible; the file is as it was then.
+        """
+        self.content |= changes
+        write_whole(self.path, json_bytes(self.content))
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """The content of the `run.json` of a run that has begun, and so knows its store.
+
+    Raises:
+        ValueError: If there is no run, or its file cannot be read.
+    """
+    path = directory / "run.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
+    content = RunFile.read(path).content
+    store = content.get("store")
+    for name in ("path", "digest", "feature_names", "edge_feature_names"):
+        if not isinstance(store, dict) or name not in store:
+            raise Problem(f"{path} cannot be read: it does not say store.{name}", "name another run")
+    return content
+
+
+def note_failure(directory: Path, rank: int, error: BaseException) -> None:
+    """Write into a run's directory that it failed and why; called on the rank that did. The first one's words stay.
+
+    If a rank did not come, `faults/` gets the board of all ranks, as rank N saw it.
+    """
+    with contextlib.suppress(OSError, ValueError):  # the failure matters more than this note of it
+        texts = {directory / "logs" / f"rank_{rank}.txt": "".join(traceback.format_exception(error))}
+        if board := getattr(error, "board", ""):
+            texts[directory / "faults" / f"board_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
+        for path, text in texts.items():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, text.encode())
+        file = RunFile.read(directory / "run.json")
+        if file.content.get("state") != "failed":
+            said = str(error).splitlines()[0] if board else str(error)  # the rest is the board
+            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {said}")
+
+
+def _next_number() -> Path:
+    """Make the next numbered directory. Of two runs that start at once, one takes the number after."""
+    taken = (int(path.name) for path in RUNS.glob("[0-9]*") if path.name.isdigit() and path.is_dir())
+    number = max(taken, default=0) + 1
+    RUNS.mkdir(parents=True, exist_ok=True)
+    while True:
+        directory = RUNS / f"{number:04d}"
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()  # exactly one of those that try succeeds
+            return directory
+        number += 1
+
+
+def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
+    """Refuse a directory that belongs to something else."""
+    if not directory.exists() or all(path.name == RUN.lock for path in directory.iterdir()):
+        return
+    is_run = (directory / "run.json").is_file()
+    if is_run and restart and not overwrite:
+        return
+    if overwrite:
+        stranger = next(strangers_in_run(directory) if is_run else iter(sorted(directory.iterdir())), None)
+        if stranger is None:
+            return
+        raise Problem(
+            f"{directory} holds files that are not a run ({stranger.relative_to(directory)}); --overwrite does not "
+            "remove those",
+            "move them away, or choose another --out",
+        )
+    what, instead = ("another run", ", or --resume or --overwrite it") if is_run else ("other files", "")
+    raise Problem(f"{directory} holds {what}", f"choose another --out{instead}")
+
+
+def _try_to_write(directory: Path) -> None:
+    """Check that there is room and permission, before hours are spent on results that cannot be kept."""
+    trial = directory / f".trial-{uuid.uuid4().hex}"
+    try:
+        write_synced(trial, bytes(_BYTES_TO_TRY))
+    except OSError as error:
+        error.filename = str(directory)  # a failing write names no file
+        raise
+    finally:
+        trial.unlink(missing_ok=True)

@@ -1,0 +1,32 @@
+"""The flags of each command, as frozen dataclasses: one field, one flag, one key of a YAML file.
+
+The docstring under a field is its line in `--help`. Fields are gathered in small groups, shared between commands.
+A mistake in a group, or between groups, is refused when the object is made, before anything else is imported.
+Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
+"""
+
+from domainpar.tracking.config.doctor import DoctorConfig
+from domainpar.tracking.config.estimate import EstimateConfig
+from domainpar.tracking.config.export import ExportConfig
+from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
+from domainpar.tracking.config.import_acorn import ImportAcornConfig
+from domainpar.tracking.config.infer import SHIPPED, InferConfig
+from domainpar.tracking.config.prepare import PrepareConfig
+from domainpar.tracking.config.ranks import session_arguments
+from domainpar.tracking.config.report import ReportConfig
+from domainpar.tracking.config.texts import (
+    conditions_of,
+    parse_layer_pairs,
+    parse_names,
+    parse_numbers,
+    parse_weighting,
+    target_conditions,
+)
+from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainConfig
+
+__all__ = [
+    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "ConfigError", "DoctorConfig", "EstimateConfig",
+    "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "Network", "PrepareConfig", "ReportConfig",
+    "TrainConfig", "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs", "parse_names", "parse_numbers",
+    "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions", "title",
+]  # fmt: skip

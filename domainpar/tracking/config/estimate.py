@@ -1,0 +1,62 @@
+"""The flags of `estimate`."""
+
+from dataclasses import dataclass
+
+from domainpar.tracking.config.group import ConfigError, Group
+from domainpar.tracking.config.texts import parse_names
+from domainpar.tracking.config.train import Learning, Network, Price
+
+CHOICES = {
+    "groupings": ("contiguous", "metis", "random"),
+    "partitioners": ("phi", "eta", "phi-eta", "metis", "contiguous", "random"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Group):
+    """The events, the machine and what is told of them"""
+
+    store: str | None = None
+    """Store of the events. Default: built-in simulated events, as of train."""
+
+    machine: str | None = None
+    """File that describes another machine, in YAML. Default: this one, measured. --write-machine writes one to edit."""
+
+    nodes: int | None = None
+    """Machines of this kind. Default: 1, or as the description says."""
+
+    most_ranks: int = 64
+    """Most ranks to look at."""
+
+    groupings: str = "contiguous, metis"
+    """Ways to gather tiles into parts that are compared."""
+
+    partitioners: str = "phi-eta, metis"
+    """Ways to cut events into tiles that are compared with the tiles of the store; '': none. See prepare."""
+
+    seed: int = 0
+    """Seed of the order of events."""
+
+    write_machine: str | None = None
+    """File to write the measured machine into."""
+
+    json: str | None = None
+    """File for all predictions as JSON."""
+
+    png: str | None = None
+    """File for time and memory against ranks as a picture."""
+
+    def check(self) -> None:
+        """Refuse numbers that are none, and groupings that are unknown."""
+        self._bounded("nodes", "most_ranks", least=1)
+        self._bounded("seed", below=2**63)
+        if self.machine is not None and self.write_machine is not None:
+            raise ConfigError("--write-machine writes what was measured, and --machine is a description", "keep one")
+        for flag, known in CHOICES.items():
+            if unknown := [name for name in parse_names(getattr(self, flag)) if name not in known]:
+                raise ConfigError(f"--{flag} has {unknown[0]!r}", f"choose of {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig(Asking, Price, Network, Learning):
+    """All flags of `estimate`."""

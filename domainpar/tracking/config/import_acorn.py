@@ -1,0 +1,26 @@
+"""The flags of `import_acorn`."""
+
+from dataclasses import dataclass
+
+from domainpar.tracking.config.group import ConfigError, Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcornCheckpoint(Group):
+    """The checkpoint, and the run that it becomes"""
+
+    checkpoint: str | None = None
+    """Checkpoint of one of acorn's interaction networks, .ckpt; also without the flag."""
+
+    out: str | None = None
+    """Directory of the run. Default: a new numbered one in runs/."""
+
+    def check(self) -> None:
+        """Refuse nothing to read."""
+        if self.checkpoint is None:
+            raise ConfigError("no checkpoint is named", "python -m domainpar.import_acorn gnn.ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportAcornConfig(AcornCheckpoint):
+    """All flags of `import_acorn`."""

@@ -1,0 +1,205 @@
+"""The flags of `infer`."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from domainpar.tracking.config.group import ConfigError, Group, flag
+from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
+from domainpar.tracking.config.texts import check_sectors, conditions_of
+
+SHIPPED = "pretrained:"
+"""What the name of a network that is shipped begins with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Group):
+    """What to score, with which weights, and where scores go"""
+
+    run: str | None = None
+    """Directory of a training run, or pretrained:NAME for a network that is shipped, which is copied to
+    runs/pretrained-NAME. Default: the one in runs/ that was started last."""
+
+    checkpoint: Literal["best", "last"] = "best"
+    """best: the weights with the best validation metric. last: the newest."""
+
+    model: str | None = None
+    """package.module:factory again, if the run's network is code of your own."""
+
+    store: str | None = None
+    """Store of prepared events. Default: the one the run was trained on; three simulated events, made for it, with
+    --run pretrained:NAME."""
+
+    split: Literal["all", "train", "val", "test"] = "all"
+    """Which events of the store."""
+
+    events_per_call: int = 1
+    """Small events that go through the network in one call: less time for each, the same bits on CPU. Of networks built
+    on stages."""
+
+    stream: bool = False
+    """Score events as they come into the store, while prepare lets it grow, each written when it is done; goes on where
+    it stopped. TERM, USR1 or Ctrl-C ends it after the events under way."""
+
+    idle_seconds: float | None = None
+    """End --stream when nothing came for so long. Default: it waits until it is told to stop."""
+
+    out: str | None = None
+    """Directory of the scores, one file an event. Default: scores/ in the run's directory."""
+
+    overwrite: bool = False
+    """Replace the scores that lie in --out."""
+
+    def check(self) -> None:
+        """Refuse calls without an event."""
+        self._bounded("events_per_call", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracks(Group):
+    """Tracks, built from the scores"""
+
+    tracks: Literal["grow", "cc", "walk", "junction"] | None = None
+    """grow: segments join hits, the best first, while one helix goes through them. cc: connected components. walk:
+    simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
+
+    tune: bool = False
+    """Choose --score-cut, --misfit, --walk-min, --walk-add and --least-worth on validation events first, and keep them
+    with the run: it is scored with them from then on, where they are not given."""
+
+    most_fakes: float | None = None
+    """--tune: the cuts with the most efficiency among those with at most this share of fakes and unlabelled tracks, not
+    those with the most efficiency less these and duplicates."""
+
+    score_cut: float | None = None
+    """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""
+
+    misfit: float | None = None
+    """grow, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
+    errors allowed. Default: as tuned, or 1."""
+
+    walk_min: float | None = None
+    """walk: a road follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
+
+    walk_add: float | None = None
+    """walk: a road branches to every other segment above this. Default: as tuned, or 0.6."""
+
+    min_hits: int = 3
+    """Drop tracks with fewer hits."""
+
+    double_hits: bool = True
+    """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
+
+    refine: bool = False
+    """Grow each track, also those of --classical, anew from its own hits: outliers fall off, wrong joins come apart."""
+
+    stitch: bool = True
+    """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
+
+    follow: bool = False
+    """Follow each track through all hits with a Kalman filter at last, as --classical follows its seeds: hits that no
+    segment leads to are added, wrong ones fall off. TrackML's detector only."""
+
+    least_worth: float | None = None
+    """Drop tracks of less worth: their hits, twice the sum of the scores of their segments, and 2 for a helix through
+    the beam line. Default: as tuned, or 0."""
+
+    shared_hits: bool = False
+    """Let a track also have hits of other tracks, where one helix goes through them and all of its own, of which there
+    are four or more. In track_id and the table of --format csv such a hit keeps its first track alone."""
+
+    classical: bool = False
+    """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
+
+    format: Literal["zarr", "acorn", "csv", "edges", "colliderml"] = "zarr"
+    """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks.
+    edges: edges with their scores as CSV, for ACTS. colliderml: a submission to its benchmark, parquet."""
+
+    def check(self) -> None:
+        """Refuse numbers that are no scores, and options of tracks without tracks."""
+        for name in ("score_cut", "walk_min", "walk_add"):
+            self._bounded(name, below=1)
+        self._bounded("min_hits", least=1)
+        self._bounded("misfit", positive=True)
+        # Given, and of no effect.
+        for name in ("walk_min", "walk_add"):
+            if self.tracks != "walk" and getattr(self, name) is not None:
+                raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
+        if self.misfit is not None and self.tracks != "grow" and not (self.refine or self.shared_hits):
+            what = "--misfit means nothing without --tracks grow, --refine or --shared-hits"
+            raise ConfigError(what, "add one, or omit the flag")
+        self._bounded("least_worth", most=1000)
+        self._bounded("most_fakes", below=1)
+        if self.most_fakes is not None and not self.tune:
+            raise ConfigError("--most-fakes means nothing without --tune", "add it, or omit the flag")
+        for name in ("tune", "refine", "follow", "least_worth", "shared_hits"):
+            if self.tracks is None and getattr(self, name) not in (False, None):
+                raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
+        if self.tracks is None and self.classical:
+            raise ConfigError("--classical compares tracks, but none are built", "add --tracks grow")
+        if self.tracks is None and self.format in ("csv", "colliderml"):
+            raise ConfigError(f"--format {self.format} is a table of tracks, but none are built", "add --tracks grow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(Group):
+    """How tracks are compared with true particles"""
+
+    preset: Literal["quickstart", "pixel", "full"] | None = None
+    """Targets and matching of the literature, as in prepare: sets --track-target, --matching-style and
+    --min-track-length, and any of them given as well wins. Default: NAME with --run pretrained:NAME."""
+
+    track_target: str = "pt: [1, .inf], nhits: [5, .inf]"
+    """Particles one wants to find, as in --target of train. '' for all."""
+
+    matching_style: Literal["atlas", "one_way", "two_way"] = "atlas"
+    """Of what the printed efficiency asks for --matching-fraction. atlas: a track's hits. one_way: a particle's.
+    two_way: both. scores.json holds all three."""
+
+    matching_fraction: float = 0.5
+    """Share of hits that must agree; at 0.5 more than half."""
+
+    min_track_length: int = 5
+    """Fewest hits of a track that counts."""
+
+    border_sectors: int | str | None = None
+    """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
+
+    def check(self) -> None:
+        """Refuse shares at which several particles match one track."""
+        self._bounded("min_track_length", least=1)
+        check_sectors("--border-sectors", self.border_sectors)
+        if not 0.5 <= self.matching_fraction <= 1:
+            raise ConfigError(
+                f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",
+                "below half, several particles could match one track",
+            )
+        if self.track_target:
+            conditions_of("--track-target", self.track_target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
+    """All flags of `infer`."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "quickstart": {"track_target": "pt: [1, .inf], eta: [-4, 4], nhits: [3, .inf]", "min_track_length": 3},
+        "pixel": {
+            "track_target": "pt: [0.9, .inf], eta: [-4, 4], nhits: [3, .inf]", "min_track_length": 3,
+            "matching_style": "two_way",
+        },
+        "full": {},
+    }  # fmt: skip
+    """Flags that a preset sets."""
+
+    def check(self) -> None:
+        """Refuse to choose a grid: what scoring takes is not predicted."""
+        for name in ("domain_size", "grouping"):
+            if getattr(self, name) == "auto":
+                raise ConfigError(f"{flag(name)} auto is of train", "omit it, or say which")
+        if self.idle_seconds is not None and not self.stream:
+            raise ConfigError("--idle-seconds means nothing without --stream", "add it, or omit the flag")
+        if self.stream:
+            wrong = {"tune": self.tune, "overwrite": self.overwrite}
+            wrong |= {f"format {name}": self.format == name for name in ("colliderml", "acorn")}
+            if given := [name for name, asked in wrong.items() if asked]:
+                raise ConfigError(f"--{given[0]} is about all events together, which --stream never has", "omit it")

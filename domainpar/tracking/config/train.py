@@ -1,0 +1,418 @@
+"""The flags of `train`."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from domainpar.nn import COLUMN_BLOCK
+from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
+from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
+from domainpar.tracking.config.texts import (
+    parse_aux,
+    parse_betas,
+    parse_event_size,
+    parse_factors,
+    parse_weighting,
+    target_conditions,
+)
+
+# Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
+# built on stages.
+ON_STAGES = ("interaction", "interaction-node-first")
+BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
+MODELS = (*BITWISE, "gcn", "resin", "acorn2", "graphnets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Group):
+    """The run, its events and its results"""
+
+    store: str | None = None
+    """Store of prepared events (see domainpar.prepare). Default: built-in simulated events."""
+
+    partitioner: Literal["phi-eta", "eta", "phi", "metis"] | None = None
+    """How built-in events are cut into tiles; another store was cut when it was prepared. Default: phi-eta."""
+
+    out: str | None = None
+    """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
+
+    init: str | None = None
+    """Begin with the best weights of this run, or of a network that is shipped, pretrained:NAME, and with its flags of
+    the network. Default: random ones."""
+
+    resume: bool | Literal["auto"] = False
+    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given.
+    auto: if there is one, else begin; for jobs that are queued again."""
+
+    strict_resume: bool = False
+    """Refuse to resume from an older checkpoint where the newest is damaged."""
+
+    overwrite: bool = False
+    """Replace the run that lies in --out."""
+
+    verify: bool = True
+    """Before training a model of your own, run it whole and split on a piece of the first event and compare."""
+
+    seed: int = 0
+    """Seed of the first weights, of the order of events and of everything else that is random."""
+
+    def check(self) -> None:
+        """Refuse contradictions about the output directory."""
+        self._bounded("seed", below=2**63)
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume and --overwrite exclude each other", "keep one: continue the run or replace it")
+        if self.resume and self.out is None:
+            given = "--resume auto" if self.resume == "auto" else "--resume"
+            raise ConfigError(f"{given} does not say which run", f"name its directory: --out runs/0001 {given}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(Group):
+    """The network"""
+
+    model: str = "interaction"
+    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin,
+    acorn2, graphnets (to rounding); or your own, package.module:factory."""
+
+    hidden: int = 64
+    """Width of node and edge states, a multiple of 16."""
+
+    graph_iters: int = 3
+    """Message-passing iterations."""
+
+    shared_weights: bool = False
+    """Use the same weights in every iteration."""
+
+    residual: bool = True
+    """Update states in each iteration instead of replacing them; of interaction networks."""
+
+    aggregate: Literal["sum", "mean", "root"] = "root"
+    """Sums of edges at nodes: as they are, or divided by their number or its root; of interaction networks."""
+
+    activation: Literal["relu", "silu", "tanh"] = "relu"
+    """Activation of hidden layers; of interaction networks."""
+
+    norm: Literal["layer", "batch", "graph", "none"] = "layer"
+    """Norm before each activation; of interaction networks. batch and graph run over all nodes or edges of an event, on
+    all ranks: exact to rounding, in plain torch. (acorn2 has batch norms too.)"""
+
+    readouts: Literal["last", "all"] = "last"
+    """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
+    supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
+
+    dropout: float = 0.0
+    """Probability with which a number of a hidden layer is dropped in training."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of states and weights."""
+
+    precision: Literal["full", "tf32x3", "bf16"] = "full"
+    """Precision of edge states and their products. full: that of --dtype. tf32x3: products of float32 by a GPU's matrix
+    units, each of three of TF32. bf16: half the memory of edge states."""
+
+    standardise: bool = True
+    """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
+    interaction-node-first, other models take features as they are."""
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether the network is built on stages: the same bits on any number of ranks."""
+        return self.model in BITWISE and self.norm in ("layer", "none")
+
+    @property
+    def precision_in_words(self) -> str:
+        """Precision of states and products."""
+        return self.dtype if self.precision == "full" else self.precision
+
+    @property
+    def standardises(self) -> bool:
+        """Whether the network standardises features: interaction networks can."""
+        return self.standardise and self.model in ON_STAGES
+
+    def check(self) -> None:
+        """Refuse a network that cannot be built."""
+        if self.model == OWN_MODEL:
+            raise ConfigError(
+                "the network of this run is code of your own, which no file names",
+                "repeat --model package.module:factory; run.json says what it was",
+            )
+        if self.model not in MODELS and not is_code(self.model):
+            close = difflib.get_close_matches(self.model, MODELS, n=1)
+            raise ConfigError(
+                f"--model is {self.model!r}; expected one of {', '.join(MODELS)}, or package.module:factory",
+                f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
+            )
+        self._bounded("hidden", "graph_iters", least=1)
+        self._bounded("dropout", below=1)
+        if self.precision != "full" and self.dtype == "float64":
+            raise ConfigError(
+                f"--precision {self.precision} and --dtype float64 exclude each other", "drop one of them"
+            )
+        if self.model in BITWISE and (extra := self.hidden % COLUMN_BLOCK):
+            nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
+            raise ConfigError(
+                f"--hidden is {self.hidden}, not a multiple of {COLUMN_BLOCK}: "
+                f"rows are computed {COLUMN_BLOCK} numbers at a time",
+                "use " + " or ".join(f"--hidden {width}" for width in nearest),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aims(Group):
+    """What is learnt"""
+
+    task: Literal["edge", "node-class", "node-regression", "graph-class", "graph-regression"] = "edge"
+    """edge: which candidate edges are segments. Else a label of each node, or of the event as a whole: a class or a
+    number."""
+
+    label: str | None = None
+    """Label that --task is about: one of the store's own, or what particles tell of hits: origin (noise, collision,
+    secondary), pt, eta, radius, vz, nhits. Default: the one of the store of this kind."""
+
+    aux: str | None = None
+    """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
+    are learnt in standard deviations."""
+
+    stop_early: int | None = None
+    """Stop after so many epochs without a better validation. Default: never."""
+
+    def check(self) -> None:
+        """Refuse labels that belong to nothing."""
+        if self.task == "edge" and self.label is not None:
+            raise ConfigError(
+                f"--label {self.label} is of a --task of nodes or graphs, and --task is edge",
+                f"add its --task, such as --task node-class; or learn it beside edges: --aux {self.label}:0.1",
+            )
+        if self.aux is not None and "edge" in parse_aux(self.aux) and self.task == "edge":
+            raise ConfigError("--aux edge: that is what --task edge is about", "name it once")
+        self._bounded("stop_early", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Group):
+    """Learning"""
+
+    epochs: int = 40
+    """Times every training event is seen."""
+
+    max_steps: int | None = None
+    """Stop after N steps, even inside an epoch."""
+
+    events_per_step: int = 1
+    """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
+
+    sampling: Literal["shuffle", "buckets", "budget"] = "shuffle"
+    """Events that meet in a step. buckets: of about one size, so that ranks with events of their own wait less. budget:
+    as many as --node-budget holds, in place of --events-per-step."""
+
+    node_budget: int | None = None
+    """Hits of a step, with --sampling budget; an event with more is a step of its own."""
+
+    event_size: str | None = None
+    """Fewest and most hits of an event to train on or to validate with, '50000, 150000'; others are left out, and
+    counted. Default: any."""
+
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
+    """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
+
+    lr: float = 3e-3
+    """Learning rate; the default is one of AdamW."""
+
+    lr_factors: str | None = None
+    """Factors of the learning rate by patterns of parameters' names, of which later ones win: 'head: 0.1,
+    node_encoder: 2'."""
+
+    momentum: float = 0.9
+    """Momentum of sgd and lars."""
+
+    betas: str = "0.9,0.999"
+    """Decay of the means of gradients and of their squares; of adamw, adam and lamb."""
+
+    weight_decay: float = 0.01
+    """Weight decay: of adamw apart from the gradient; of adam and sgd, of matrices with lars and lamb, added to it."""
+
+    clip: float | None = None
+    """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
+
+    warmup: int = 10
+    """Steps in which the learning rate rises linearly from 0."""
+
+    warmup_epochs: int | None = None
+    """The same in epochs, in place of --warmup."""
+
+    lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "trapezoid"
+    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
+    at the end of the epochs. step: times 0.9 every 10 epochs."""
+
+    def check(self) -> None:
+        """Refuse numbers an optimiser cannot use."""
+        self._bounded("epochs", "max_steps", "events_per_step", "node_budget", least=1)
+        if (self.sampling == "budget") != (self.node_budget is not None):
+            raise ConfigError("--sampling budget and --node-budget go together", "give both, or neither")
+        if self.event_size is not None:
+            parse_event_size(self.event_size)
+        if self.sampling == "budget" and self.events_per_step != 1:
+            raise ConfigError("--sampling budget decides on the events of a step", "drop --events-per-step")
+        self._bounded("weight_decay", "warmup", "warmup_epochs")
+        self._bounded("lr", "clip", positive=True)
+        self._bounded("momentum", below=1)
+        parse_betas(self.betas)
+        if self.lr_factors is not None:
+            parse_factors(self.lr_factors)
+        unused = "betas" if self.optimizer in ("sgd", "lars") else "momentum"
+        if getattr(self, unused) != getattr(Learning, unused):
+            raise ConfigError(
+                f"--optimizer {self.optimizer} has no {flag(unused)}", f"drop {flag(unused)}, or take another optimiser"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Group):
+    """Less memory for more time; the answer stays the same"""
+
+    recompute_every: int | Literal["auto"] | None = None
+    """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
+    --memory-limit, or the memory that is free, makes necessary. Default: keep all.
+
+    The built-in networks, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case: of these, 2 or
+    more. Of all others, 1 keeps least."""
+
+    memory_limit: float | None = None
+    """GiB that a rank may take. A run that is expected to take more is refused before its first step."""
+
+    scratch: str | None = None
+    """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, has
+    its tables in files there; the networks on stages, on CPU. The folder is left empty."""
+
+    offload: bool = False
+    """Keep what waits for the backward pass in the host's memory; of GPUs."""
+
+    def check(self) -> None:
+        """Refuse segments of no iteration, and no memory at all."""
+        if self.recompute_every != "auto":
+            self._bounded("recompute_every", least=1)
+        self._bounded("memory_limit", positive=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Group):
+    """Weights of edges in the loss"""
+
+    true_weight: float = 1.0
+    """Weight of a true edge of a target particle."""
+
+    fake_weight: float = 1.0
+    """Weight of a false edge."""
+
+    other_weight: float = 0.0
+    """Weight of a true edge of a particle that is not a target."""
+
+    target: str | None = None
+    """Target particles, e.g. 'pt: [1, .inf], nhits: [3, .inf]' (closed intervals). Default: all."""
+
+    weighting: str | None = None
+    """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
+    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false. Metrics,
+    and the best checkpoint, count --target."""
+
+    def check(self) -> None:
+        """Refuse weights that leave nothing to learn, and a target that is no mapping."""
+        if self.weighting is not None:
+            parse_weighting(self.weighting)
+            # Other values than the defaults were asked for, and would be of no effect.
+            for name in ("true_weight", "fake_weight", "other_weight"):
+                if getattr(self, name) != getattr(Loss, name):
+                    raise ConfigError(
+                        f"--weighting and {flag(name)} exclude each other", "write the weight as a rule of --weighting"
+                    )
+        self._bounded("true_weight", "fake_weight", "other_weight")
+        if self.true_weight == 0 or self.fake_weight == 0:
+            raise ConfigError(
+                "--true-weight and --fake-weight must be above 0: "
+                f"they are {self.true_weight:g} and {self.fake_weight:g}, so one answer would fit every edge",
+                "to weigh true edges less, use a small number",
+            )
+        if self.target is not None:
+            target_conditions(self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Group):
+    """What is printed and kept"""
+
+    log_every: int = 10
+    """Steps between two printed lines."""
+
+    log: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    """Show the figures of metrics.jsonl in a tracker as well, in trackers/ of the run, offline unless the tracker's own
+    variables say otherwise. Takes its package."""
+
+    checkpoint_every: int | None = None
+    """Steps between two checkpoints, besides the one at the end of each epoch."""
+
+    profile: int | None = None
+    """Steps to profile, from the third one: operations, memory over time and floating-point operations of each rank, in
+    profile/ of the run; the report draws them. Default: none."""
+
+    save_every_minutes: float | None = 15.0
+    """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
+
+    def check(self) -> None:
+        """Refuse intervals below one step, and times below zero."""
+        self._bounded("log_every", "checkpoint_every", "profile", least=1)
+        self._bounded("save_every_minutes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price(Group):
+    """Energy and price"""
+
+    watts: float | None = None
+    """Power of a machine at work: energy is by this where no counter can be read (RAPL of processors, NVML of GPUs)."""
+
+    dollars_per_hour: float | None = None
+    """Price of a machine; whole machines are paid for."""
+
+    def check(self) -> None:
+        """Refuse what is no power and no price."""
+        self._bounded("watts", "dollars_per_hour", positive=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(Group):
+    """Watching over the ranks"""
+
+    check_replicas_every: int = 100
+    """Steps between two checks that all ranks hold the same parameters, and before each checkpoint. 0: none."""
+
+    def check(self) -> None:
+        """Refuse a negative interval."""
+        self._bounded("check_replicas_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Price, Watching):
+    """All flags of `train`."""
+
+    @property
+    def way_with_freed_memory(self) -> str:
+        """`allocator`, where that is left to us: between what stays of a pass, memory that is kept would be gaps."""
+        leaves_gaps = self.recompute_every is not None and not self.is_bitwise
+        return ("lean" if leaves_gaps else "keep") if self.allocator == "auto" else self.allocator
+
+    def check_device(self, device: str) -> None:
+        """Refuse what a device cannot do: `auto` is known when ranks have met."""
+        if self.offload and device == "cpu":
+            raise ConfigError(
+                "--offload moves states from a GPU to the host, but ranks compute on cpu: they lie there already",
+                "use --recompute-every 2 to save memory, or --device cuda",
+            )
+
+    def check(self) -> None:
+        """Refuse what this device cannot do."""
+        self.check_device(self.device)
+        if self.offload and self.recompute_every is not None:
+            raise ConfigError(
+                f"--offload moves what autograd keeps; with --recompute-every {self.recompute_every} that is little",
+                "drop one of them",
+            )

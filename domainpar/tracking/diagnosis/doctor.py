@@ -1,0 +1,252 @@
+"""All checks in their order, on the ranks that were started: what `python -m domainpar.doctor` does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+
+from domainpar.common import timeouts
+from domainpar.common.agreement import agree, gather
+from domainpar.common.limits import cores_here
+from domainpar.common.problems import Problem, told
+from domainpar.diagnosis import machine
+from domainpar.diagnosis.finding import (
+    Finding,
+    as_record,
+    attempted,
+    exit_code,
+    failed,
+    gathered,
+    show,
+    works,
+    write_json,
+)
+from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
+from domainpar.diagnosis.transport import ADVICE, check_halo, check_rows, check_transport, check_transports
+from domainpar.parallel.allocator import set_up_allocator
+from domainpar.parallel.gpus import Seen, seen_by
+from domainpar.parallel.launcher import Launcher, detect
+from domainpar.parallel.meeting import tells
+from domainpar.parallel.presence import guard
+from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.world import World
+from domainpar.tracking.config import DoctorConfig
+from domainpar.tracking.diagnosis.certificate import certify
+from domainpar.tracking.diagnosis.files import check_run, check_store
+from domainpar.tracking.planner.steps import SMALL, trained_sha256
+from domainpar.tracking.planner.toy import ring_event, toy_store
+
+THREAD_RANKS = 3
+CERTIFICATE = "certificate.json"
+TOY_TRACKS = 60
+
+
+@dataclass
+class Subject:
+    """Everything that checks look at, as one rank sees it.
+
+    Attributes:
+        config: The command line.
+        launcher: Who started the ranks.
+        started: Whether a launcher has started this process.
+        allocator: The C library's way with freed memory, in words.
+        world: The ranks.
+        places: Where they are.
+        seen: GPUs that each of them sees.
+    """
+
+    config: DoctorConfig
+    launcher: Launcher
+    started: bool
+    allocator: str
+    world: World
+    places: Sequence[machine.Place]
+    seen: Sequence[Seen]
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on this machine."""
+        return machine.local_ranks(self.places, self.world.rank)
+
+    @cached_property
+    def mpi(self) -> Finding | None:
+        """mpi4py and its library; None under launchers that start no MPI."""
+        if self.launcher.kind != "none" and not self.launcher.has_pmi:
+            return None
+        return attempted("MPI", lambda: check_mpi(self.launcher))[0]
+
+    def own_findings(self, checks: Mapping[str, Callable[[Subject], Finding | None]]) -> list[Finding]:
+        """The findings of checks that a rank makes by itself; if one ends with an error, that is its finding."""
+        return [finding for name, check in checks.items() for finding in attempted(name, partial(check, self))]
+
+
+def _open_mpi(subject: Subject) -> Finding | None:
+    """The flags that the library of `Subject.mpi` asks for."""
+    if subject.mpi is None:
+        return None
+    return check_open_mpi(str(subject.mpi.figures.get("library", "")), len(cores_here()))
+
+
+def _halo(subject: Subject) -> list[Finding]:
+    """The halo and a network on it; on ranks that are threads where there is one process only. *Collective*."""
+    if subject.world.size > 1:
+        return [*check_halo(subject.world), check_split(subject.world)]
+
+    def on_threads(world: World) -> list[Finding]:
+        transport = check_transport(world.transport, subject.config.seconds)
+        return gathered([transport, *check_halo(world), check_split(world)], world)
+
+    # Time to compile in, too: where kernels cannot be kept, and the first time.
+    of_threads: list[list[Finding]] = run_threads(on_threads, THREAD_RANKS, timeout=timeouts.FIRST_STEP)
+    return of_threads[0]
+
+
+def check_split(world: World) -> Finding:
+    """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
+    # A toy event of which every rank can own a part.
+    with toy_store(ring_event(max(TOY_TRACKS, world.size)), num_ranks=world.size) as store:
+        split = trained_sha256(SMALL, store, World.over(world.transport, domain_size=world.size))
+        whole = trained_sha256(SMALL, store, World.alone())
+    splits, wholes = zip(*gather(world.transport, [split, whole]))
+    text = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
+    if len({*splits, *wholes}) == 1:
+        return works("split = whole", f"{text}, to the last bit", sha256=split)
+    if len(set(wholes)) > 1:
+        text += "; ranks alone do not agree with each other: their processors or libraries compute differently"
+    return failed("split = whole", text, ADVICE, split=splits, whole=wholes)
+
+
+def _files(subject: Subject) -> Iterator[Finding]:
+    if subject.config.verify is not None:
+        yield check_store(Path(subject.config.verify), subject.world)
+    if subject.config.run is not None:
+        yield check_run(subject.config.run, subject.world)
+
+
+def _probes(subject: Subject) -> Iterator[Finding]:
+    """Ranks that are started here; nothing where a launcher has started some."""
+    if not subject.started and subject.config.probe and subject.mpi is not None:
+        mpiexec, seconds = mpiexec_for(subject.mpi), subject.config.seconds
+        yield from attempted("MPI, 2 ranks", lambda: probe_mpi(mpiexec, seconds))
+        yield from attempted("gloo, 2 ranks", lambda: probe_gloo(seconds))
+
+
+OF_THE_LAUNCHER: dict[str, Callable[[Subject], Finding | None]] = {
+    "launcher": lambda subject: check_launcher(subject.launcher, subject.world.size),
+    "MPI": lambda subject: subject.mpi,
+    "Open MPI": _open_mpi,
+}
+OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
+    "versions": lambda subject: machine.check_versions(),
+    "cores": lambda subject: machine.check_processor(subject.local_ranks),
+    "memory": lambda subject: machine.check_memory(subject.local_ranks),
+    "shared memory": lambda subject: machine.check_shared_memory(subject.local_ranks),
+    "allocator": lambda subject: machine.check_allocator(subject.allocator),
+    "disk": lambda subject: machine.check_disk(),
+    "kernel cache": lambda subject: machine.check_numba_cache(),
+    "numbers": lambda subject: machine.check_numbers(),
+    "GPUs": lambda subject: machine.check_gpus(subject.local_ranks, subject.seen),
+    "slurm": lambda subject: machine.check_slurm(subject.started),
+}
+"""Checks that each rank makes by itself, by name."""
+
+OF_ALL_RANKS: Sequence[Callable[[Subject], Iterable[Finding]]] = (
+    lambda subject: [machine.check_ranks(subject.places, subject.world.transport.name)],
+    lambda subject: [machine.check_same_versions(subject.places)],
+    lambda subject: [machine.check_clocks(subject.places)],
+    lambda subject: check_transports(subject.world, subject.launcher, subject.seen, subject.config.seconds),
+    _halo,
+    lambda subject: [check_rows(subject.world)],
+    _files,
+    _probes,
+)
+"""Checks that all ranks make together, *collective*; an error of one ends all."""
+
+
+def diagnose(config: DoctorConfig) -> int:
+    """Look at everything, print the table on rank 0, and say whether anything failed. *Collective*.
+
+    Returns:
+        The exit code: 0 when nothing failed, 1 otherwise.
+
+    Raises:
+        SystemExit: With code 2 if a file cannot be written where it is asked for.
+    """
+    allocator = set_up_allocator()
+    # With a certificate, rank 0 computes alone for a while, and the others wait for it.
+    deadline = timeouts.DOCTOR + (60.0 * config.minutes if config.certify else 0.0)
+    try:
+        launcher = detect()
+        world = World.launch(config.transport, config.device, timeout=deadline, join_seconds=timeouts.DOCTOR)
+    except ValueError as refused:
+        return _without_world(config, refused, allocator)
+    with guard(world.presence):
+        agree(world.transport, _cannot_write(config) if world.is_root else None)
+        places, seen = machine.places_of(world), seen_by(world.transport)
+        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, places, seen)
+        findings = _all_findings(subject)
+        if world.is_root:
+            _show_and_write(config, findings)
+        if config.certify:
+            content, own = certify(config, launcher, world, findings)
+            findings += own
+            if world.is_root:
+                show(own)
+                path = Path(config.out or CERTIFICATE)
+                write_json(path, content)
+                print(f"certificate: {path} ({path.stat().st_size / 1e3:.0f} kB); attach it to an issue", flush=True)
+        world.close()
+    return exit_code(findings)
+
+
+def _cannot_write(config: DoctorConfig) -> Problem | None:
+    """Refused before anything takes time."""
+    for name, file in (("--json", config.json), ("--out", config.out)):
+        if file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
+            return Problem(f"{name} {file}: no file can be written there", "make its directory, or name another file")
+    return None
+
+
+def _all_findings(subject: Subject) -> list[Finding]:
+    """The findings of all checks; if one ends with an error, rank 0 shows those before it. *Collective*."""
+    findings = gathered(subject.own_findings({**OF_THE_LAUNCHER, **OF_THE_MACHINE}), subject.world)
+    # As commands that compute do, once it is seen what torch would take: more threads could change bits.
+    torch.set_num_threads(1)
+    try:
+        for check_together in OF_ALL_RANKS:
+            # Gathered one by one: a generator's next finding may need the ranks to be free again.
+            for finding in check_together(subject):
+                findings += gathered([finding], subject.world)
+    except Exception as error:
+        if subject.world.is_root:
+            show([*findings, failed("doctor", f"{type(error).__name__}: {error}", "put all of this into an issue")])
+        raise
+    return findings
+
+
+def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) -> int:
+    """The ranks cannot meet: say so, with what one process can find out alone."""
+    if not tells(refused):
+        time.sleep(timeouts.DOCTOR_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
+        return 1
+    reason = told(refused)
+    advice = reason["hint"] or "nothing that needs several ranks works until this is mended"
+    alone = World.alone()
+    # No launcher: MPI is then looked at in a process of its own, safely.
+    places, seen = machine.places_of(alone), [Seen.here()]
+    subject = Subject(config, Launcher("none", ""), True, allocator, alone, places, seen)
+    own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
+    _show_and_write(config, [failed("ranks", reason["what"], advice), *own])
+    return 1
+
+
+def _show_and_write(config: DoctorConfig, findings: list[Finding]) -> None:
+    show(findings)
+    if config.json is not None:
+        write_json(Path(config.json), as_record(findings) | {"argv": sys.argv[1:], "machine": machine.describe()})

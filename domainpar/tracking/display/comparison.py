@@ -1,0 +1,146 @@
+"""Two runs side by side: what differs, what was not counted alike, and which run lies beside another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from domainpar.common.words import several
+from domainpar.tracking.config import flag
+from domainpar.tracking.display.run_files import RunFiles, read_run_files
+from domainpar.tracking.display.summary import Rows, facts
+
+MOST_CANDIDATES = 8
+"""Scored runs, the last ones, among which the run beside another is looked for."""
+
+COUNTED = {
+    "scores": {
+        "store_digest": "infer both with the same --store",
+        "split": "infer both with the same --split",
+        "events": "infer both with the same --split",
+        "target": "infer both with the same --track-target",
+        "min_hits": "infer both with the same --min-track-length",
+        "fraction": "infer both with the same --matching-fraction",
+        "border_sectors": "infer both with the same --border-sectors",
+        "target of edges": "train both with the same --target",
+    },
+    "training": {
+        "validation events": "train both with the same --store",
+        "target of edges": "train both with the same --target",
+    },
+}
+"""Conditions that the figures of two runs must share, those of scores and of the training, and what makes them so."""
+
+NOT_KEPT = "not in its config.yaml"
+
+
+def not_alike(run: RunFiles, other: RunFiles) -> dict[str, list[str]]:
+    """What was not counted alike in two runs: a sentence for each condition, by `scores` and `training`.
+
+    A condition that one of them does not know is in none, and neither are scores that one of them does not have.
+    """
+    found: dict[str, list[str]] = {}
+    for of, conditions in (("scores", _of_scores), ("training", _of_training)):
+        here, there = conditions(run), conditions(other)
+        for name, remedy in COUNTED[of].items():
+            if name in here and name in there and here[name] != there[name]:
+                found.setdefault(of, []).append(
+                    f"The {of} of {other.directory} were counted with {name} {there[name]}, of {run.directory} with "
+                    f"{here[name]}: side by side they would mislead; {remedy}."
+                )
+    return found
+
+
+def check_comparable(run: RunFiles, other: RunFiles) -> None:
+    """Look whether the scores of two runs may lie side by side: the same events, counted alike.
+
+    Raises:
+        ValueError: Naming what differs and how to count alike.
+    """
+    for sentence in not_alike(run, other).get("scores", ()):
+        raise ValueError(sentence)
+
+
+def told_apart(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
+    """Two runs as they are called in one chart: by name where their modes are the same, and what was counted
+    otherwise in the second."""
+    other = replace(other, counted_otherwise=frozenset(not_alike(run, other)))
+    if all(getattr(run, how) != getattr(other, how) for how in ("kind", "how_trained", "how_scored")):
+        return run, other
+    names = [files.directory.resolve().name for files in (run, other)]
+    if names[0] == names[1]:
+        names = [str(files.directory) for files in (run, other)]
+    return replace(run, name=names[0]), replace(other, name=names[1])
+
+
+def differing(run: RunFiles, other: RunFiles) -> tuple[Rows, ...]:
+    """The flags in which two runs differ, and the facts: a table of each, none where nothing differs."""
+    flags = [{flag(name): _shown(value) for name, value in files.settings.items()} for files in (run, other)]
+    told: list[dict[str, str]] = [{row[0]: row[1] for row in facts(files).rows} for files in (run, other)]
+    tables: list[Rows] = []
+    for heading, (here, there), absent in (("flag", flags, NOT_KEPT), ("fact", told, "–")):
+        if not (here and there):
+            continue
+        rows = [
+            {heading: name, str(run.directory): here.get(name, absent), str(other.directory): there.get(name, absent)}
+            for name in (here | there)
+            if here.get(name) != there.get(name)
+        ]
+        tables += Rows.of(rows, words=3)
+    return tuple(tables)
+
+
+def _shown(value: Any) -> str:
+    """The value of a flag as it is typed; a dash for one that was not given and has no default."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def run_beside(run: Path) -> Path | None:
+    """The last scored run in the same directory that may lie beside one: of whole events beside one of sectors.
+
+    Args:
+        run: A run with scores.
+
+    Returns:
+        The other run; None if there is none, or this one was not scored as it was trained.
+    """
+    # The newest first: it is the likeliest to belong to this one.
+    lists = sorted(run.parent.glob("*/scores/scores.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in lists[:MOST_CANDIDATES]:
+        with suppress(ValueError):  # a run that cannot be read or compared is no candidate
+            both = ours, other = read_run_files(run), read_run_files(path.parents[1])
+            as_trained = all(files.scores is not None and files.scored_naive == files.approximate for files in both)
+            if as_trained and ours.approximate != other.approximate:
+                check_comparable(ours, other)
+                return other.directory
+    return None
+
+
+def _of_scores(run: RunFiles) -> Mapping[str, Any]:
+    """The store, the split that is shown, and the conditions on its edges and tracks; nothing without scores."""
+    if run.scores is None:
+        return {}
+    split = run.split_to_judge()
+    conditions = {"store_digest": run.scores.about.get("store_digest"), "target of edges": run.target or "all"}
+    if split is not None:
+        conditions |= {"split": split, "events": len(run.events(split))}
+    network = run.performance.get(split or "", {}).get("network")
+    if network is not None:
+        names = "events", "target", "min_hits", "fraction", "border_sectors"
+        conditions |= {name: getattr(network, name) for name in names}
+    return conditions
+
+
+def _of_training(run: RunFiles) -> Mapping[str, Any]:
+    """The events that the run was validated with, and its target; nothing where it was not."""
+    if not run.records_of("val"):
+        return {}
+    conditions = {"target of edges": run.settings.get("target") or "all"} if run.settings else {}
+    if run.own is not None:
+        digest = sha256("".join(f"{name} {of_bytes}\n" for name, of_bytes in sorted(run.own.val)).encode()).hexdigest()
+        conditions["validation events"] = f"of digest {digest[:12]} ({several(len(run.own.val), 'event')})"
+    return conditions

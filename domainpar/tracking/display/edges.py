@@ -1,0 +1,223 @@
+"""Scores of edges: ROC curve, histograms, efficiency and purity at every cut, and the chart of them.
+
+Everything is counted in the graph: against the candidate edges. The share of true segments that the graph holds stands
+beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.words import several
+from domainpar.tracking.display.chart import BLACK, BLUE, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series, log_axis
+from domainpar.tracking.display.event_data import EventData
+from domainpar.tracking.display.run_files import RunFiles
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.tracking.reco.performance.ceiling import EdgeCeiling, edge_ceiling
+from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, UNKNOWN
+
+BINS = np.linspace(0, 1, 51)
+"""Borders of the bins of the score."""
+
+CUTS = np.linspace(0, 1, 101)
+"""Cuts on the score."""
+
+ROC_POINTS = 400
+MOST_EDGES = 12_000_000
+"""Of more edges the scores of the first events only are read, and the report says so."""
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCurves:
+    """Scored edges of some events of one split.
+
+    Attributes:
+        split: The split.
+        events: Names of the events that were counted.
+        left_out: Events of the split that were not counted: too many edges, or without truth.
+        roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
+        auc: Area under it, of the edges of all events together (pooled); None without edges of both kinds.
+        mean_auc: The mean over events of the area of each, as `infer` tells it.
+        efficiency: Share of targets that pass each of `CUTS`, NaN without any.
+        purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
+        targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].
+        unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
+        unscored: Edges without a score.
+        ceiling: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
+            where the truth does not know them.
+    """
+
+    split: str
+    events: tuple[str, ...]
+    left_out: int
+    roc: FloatArray
+    auc: float | None
+    mean_auc: float | None
+    efficiency: FloatArray
+    purity: FloatArray
+    targets: IntArray
+    fakes: IntArray
+    others: IntArray
+    unscored_targets: int
+    unscored: int
+    ceiling: EdgeCeiling | None
+
+
+def edge_curves(run: RunFiles) -> EdgeCurves | None:
+    """Curves over the events of `run.split_to_judge()`; None without scores, events or truth."""
+    split = run.split_to_judge()
+    if split is None:
+        return None
+    records = run.events(split)
+    # The first event is read however large it is: a report without any curve would say less.
+    total = np.cumsum([record.num_edges for record in records])
+    few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+    events = [event for event in map(run.read_event, few) if event.edge_class is not None]
+    if not events:
+        return None
+    logit = np.concatenate([event.logit for event in events if event.logit is not None])
+    classes = np.concatenate([event.edge_class for event in events if event.edge_class is not None])
+    known = classes != UNKNOWN
+    logit, classes = logit[known], classes[known]
+    if len(logit) and not (logit > -np.inf).any():  # a network that scores no edges
+        return None
+    roc, auc = _roc(logit, classes == TARGET)
+    each = [_area(event) for event in events]
+    areas = [area for area in each if area is not None]
+    scored = logit > -np.inf
+    score = 1 / (1 + np.exp(-logit[scored]))
+    by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE, OTHER)]
+    histograms = [np.histogram(scores, BINS)[0] for scores in by_kind]
+    targets, fakes, _ = (len(scores) - np.searchsorted(scores, CUTS, side="left") for scores in by_kind)  # that pass
+    num_targets = int(np.count_nonzero(classes == TARGET))
+    return EdgeCurves(
+        split=split,
+        events=tuple(event.event_id for event in events),
+        left_out=len(records) - len(events),
+        roc=roc,
+        auc=auc,
+        mean_auc=float(np.mean(areas)) if areas else None,
+        efficiency=_ratio(targets, np.full(len(CUTS), num_targets)),
+        purity=_ratio(targets, targets + fakes),
+        targets=histograms[0],
+        fakes=histograms[1],
+        others=histograms[2],
+        unscored_targets=int(np.count_nonzero(~scored & (classes == TARGET))),
+        unscored=int(np.count_nonzero(~scored)),
+        ceiling=_ceiling(events, run.tracking.cuts.target),
+    )
+
+
+def _area(event: EventData) -> float | None:
+    """The area under the ROC curve of one event."""
+    assert event.logit is not None
+    assert event.edge_class is not None
+    known = event.edge_class != UNKNOWN
+    return _roc(event.logit[known], event.edge_class[known] == TARGET)[1]
+
+
+def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
+    """The ROC curve, as the cut falls from one logit to the next, and the area under it.
+
+    The curve is thinned to points that are evenly spread along it, both ends among them.
+    """
+    order = np.argsort(-logit, kind="stable")
+    ordered = logit[order]
+    # Edges of equal scores pass together: the curve has a point at the last of them only.
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)) if len(ordered) else np.zeros(0, np.int64)
+    targets, others = (np.append(0, np.cumsum(mask)[last]) for mask in (is_target[order], ~is_target[order]))
+    pairs = int(targets[-1]) * int(others[-1])
+    # Trapezoids of counts: exact in float64, so that their order changes no bit.
+    area = float(np.sum(np.diff(others) * (targets[1:] + targets[:-1]) / 2))
+    auc = area / pairs if pairs else None
+    curve = np.stack([others / max(others[-1], 1), targets / max(targets[-1], 1)])
+    if curve.shape[1] <= ROC_POINTS:
+        return curve, auc
+    length = curve.sum(axis=0)  # both rise
+    # Half of the points by length, half by the logarithm of the share of fakes, which is drawn on a log axis.
+    steps = np.linspace(0, length[-1], ROC_POINTS // 2)
+    decades = np.geomspace(1 / max(others[-1], 1), 1, ROC_POINTS // 2)
+    chosen = np.concatenate([np.searchsorted(length, steps), np.searchsorted(curve[0], decades)])
+    return curve[:, np.unique(np.minimum(chosen, curve.shape[1] - 1))], auc
+
+
+def _ratio(part: IntArray, whole: IntArray) -> FloatArray:
+    ratio: FloatArray = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return ratio
+
+
+def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeCeiling | None:
+    """Over all events; None if one of them does not know what the conditions ask."""
+    ceilings = []
+    for event in events:
+        assert event.logit is not None, "only scored events are counted"
+        if event.truth is None:
+            return None
+        try:
+            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, event.logit > 0))
+        except ValueError:  # the other curves are worth having
+            return None
+    return functools.reduce(operator.add, ceilings)
+
+
+def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
+    """ROC curve, scores of either kind, efficiency and purity at every cut; the curves `beside` of another run."""
+    both = ((run, curves), (other, beside))
+    runs = [(of_run, files.called(files.kind)) for files, of_run in both if files is not None and of_run is not None]
+    title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
+    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
+
+
+def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
+        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
+        others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
+        series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
+    floor = min(float(line.x.min(initial=1.0)) for line in series)
+    x = log_axis("share of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0)
+    caption = (
+        "ROC curve: target edges against all other candidate edges, counted in the graph. The lower the cut on the "
+        "score, the further right. The AUC beside it is pooled, of the edges of all events together."
+    )
+    means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
+    caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
+    return Panel("roc", tuple(series), x, Axis("share of target edges that pass", 0.0, 1.02), "", caption)
+
+
+def _score_panel(curves: EdgeCurves) -> Panel:
+    kinds = [("target", curves.targets, BLUE), ("not true", curves.fakes, ORANGE)]
+    if curves.others.any():
+        kinds.append(("true, no target", curves.others, GREY))
+    # Nothing is drawn where nothing was counted: a log axis has no zero.
+    series = tuple(
+        Series(name, "steps", colour, BINS, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
+        for name, counts, colour in kinds
+    )
+    y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
+    caption = "Scores of target edges and of those that are not true."
+    return Panel("scores", series, Axis("score of the edge", 0.0, 1.0), y, "", caption)
+
+
+def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
+    series = []
+    for (curves, kind), (blue, orange) in zip(runs, ((BLUE, ORANGE), (VERMILION, BLACK))):
+        words = f", {kind.split(' (')[0]}" if len(runs) > 1 else ""
+        for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
+            series.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == VERMILION))
+    caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
+    ceiling = runs[0][0].ceiling
+    if ceiling is not None and ceiling.construction_efficiency is not None:
+        caption += (
+            f" The graph holds {ceiling.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
+            "cut finds more of them."
+        )
+    return Panel(
+        "cuts", tuple(series), Axis("cut on the score", 0.0, 1.0), Axis("share of edges", 0.0, 1.02), "", caption
+    )

@@ -1,0 +1,182 @@
+"""One event, whole and in the user's order: hits, truth, edges, scores and tracks, as plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.tracking.events import detector
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
+from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.training.targets import edge_classes
+from partitioners import Sectors, TileGraph, group, sectors_of_tiles
+
+Conditions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EventData:
+    """One event: N hits, E edges, M particles, K tiles, hits and edges in the user's order.
+
+    Attributes:
+        event_id: Name of the event.
+        split: `train`, `val` or `test`.
+        hit_id: The user's own number of each hit, int64 [N].
+        position: x, y, z in mm, float32 [N, 3]; None for an event without a geometry.
+        volume, layer: Detector volume and layer of each hit, int32 [N].
+        tile: Tile of each hit, int64 [N].
+        tiles: The tiles and the edges between them.
+        edge_index: Rows of `src` and `dst` of each edge, int64 [2, E].
+        label: 1 for a true segment, -1 where that is not known, int8 [E]; None without truth.
+        particle_id: Particle of each hit, 0 for noise, int64 [N]; None without truth.
+        particles: The particle table; None where it is unknown.
+        target: Whether each particle of the table is a target of tracks, bool [M]; None without a table.
+        edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
+            those of the training.
+        logit: The network's logit of each edge, -inf for one without a score, which joins two sectors of naive mode,
+            float64 [E]; None where the event was not scored.
+        track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
+        shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
+            one track at most.
+        classical_track_id: Track of each hit of the classical finder.
+    """
+
+    event_id: str
+    split: str
+    hit_id: IntArray
+    position: FloatArray | None
+    volume: IntArray
+    layer: IntArray
+    tile: IntArray
+    tiles: TileGraph
+    edge_index: IntArray
+    label: IntArray | None
+    particle_id: IntArray | None
+    particles: Particles | None
+    target: BoolArray | None
+    edge_class: IntArray | None
+    logit: FloatArray | None
+    track_id: IntArray | None
+    shared_hits: IntArray | None
+    classical_track_id: IntArray | None
+
+    @property
+    def num_hits(self) -> int:
+        return len(self.hit_id)
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.edge_index.shape[1])
+
+    @cached_property
+    def particle_row(self) -> IntArray:
+        """Row of each hit's particle in the table, -1 for noise and for particles not in it, int64 [N]."""
+        if self.particle_id is None or self.particles is None or len(self.particles.particle_id) == 0:
+            return np.full(self.num_hits, -1, np.int64)
+        order = np.argsort(self.particles.particle_id, kind="stable")
+        ids = self.particles.particle_id[order]
+        # A particle beyond the last of the table is searched to a row that is not there.
+        at = np.minimum(np.searchsorted(ids, self.particle_id), len(ids) - 1)
+        listed = (ids[at] == self.particle_id) & (self.particle_id != 0)
+        return np.where(listed, order[at], -1)
+
+    @cached_property
+    def truth(self) -> EventTruth | None:
+        """The truth that tracks are compared with; None where the particles of hits are unknown."""
+        if self.particle_id is None:
+            return None
+        return _truth_of(self.particle_id, self.volume, self.layer, self.position, self.particles)
+
+    def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
+        """Part of each hit when `num_parts` ranks share the event, int32 [N]."""
+        return group(self.tiles, num_parts, grouping, seed)[self.tile]
+
+    def sector_of_hits(self, sectors: Sectors) -> IntArray:
+        """Sector of each hit in naive mode, int32 [N]."""
+        return sectors_of_tiles(self.tiles, sectors, self.tile, self.position)[self.tile]
+
+
+def read_event_data(
+    store: EventStore, record: EventRecord, scores: Path | None, edge_target: Conditions, track_target: Conditions
+) -> EventData:
+    """Read one event of a store, and its scores.
+
+    Args:
+        store: The store.
+        record: The event.
+        scores: File of its scores; None without.
+        edge_target: Conditions on the target particles of the training; empty: every particle is one.
+        track_target: Those on the targets of tracks. A condition is left out where its source does not know the values.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+        ValueError: If the scores are not those of this event, or it lacks values that the training's conditions ask.
+    """
+    with store.open(record) as event:
+        whole = WholeEvent(event)
+        hits: dict[str, Any] = {
+            name: whole.nodes(name) for name in ("hit_id", "position", "volume", "layer", "particle_id")
+        }
+        hits["tile"] = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))[whole.node_ids]
+        edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
+        particles = event.particles() if event.has_particle_ids else None
+        tiles = event.tile_graph()
+    arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
+    target = None
+    if particles is not None:
+        known = {}
+        for name, condition in track_target.items():
+            values = getattr(particles, name, None)
+            if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
+                known[name] = condition
+        of_hits = {name: hits[name] for name in ("particle_id", "volume", "layer", "position")}
+        target = _truth_of(**of_hits, particles=particles).targets_among(particles.particle_id, known)
+    edge_class = None
+    if edges["label"] is not None and (particles is not None or not edge_target):
+        of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]
+        edge_class = edge_classes(edges["label"], of_edge, particles, edge_target)
+    return EventData(
+        event_id=record.event,
+        split=record.split,
+        **hits,
+        **edges,
+        tiles=tiles,
+        particles=particles,
+        target=target,
+        edge_class=edge_class,
+        logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
+        track_id=arrays.get("track_id"),
+        shared_hits=arrays.get("shared_hits"),
+        classical_track_id=arrays.get("classical_track_id"),
+    )
+
+
+def _truth_of(
+    particle_id: IntArray, volume: IntArray, layer: IntArray, position: FloatArray | None, particles: Particles | None
+) -> EventTruth:
+    """The truth of an event as `reco.performance` has it."""
+    surface, field = surface_numbers(volume, layer), detector.field_of_surfaces(volume, layer)
+    return EventTruth(particle_id, surface, position=position, particles=particles, field=field)
+
+
+def _score_arrays(
+    path: Path, event_id: str, hits: Mapping[str, Any], edges: Mapping[str, Any]
+) -> Mapping[str, npt.NDArray[Any]]:
+    """Scores and tracks of an event; they must be those of its hits and edges."""
+    arrays, about = read_arrays(path)
+    if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
+        raise ValueError(f"{path} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
+    # Not by the name alone: an event that is prepared with other cuts keeps its name.
+    if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
+        raise ValueError(
+            f"{path} holds scores of event {about.get('event')} as it was prepared another time: its hits or edges are "
+            f"not those of event {event_id} in this store; run infer again."
+        )
+    return arrays

@@ -1,0 +1,426 @@
+"""The files in the directory of a run: read once, checked, frozen. No figures, no torch.
+
+Only `run.json` has to be there. `RunFiles.missing` names everything else that is missing: a sentence each, with how to
+get it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from domainpar.common.problems import Problem
+from domainpar.common.words import this_python
+from domainpar.runs.directory import state_of
+from domainpar.tracking.config import ConfigError, target_conditions
+from domainpar.tracking.config.texts import loaded_yaml
+from domainpar.tracking.display.event_data import EventData, read_event_data
+from domainpar.tracking.events.own_events import (
+    InMaps,
+    OwnEvents,
+    difference,
+    find_store,
+    not_there,
+    own_events,
+    places,
+)
+from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.reco.performance.counts import TrackCounts
+from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
+
+Table = Mapping[str, Any]
+
+SPLITS = ("val", "test", "train")
+"""Splits in the order of interest: events that training did not see come first."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreFiles:
+    """A directory of scores.
+
+    Attributes:
+        directory: Its path.
+        about: The content of `scores.json`.
+        timings: That of `timings.json`; None where it is missing.
+    """
+
+    directory: Path
+    about: Table
+    timings: Table | None
+
+    @property
+    def events(self) -> dict[str, Table]:
+        """The entries of the scored events, by name."""
+        return {str(listed["event"]): listed for listed in self.about["events"]}
+
+    @property
+    def store(self) -> Table:
+        """Places and digest of the store that was scored, as far as they are kept."""
+        kept = self.about.get("store") or {}
+        return {"digest": self.about.get("store_digest"), **(kept if isinstance(kept, dict) else {"path": kept})}
+
+    @property
+    def tracks(self) -> Table | None:
+        """Method, options and finders of the tracks; None without tracks."""
+        tracks: Table | None = self.about.get("tracks")
+        return tracks
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The comparison of tracks with particles.
+
+    Attributes:
+        cuts: Conditions on tracks and particles, and the share of their hits that must agree.
+        style: One of `styles.STYLES`.
+    """
+
+    cuts: TrackCuts
+    style: str
+
+
+@dataclass(frozen=True, eq=False)
+class RunFiles:
+    """A run: its configuration, its records, and the scores and tracks of its network.
+
+    Attributes:
+        directory: Its path.
+        about: The content of `run.json`, its state as it is now.
+        settings: The content of `config.yaml`; empty where it is missing.
+        records: The lines of `metrics.jsonl`, in order; none where it is missing.
+        scores: The output of `infer`; None where it did not run.
+        store: The events: those that were scored, or else those that were trained on; None where they are not there.
+        missing: A sentence for each part that is not there, with how to get it.
+        name: Its name beside another run; empty where its mode tells it from that.
+        counted_otherwise: What of it was not counted as in the run that it lies beside: `scores`, `training`.
+    """
+
+    directory: Path
+    about: Table
+    settings: Table
+    records: tuple[Table, ...]
+    scores: ScoreFiles | None
+    store: EventStore | None
+    missing: tuple[str, ...]
+    name: str = ""
+    counted_otherwise: frozenset[str] = frozenset()
+
+    def called(self, how: str, of: str = "scores") -> str:
+        """The run in a legend beside another's: how it was trained or scored, what `of` says was counted."""
+        return (f"{self.name}: " if self.name else "") + how + ", counted otherwise" * (of in self.counted_otherwise)
+
+    @property
+    def learns_edges(self) -> bool:
+        """Whether the network scores edges; else it tells labels alone."""
+        return _learns_edges(self.about)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the network was trained on independent sectors of events."""
+        return self.settings.get("mode") == "naive"
+
+    @property
+    def scored_naive(self) -> bool:
+        """Whether its scores are of independent sectors, however it was trained; False without scores."""
+        return self.scores is not None and self.scores.about.get("mode") == "naive"
+
+    @property
+    def how_trained(self) -> str:
+        """How the run trained and validated, which need not be how it scored."""
+        return f"naive, {self.settings.get('sectors')} sectors (approximate)" if self.approximate else "halo (exact)"
+
+    @property
+    def how_scored(self) -> str:
+        """How the run trained and scored: exactly on whole events, or approximately on sectors, and of which kind."""
+        if self.scores is not None and self.scored_naive:
+            return f"naive, {self.scores.about.get('sectors')} sectors (approximate)"
+        if self.scores is not None and self.approximate:
+            return f"trained naive on {self.settings.get('sectors')} sectors (approximate), scored whole"
+        return self.how_trained
+
+    @property
+    def kind(self) -> str:
+        """How the run was scored, in the few words that a legend has room for."""
+        if self.scored_naive:
+            return "naive (approximate)"
+        return "trained naive (approximate)" if self.approximate else "halo (exact)"
+
+    @property
+    def target(self) -> str:
+        """Target particles of the training, as the user wrote them; empty for every particle."""
+        target = self.scores.about.get("target") if self.scores else self.settings.get("target")
+        return str(target or "")
+
+    @cached_property
+    def tracking(self) -> Tracking:
+        """How tracks were counted, and so how the event display matches them; the defaults without tracks."""
+        first = next((counts for by_finder in self.performance.values() for counts in by_finder.values()), None)
+        if first is None:
+            return Tracking(TrackCuts(), STYLES[0])
+        cuts = TrackCuts(first.min_hits, first.fraction, _conditions(first.target), first.majority_pt)
+        tracks: Table = (self.scores.tracks if self.scores else None) or {}
+        style = tracks.get("matching_style")
+        return Tracking(cuts, style if style in STYLES else STYLES[0])
+
+    @cached_property
+    def own(self) -> OwnEvents | None:
+        """The events of the run; None where they are not known."""
+        return own_events(self.about, self.store)
+
+    def known_as(self, record: EventRecord) -> str:
+        """The split of an event, and its part in the training: by its bytes, whatever store it lies in."""
+        if self.own is None:
+            return f"{record.split} split of its store"
+        own_split = self.own.split_of(record)
+        if own_split == record.split:
+            return f"{own_split} split"
+        if own_split is not None:
+            return f"{record.split} split, but {'trained on' if own_split == 'train' else 'validated with'}"
+        assert self.store is not None  # a record is one of a store
+        in_maps = InMaps.of(self.about, self.store)
+        with self.store.open(record) as event:
+            if in_maps.hold(event):
+                return f"{record.split} split, not trained on, but the module map was learned from it"
+        return f"{record.split} split, not {'seen in training' if in_maps.told else 'trained on'}"
+
+    @cached_property
+    def performance(self) -> dict[str, dict[str, TrackCounts]]:
+        """Counts of tracks by split and finder: `network`, `classical`, `ceiling`; empty without tracks.
+
+        Raises:
+            ValueError: If they were written by another version.
+        """
+        splits: Table = ((self.scores.tracks if self.scores else None) or {}).get("performance") or {}
+        return {
+            split: {name: TrackCounts.from_json(counts) for name, counts in by_finder.items()}
+            for split, by_finder in splits.items()
+        }
+
+    def records_of(self, split: str) -> list[Table]:
+        """The records of one split, in order."""
+        return [record for record in self.records if record.get("split") == split]
+
+    def split_to_judge(self) -> str | None:
+        """The split whose scores are shown: of those scored, the first of `SPLITS`; None without scores or events."""
+        return next((split for split in SPLITS if self.events(split)), None) if self.scores else None
+
+    def events(self, split: str) -> list[EventRecord]:
+        """The events of one split that can be shown: where there are scores, those that were scored."""
+        if self.store is None:
+            return []
+        records = [record for record in self.store.events() if record.split == split]
+        return records if self.scores is None else [record for record in records if record.event in self.scores.events]
+
+    def choose_event(self, name: str | None = None) -> EventRecord | None:
+        """The event of a name; without a name the first event of the first of `SPLITS` that has one.
+
+        Returns:
+            The event; None if no name is given and there is no event.
+
+        Raises:
+            ValueError: If there is no event of this name, or it was not scored.
+        """
+        known = [record for split in SPLITS for record in self.events(split)]
+        if name is None:
+            return known[0] if known else None
+        for record in known:
+            if record.event == name:
+                return record
+        names = ", ".join(record.event for record in known[:8]) + (", ..." if len(known) > 8 else "")
+        raise ValueError(f"{self.directory} has no event {name!r} to show; it has {names or 'none'}.")
+
+    def read_event(self, record: EventRecord) -> EventData:
+        """One event with its truth, its scores and its tracks, as far as they are there.
+
+        Raises:
+            StoreError: If a file of it is missing or damaged.
+            ValueError: If the scores are not those of this event, or the target cannot be understood.
+        """
+        if self.store is None:
+            raise ValueError(f"{self.directory}: its events are not there; name their place with --store.")
+        scores = None
+        if self.scores is not None and record.event in self.scores.events:
+            scores = self.scores.directory / str(self.scores.events[record.event]["path"])
+        return read_event_data(self.store, record, scores, _conditions(self.target), self.tracking.cuts.target)
+
+
+def read_run_files(directory: Path, scores: Path | None = None, store: Path | None = None) -> RunFiles:
+    """Read the files in the directory of a run.
+
+    Args:
+        directory: The run.
+        scores: Directory of its scores. Default: `scores` in the run.
+        store: The events. Default: those that the scores, or else the run, name.
+
+    Raises:
+        ValueError: If there is no run, or one of its files is there but cannot be read; if a directory that was named
+            is not one of scores or events.
+    """
+    if not (directory / "run.json").is_file():
+        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
+    missing: list[str] = []
+    written = table_of(directory / "run.json")
+    # A killed process leaves `running` behind; the state as it is now is another.
+    about = {**written, "state": state_of(directory, written)}
+    settings: Table = {}
+    if (directory / "config.yaml").is_file():
+        settings = table_of(directory / "config.yaml", loaded_yaml)
+    else:
+        missing.append("No config.yaml: the run ended before it wrote its configuration.")
+    records = _records(directory / "metrics.jsonl", about, missing)
+    score_files = _scores(directory, about, scores, missing)
+    event_store = _store(directory, about, score_files, store, missing)
+    if score_files is not None and score_files.tracks is None and _learns_edges(about):
+        missing.append(
+            f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
+            "--tracks grow --overwrite"
+        )
+    if score_files is not None and score_files.timings is None:
+        missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
+    return RunFiles(
+        directory=directory,
+        about=about,
+        settings=settings,
+        records=records,
+        scores=score_files,
+        store=event_store,
+        missing=tuple(missing),
+    )
+
+
+@contextmanager
+def _refused_by_name(path: Path, wrong: str = "cannot be read", remedy: str = "copy it anew") -> Iterator[None]:
+    """Refuse a file that cannot be read, or in which a key or a value is not as it was written, by its name."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        what = error.what if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
+        raise Problem(f"{path} {wrong}: {what}", remedy, file=path) from error
+
+
+def table_of(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
+    """The content of a file of names with values.
+
+    Raises:
+        Problem: Naming the file, if it cannot be read or holds something else.
+    """
+    with _refused_by_name(path):
+        content = parse(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise Problem(f"{path} holds a {type(content).__name__}, expected names with values", "copy it anew", file=path)
+    return content
+
+
+def _learns_edges(about: Table) -> bool:
+    return bool((about.get("tasks") or {}).get("edge_weight", 1.0))
+
+
+def _records(path: Path, about: Table, missing: list[str]) -> tuple[Table, ...]:
+    if not path.is_file():
+        imported = about.get("imported")
+        why = f"{imported['framework']} trained the network" if imported else "the run has not finished a step"
+        missing.append(f"No metrics.jsonl: {why}.")
+        return ()
+    with _refused_by_name(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        # The last line of a run that is under way may be half written.
+        finished = [line for line in lines[:-1] if line] + [line for line in lines[-1:] if line.endswith("}")]
+        records = tuple(_with_area(json.loads(line), "edge_auc_pooled") for line in finished)
+        _ = [(record["split"], record["step"]) for record in records]
+    return records
+
+
+def _with_area(figures: Table, name: str) -> Table:
+    """Figures with the name that their area under the ROC curve has; earlier versions called each `edge_auc`."""
+    return {name if key == "edge_auc" else key: value for key, value in figures.items()}
+
+
+def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) -> ScoreFiles | None:
+    """The scores, all that is shown of them being there, and made with weights of this run."""
+    directory = named or run / "scores"
+    path, of_times = directory / "scores.json", directory / "timings.json"
+    if not path.is_file():
+        if named is not None:
+            raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
+        missing.append(
+            "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
+            f"{this_python()} -m domainpar.infer --run {run}"
+            + ("" if of_run.get("store", {}).get("path") else " --store STORE")
+            + (" --tracks grow" if _learns_edges(of_run) else "")
+        )
+        return None
+    about = table_of(path)
+    not_as_written = {"wrong": "is not what infer writes", "remedy": "run infer again"}
+    with _refused_by_name(path, **not_as_written):
+        for listed in about["events"]:
+            name, event = str(listed["path"]), listed["event"]
+            # A file of scores must not be able to make us open a file elsewhere.
+            if Path(name).name != name or not isinstance(event, str):
+                raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
+        metrics = {split: _with_area(of, "edge_auc_mean") for split, of in about["metrics"].items()}
+        about = {**about, "metrics": metrics}
+        _ = [(str(split), int(of_split["events"])) for split, of_split in metrics.items()]
+        for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+            _ = [TrackCounts.from_json(counts) for counts in by_finder.values()]
+    sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
+    # Wherever both lie now. A run of an earlier version does not name its weights, and is trusted.
+    if isinstance(saved, dict) and sha256 not in saved.values():
+        origin = f" ({os.path.normpath(directory / str(about['run']))})" if about.get("run") else ""
+        raise ValueError(
+            f"{path} holds the scores of another run{origin}, with weights (sha256 {sha256[:12]}) that {run} never "
+            "had; show that run, or infer with this one."
+        )
+    timings = table_of(of_times) if of_times.is_file() else None
+    with _refused_by_name(of_times, **not_as_written):
+        for event in timings["events"] if timings is not None else ():
+            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
+    return ScoreFiles(directory, about, timings)
+
+
+def _store(
+    run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
+) -> EventStore | None:
+    """The store that holds the events that were scored, or else those of the run, by their hashes."""
+    if scores is not None and scores.store:
+        kept, beside = scores.store, scores.directory
+        hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
+        if not all(sha256 for _, sha256 in hashes):  # an earlier version kept the digest of the store alone
+            hashes = ()
+    else:
+        kept, beside = about.get("store") or {}, run
+        own = OwnEvents.read(kept)
+        hashes = () if own is None else own.train + own.val
+    path = named or find_store(kept, beside, hashes)
+    if path is None:
+        reason = "the run does not say where its store is"
+        if places(kept, beside):
+            reason = f"{not_there(kept, beside)}, so neither an event nor the quality of the partition can be shown"
+        missing.append(f"No events: {reason}; name its place with --store.")
+        return None
+    try:
+        store = EventStore(path)
+        if (differs := difference(store, hashes, kept.get("digest"))) is None:
+            return store
+        raise ValueError(
+            f"{path} holds other events than these ({differs[1]}); name with --store the one that was used."
+        )
+    except ValueError as error:
+        if named is not None:
+            raise  # a store that was asked for is never passed over
+        missing.append(f"No events: {error}".replace("\nhint: ", "; "))  # one sentence of the page
+        return None
+
+
+def _conditions(target: str) -> Table:
+    try:
+        return target_conditions(target) if target else {}
+    except ConfigError as error:
+        raise ValueError(f"{error}; {error.hint}.") from error

@@ -1,0 +1,294 @@
+"""Efficiency, fakes and duplicates of the tracks of each finder, in bins: the numbers, and the charts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.words import several
+from domainpar.tracking.display.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series
+from domainpar.tracking.display.run_files import RunFiles
+from domainpar.tracking.events.graph import FloatArray
+from domainpar.tracking.reco.performance.counts import TrackCounts
+from domainpar.tracking.reco.performance.rates import wilson
+
+RATES = {
+    "efficiency": (
+        "track-efficiency",
+        "track efficiency",
+        "Share of the target particles that a track reconstructs, against the true quantity of the particle. Against "
+        "pT the condition on pT is left out, so that the turn-on shows.",
+    ),
+    "fake_rate": (
+        "track-fakes",
+        "fake rate",
+        "Share of the tracks that match no particle, but for unlabelled ones, against the quantity of the helix fitted "
+        "to the track; hits around: the mean over its hits; distance to a border: the smallest of them. Tracks are "
+        "those whose fitted pT is one that targets may have; against pT, all.",
+    ),
+    "duplicate_rate": (
+        "track-duplicates",
+        "duplicates per found target",
+        "Further tracks of targets that have one already, per target that was found.",
+    ),
+}
+"""Rates: name of the chart, label of its axis, caption."""
+
+QUANTITIES = {
+    "pt": "p_T [GeV]",
+    "eta": "η",
+    "phi": "φ [rad]",
+    "radius": "radius of the vertex [mm]",
+    "density": "hits around, within 0.1 of η and φ",
+    "holes": "layers crossed without a hit",
+    "border": "distance to a sector border, ΔR",
+}
+"""Quantities that rates are counted against, and the labels of their axes."""
+
+BORDERS = "borders"
+FINDERS = {
+    "network": "network",
+    "classical": "classical finder (no network)",
+    "ceiling": "ceiling of the graph (perfect scores)",
+}
+"""Finders and their names in a legend."""
+
+MARKERS = ("circle", "diamond", "square", "triangle", "cross")
+TICKS = {
+    "pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
+    "radius": (1, 10, 100, 1000),
+    "density": (5, 10, 20, 50, 100, 200),
+    "border": (0.01, 0.03, 0.1, 0.3, 1),
+}
+"""Of the logarithmic axes."""
+
+FEWEST = 5
+"""Bins with fewer particles or tracks are left out: their intervals span the frame."""
+
+ENOUGH = 10
+"""Bins with fewer do not decide how high an axis goes."""
+
+SYMBOLS = {"pt": "p_T", "eta": "η", "nhits": "hits", "charge": "charge", "radius": "vertex radius", "vz": "vertex z"}
+UNITS = {"pt": " GeV", "radius": " mm", "vz": " mm"}
+
+
+@dataclass(frozen=True)
+class Finder:
+    """A finder of tracks with its counts.
+
+    Attributes:
+        name: `network`, `classical` or `ceiling`.
+        label: Its name in a legend; says so where it is approximate.
+        other: Whether it comes from the run that this one is compared with.
+        counts: The counts.
+    """
+
+    name: str
+    label: str
+    other: bool
+    counts: TrackCounts
+
+    @property
+    def colour(self) -> str:
+        """The same in all charts."""
+        if self.name == "network":
+            return VERMILION if self.other else BLUE
+        return {"classical": ORANGE, "ceiling": GREY}.get(self.name, GREEN)
+
+
+@dataclass(frozen=True, eq=False)
+class RateCurve:
+    """A rate in bins of one quantity, with 68.3 % intervals; NaN where there is nothing to divide by.
+
+    Attributes:
+        edges: Borders of the bins, [B + 1].
+        part, whole: The two numbers that are divided, [B].
+        value, low, high: The rate and its interval, [B].
+    """
+
+    edges: FloatArray
+    part: FloatArray
+    whole: FloatArray
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+def finders_of(run: RunFiles, split: str, other: RunFiles | None = None) -> list[Finder]:
+    """All finders of tracks in the events of one split, and the network of another run beside them."""
+    ours = run.performance.get(split, {})
+    names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
+    # The network comes first, then that of the other run: they are compared.
+    finders = [Finder(name, finder_label(name, run.called(run.how_scored)), False, ours[name]) for name in names]
+    beside = other.performance.get(split, {}) if other else {}
+    if other is not None and "network" in beside:
+        network = Finder("network", finder_label("network", other.called(other.how_scored)), True, beside["network"])
+        finders.insert(names.index("network") + 1 if "network" in names else 0, network)
+    return finders
+
+
+def finder_label(name: str, how: str) -> str:
+    """A finder's name in a legend; of the network also how its run was scored."""
+    return f"network, {how}" if name == "network" else FINDERS.get(name, name)
+
+
+def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> RateCurve:
+    """One rate in bins.
+
+    Args:
+        counts: The counts.
+        style: One of `styles.STYLES`.
+        quantity: One of `QUANTITIES`. Efficiency and duplicates go by the true particle, fakes by the fitted track.
+        rate: One of `RATES`.
+    """
+    binned = counts.binned[style][quantity]
+    part, whole = {
+        "efficiency": (binned.reconstructed, binned.targets),
+        "fake_rate": (binned.fakes, binned.tracks),
+        "duplicate_rate": (binned.duplicated, binned.reconstructed),
+    }[rate]
+    intervals = [_interval(k, n, rate) for k, n in zip(part, whole, strict=True)]
+    value, low, high = np.array(intervals, np.float64).reshape(-1, 3).T
+    return RateCurve(np.array(binned.edges), np.array(part, np.float64), np.array(whole, np.float64), value, low, high)
+
+
+def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
+    if whole == 0:
+        return math.nan, math.nan, math.nan
+    value = part / whole
+    if rate == "duplicate_rate":  # no share: one particle may have several
+        return value, max(0.0, value - math.sqrt(part) / whole), value + math.sqrt(part) / whole
+    interval = wilson(part, whole)
+    assert interval is not None, "there is something to divide by"
+    return value, *interval
+
+
+def quantities_of(rate: str) -> tuple[str, ...]:
+    """The quantities that a rate is shown against: a fake has no vertex."""
+    return tuple(name for name in QUANTITIES if (name, rate) != ("radius", "fake_rate"))
+
+
+def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
+    """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
+    both networks, and of the ceiling, near the borders of sectors."""
+    charts = []
+    for rate, (name, _, caption) in RATES.items():
+        caption += f" Bins with fewer than {FEWEST} are left out."
+        for style in styles:
+            # Scores of an earlier version lack what was not counted then.
+            counted = [
+                name for name in quantities_of(rate) if all(name in each.counts.binned[style] for each in finders)
+            ]
+            panels = _panels(finders, style, counted, rate)
+            if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
+                panels[0] = replace(panels[0], title="without the condition on p_T")
+            title = _title(run, split, finders, style)
+            charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
+    if any(finder.other for finder in finders):
+        compared = [finder for finder in finders if finder.name in ("network", "ceiling")]
+        # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
+        rates = [rate for rate in RATES if styles[0] == "atlas" or rate != "duplicate_rate"]
+        of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
+        title = _title(run, split, finders, styles[0])
+        charts.append(Chart(BORDERS, title, of_borders, columns=len(of_borders), on_page=False))
+    return charts
+
+
+def _title(run: RunFiles, split: str, finders: Sequence[Finder], style: str) -> str:
+    counts = finders[0].counts
+    targets = several(counts.styles[style].targets, "target particle")
+    return (
+        f"{several(counts.events, f'{split} event')}, {targets} ({target_text(run.tracking.cuts.target)}), "
+        f"{style.replace('_', '-')} matching, 68.3 % intervals, bins of {FEWEST} or more"
+    )
+
+
+def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], rate: str) -> list[Panel]:
+    """A rate against some quantities, with one scale for all; against pT from zero, so that the turn-on shows."""
+    curves = {name: [rate_curve(finder.counts, style, name, rate) for finder in finders] for name in quantities}
+    low, high = _limits(curves, rate)
+    panels = []
+    for quantity, of_finders in curves.items():
+        measured = [finder for finder in finders if finder.name != "ceiling"]
+        series = []
+        for finder, curve in zip(finders, of_finders, strict=True):
+            place = measured.index(finder) if finder in measured else 0
+            series.append(_series(finder, curve, quantity, place, len(measured)))
+        y = Axis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
+        panels.append(Panel(quantity, tuple(series), _axis(quantity, of_finders[0].edges, rate), y))
+    return panels
+
+
+def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float, float]:
+    """From zero to a little above all bins with enough in them; an efficiency from the tenth below them to 1."""
+    if rate != "efficiency":
+        highs = [np.max(curve.high[curve.whole >= ENOUGH], initial=0.0) for each in curves.values() for curve in each]
+        return 0.0, max(1.15 * float(max(highs)), 0.02)
+    others = (curve for quantity, of_finders in curves.items() if quantity != "pt" for curve in of_finders)
+    lowest = min(float(np.min(curve.low[curve.whole >= ENOUGH], initial=1.0)) for curve in others)
+    return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
+
+
+def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
+    """The axis says whose the quantity is: fakes have no true particle."""
+    label = QUANTITIES[quantity]
+    if quantity not in ("density", "holes", "border"):
+        label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
+    borders = _borders(edges, quantity)
+    ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])
+    if ticks and edges[0] == 0:
+        ticks = ((float(borders[0]), "0"), *ticks)
+    return Axis(label, float(borders[0]), float(borders[-1]), log=quantity in TICKS, ticks=ticks)
+
+
+def _borders(edges: FloatArray, quantity: str) -> FloatArray:
+    """Borders of the bins as they are drawn: on a logarithmic axis a bin from 0 begins at half of its end."""
+    borders = edges.copy()
+    if quantity in TICKS and borders[0] == 0:
+        borders[0] = borders[1] / 2
+    return borders
+
+
+def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
+    """The ceiling as a line with a band, apart from what was measured; others as points side by side in their bins."""
+    few = curve.whole < FEWEST
+    value, low, high = (np.where(few, np.nan, values) for values in (curve.value, curve.low, curve.high))
+    borders, interval = _borders(curve.edges, quantity), np.stack([low, high])
+    notes = tuple(
+        f"{start:.3g} to {end:.3g}: {rate:.4f} ({part:,.0f} of {whole:,.0f})"
+        for start, end, rate, part, whole in zip(curve.edges[:-1], curve.edges[1:], value, curve.part, curve.whole)
+    )
+    if finder.name == "ceiling":
+        return Series(finder.label, "steps", finder.colour, borders, value, interval, width=1.2, notes=notes)
+    bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
+    # This share of the width of its bin, as it is seen on the axis.
+    x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
+    look: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "notes": notes}
+    return Series(finder.label, "points", finder.colour, x, value, interval=interval, bins=bins, **look)
+
+
+def target_text(conditions: Mapping[str, Any]) -> str:
+    """Target particles as a physicist writes them: `p_T ≥ 1 GeV, hits ≥ 5`; `all` without a condition.
+
+    Args:
+        conditions: Those of `events.targets`.
+    """
+    return ", ".join(_condition(*item) for item in sorted(conditions.items(), reverse=True)) or "all"
+
+
+def _condition(name: str, condition: Any) -> str:
+    symbol, unit = SYMBOLS.get(name, name), UNITS.get(name, "")
+    match condition:
+        case [int() | float() as low, int() | float() as high] if math.isinf(high):
+            return f"{symbol} ≥ {low:g}{unit}"
+        case [int() | float() as low, int() | float() as high] if math.isinf(low):
+            return f"{symbol} ≤ {high:g}{unit}"
+        case [int() | float() as low, int() | float() as high]:
+            return f"{low:g} ≤ {symbol} ≤ {high:g}{unit}"
+        case list() | tuple():
+            return f"{symbol} {' '.join(map(str, condition))}{unit}"
+    return f"{symbol} = {condition}{unit}"

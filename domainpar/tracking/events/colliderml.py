@@ -1,0 +1,388 @@
+"""ColliderML events, and those that ACTS writes in its schema: parquet, a row for each event, lists in its columns.
+
+    ttbar_pu200_tracker_hits/.../train-00000-of-01000.parquet     event_id; x, y, z of hits in mm, volume_id, layer_id,
+                                                                  detector, surface_id, particle_id; the rest is left
+    ttbar_pu200_particles/.../train-00000-of-01000.parquet        event_id; particle_id, px, py, pz in GeV, vx, vy, vz
+                                                                  in mm, charge, num_tracker_hits, pdg_id, primary
+
+A file may hold a thousand events of ten megabytes: rows are decoded one by one, in the order in which they are asked.
+The OpenDataDetector has the layers of TrackML's detector, some a little further out: hits get TrackML's numbers. So
+layer pairs, selections and module maps are the same for both, and ACTS's files of either are read. A hit's volume and
+layer in the file decide: codes of `detector` are another number for the same in each program that writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.problems import Place, Problem
+from domainpar.common.words import some_of
+from domainpar.tracking.events.detector import SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
+from domainpar.tracking.events.graph import Hits, Particles
+from partitioners.topology import FloatArray, IntArray
+
+HITS, PARTICLES = "tracker_hits", "particles"
+_NEEDED = {HITS: ("x", "y", "z"), PARTICLES: ("particle_id", "px", "py", "pz")}
+_OPTIONAL = {
+    HITS: ("detector", "volume_id", "layer_id", "surface_id", "particle_id"),
+    PARTICLES: ("vx", "vy", "vz", "charge", "num_tracker_hits", "pdg_id", "primary"),
+}
+
+BARREL_RADII = {1: (34.0, 70.0, 116.0, 172.0), 4: (260.0, 360.0, 500.0, 660.0), 7: (820.0, 1020.0)}
+_PIXEL_Z = (620.0, 720.0, 840.0, 980.0, 1120.0, 1320.0, 1520.0)
+_SHORT_Z = (1300.0, 1550.0, 1850.0, 2200.0, 2550.0, 2950.0)
+_LONG_Z = (1300.0, 1600.0, 1900.0, 2250.0, 2600.0, 3000.0)
+DISK_Z = {
+    detector: tuple(sign * z for z in outward[:: int(sign)])
+    for ends, outward in (((0, 2), _PIXEL_Z), ((3, 5), _SHORT_Z), ((6, 8), _LONG_Z))
+    for detector, sign in zip(ends, (-1.0, 1.0))
+}
+"""The OpenDataDetector: radii of barrels and z of disks in mm, by the code of their subdetector; z ascend."""
+
+VOLUME_OF_DETECTOR = dict(enumerate((7, 8, 9, 12, 13, 14, 16, 17, 18)))
+"""TrackML's volume for each code of `detector`: pixels, short strips, long strips; of each the end at negative z, the
+barrel, the end at positive z."""
+
+DETECTOR_OF_VOLUME = {volume: code for code, volume in enumerate((16, 17, 18, 23, 24, 25, 28, 29, 30))}
+"""The same codes for the detector's own volumes."""
+
+_READ_AT_ONCE = 2**18
+"""Bytes of a column that are read from the file at a time."""
+
+PARTICLE_0 = -1
+"""Stands for a particle 0 of the files."""
+
+
+def _moved(surface: Surface) -> Surface:
+    """A surface of TrackML's detector where this one has its own."""
+    code, place = CODE_OF_VOLUME[surface.volume], surface.layer // 2 - 1
+    if isinstance(surface, Barrel):
+        return replace(surface, radius=BARREL_RADII[code][place])
+    return replace(surface, z=DISK_Z[code][place])
+
+
+CODE_OF_VOLUME = {volume: code for code, volume in VOLUME_OF_DETECTOR.items()}
+LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn(surfaces=tuple(map(_moved, SURFACES)))
+"""The pairs of layers that follow each other along some straight line from the beam; two are not TrackML's."""
+
+NEAR = 60.0
+"""mm from its layer within which a hit is believed to lie on it: modules stand before and behind its middle."""
+
+MOST_ASTRAY = 0.01
+"""Share of the hits that may lie further away."""
+
+
+def import_parquet() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        Problem: If the package is not there.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise Problem(
+            "parquet files take the package pyarrow, which is not here", "pip install 'domainpar[parquet]'"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+class ColliderMLEvents:
+    """The events of one sample.
+
+    Args:
+        directory: Holds the parquet files, at any depth; or the folder of the hits, with that of particles beside it.
+
+    Attributes:
+        names: Name of each event, its number in nine digits, ascending.
+
+    Raises:
+        Problem: If there are no hits, hits of several samples, or an event twice; if a file cannot be read, or lacks a
+            column.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        import_parquet()
+        found = _find_files(Path(directory))
+        self._rows = {kind: _index(kind, files) for kind, files in found.items()}
+        self.names = tuple(f"{number:09d}" for number in sorted(self._rows[HITS]))
+        self._readers: dict[Path, _Rows] = {}
+
+    def files(self, name: str) -> list[Path]:
+        """The files that an event is read from."""
+        number = int(name)
+        return [rows[number][0] for rows in self._rows.values() if number in rows]
+
+    def read(self, name: str) -> Hits:
+        """Read the hits of an event, with truth where hits have it and particles where their file is.
+
+        Returns:
+            The hits in the order of the file; `hit_id` counts from 0. Particles that left hits and are not listed are
+            appended as unknown. A particle 0 that the files list becomes `PARTICLE_0`: here 0 is noise.
+
+        Raises:
+            Problem: Naming event, file, and what was found and expected: if lists of an event differ in length, or hold
+                what is not finite; if a particle is listed twice; if hits lie on no layer of the OpenDataDetector.
+        """
+        number = int(name)
+        path, columns = self._columns(HITS, number)
+        place = Place(name, path)
+        position = np.stack([columns[axis] for axis in "xyz"], axis=1).astype(np.float32)
+        volume, layer = _layers(columns, position, place)
+        particle_id = _ids(columns["particle_id"]) if "particle_id" in columns else None
+        particles = None
+        if PARTICLES in self._rows and particle_id is not None:
+            particle_id, particles = self._particles(name, particle_id)
+        return Hits(
+            event_id=name,
+            hit_id=np.arange(len(position)),
+            position=position,
+            volume=volume,
+            layer=layer,
+            module=columns.get("surface_id", np.zeros(len(position))).astype(np.int32),
+            particle_id=particle_id,
+            weight=None,
+            particles=particles,
+        )
+
+    def _particles(self, name: str, at_hits: IntArray) -> tuple[IntArray, Particles]:
+        """The particle of each hit, and all particles."""
+        if int(name) not in self._rows[PARTICLES]:
+            raise Problem("it has hits, and no row in the files of particles", "are files missing?", event=name)
+        path, table = self._columns(PARTICLES, int(name))
+        ids = _ids(table["particle_id"])
+        unique, counts = np.unique(ids, return_counts=True)
+        if (counts > 1).any():
+            repeated = unique[counts > 1]
+            raise Place(name, path).problem(f"lists {some_of([str(one) for one in repeated])} more than once")
+        if (ids == 0).any():
+            ids, at_hits = (np.where(these == 0, PARTICLE_0, these) for these in (ids, at_hits))
+        unlisted = np.setdiff1d(at_hits[at_hits != 0], ids)
+
+        def column(name: str) -> FloatArray:
+            values = table[name].astype(np.float64) if name in table else np.full(len(ids), np.nan)
+            return np.concatenate([values, np.full(len(unlisted), np.nan)])
+
+        px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "num_tracker_hits"))
+        ids, pt = np.concatenate([ids, unlisted]), np.hypot(px, py)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
+        seen, counts = np.unique(at_hits, return_counts=True)
+        place = np.minimum(np.searchsorted(seen, ids), max(len(seen) - 1, 0))
+        left = np.where(seen[place] == ids, counts[place], 0) if len(seen) else np.zeros(len(ids))
+        particles = Particles(
+            particle_id=ids,
+            pt=pt.astype(np.float32),
+            eta=eta.astype(np.float32),
+            vertex=np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
+            nhits=np.where(np.isnan(nhits), left, nhits).astype(np.int32),
+            charge=np.nan_to_num(np.sign(column("charge"))).astype(np.int8),
+            primary=(column("primary") > 0).astype(np.int8) if "primary" in table else None,
+            pdg_id=np.nan_to_num(column("pdg_id")).astype(np.int64) if "pdg_id" in table else None,
+        )
+        return at_hits, particles
+
+    def _columns(self, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
+        """The file and the columns of one event, each of as many numbers."""
+        path, row = self._rows[kind][number]
+        place = Place(f"{number:09d}", path)
+        if path not in self._readers:
+            self._readers = {other: rows for other, rows in self._readers.items() if other in self.files(place.event)}
+            self._readers[path] = _Rows(path, _wanted(kind, path))
+        columns = self._readers[path].read(row, place)
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise place.problem(f"lists of one event differ in length: {lengths}", "the file is spoilt")
+        for name, values in columns.items():
+            if values.dtype.kind == "f" and len(bad := np.flatnonzero(~np.isfinite(values))):
+                raise place.problem(f"column {name} holds {len(bad)} numbers that are not finite, first at {bad[0]}")
+        return path, columns
+
+
+class _Rows:
+    """One file, read forward: rows of a group are decoded one after the other, and none is kept."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._path, self._names = path, list(columns)
+        self._next = -1
+        self._batches: Iterator[Any] = iter([])
+
+    def read(self, row: int, place: Place) -> dict[str, Any]:
+        """The columns of one row as arrays."""
+        pa, pq = import_parquet()
+        try:
+            if not 0 <= self._next <= row:
+                # Else the whole row group is read first, and that may be the whole file.
+                file = pq.ParquetFile(self._path, buffer_size=_READ_AT_ONCE, pre_buffer=False)
+                sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                starts = np.concatenate([[0], np.cumsum(sizes)])
+                group = int(np.searchsorted(starts, row, side="right")) - 1
+                groups = range(group, file.num_row_groups)
+                self._batches = file.iter_batches(batch_size=1, row_groups=groups, columns=self._names)
+                self._next = int(starts[group])
+            while self._next <= row:
+                batch = next(self._batches)
+                self._next += 1
+        except (OSError, pa.ArrowException, StopIteration) as error:
+            self._next = -1
+            raise place.problem(f"cannot be read, {type(error).__name__}: {error}", "is it truncated?") from error
+        columns: dict[str, Any] = {}
+        for name in self._names:
+            numbers: Any = batch.column(name)[0].values
+            if numbers is None or numbers.null_count:
+                raise place.problem(f"column {name} has no value for {'this event' if numbers is None else 'some'}")
+            columns[name] = numbers.to_numpy(zero_copy_only=False)
+        return columns
+
+
+def _find_files(directory: Path) -> dict[str, list[Path]]:
+    """Files of hits, and of particles if there are, of one sample."""
+    if not directory.is_dir():
+        raise Problem(f"{directory} is not a directory", "give the one that holds the parquet files")
+    found: dict[str, dict[str, list[Path]]] = {HITS: {}, PARTICLES: {}}
+    roots = [directory]
+    if directory.name.endswith(HITS):
+        roots.append(directory.with_name(directory.name.removesuffix(HITS) + PARTICLES))
+    for path in sorted(path for root in roots for path in root.rglob("*.parquet")):
+        names = path.relative_to(directory.parent).with_suffix("").parts
+        for kind, samples in found.items():
+            if of_kind := [name for name in names if name.endswith(kind)]:
+                samples.setdefault(of_kind[-1].removesuffix(kind).rstrip("_"), []).append(path)
+    if not found[HITS]:
+        raise Problem(
+            f"{directory} holds no hits of ColliderML",
+            f"expected are files *.parquet in a folder whose name ends in {HITS}, and one that ends in {PARTICLES}",
+        )
+    if len(found[HITS]) > 1:
+        raise Problem(
+            f"{directory} holds hits of {len(found[HITS])} samples: {some_of(sorted(found[HITS]))}",
+            f"name the folder of one: --input {directory / (sorted(found[HITS])[0] + '_' + HITS)}",
+        )
+    ((sample, hits),) = found[HITS].items()
+    particles = found[PARTICLES].get(sample, [])
+    return {HITS: hits, **({PARTICLES: particles} if particles else {})}
+
+
+def _index(kind: str, files: Sequence[Path]) -> Mapping[int, tuple[Path, int]]:
+    """File and row of each event of a table."""
+    pa, pq = import_parquet()
+    rows: dict[int, tuple[Path, int]] = {}
+    for path in files:
+        _wanted(kind, path)
+        try:
+            numbers = pq.read_table(path, columns=["event_id"]).column("event_id").to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(path, error) from error
+        for row, number in enumerate(numbers):
+            if number is None:
+                raise Problem(f"row {row} has no event_id", "the file is spoilt", file=path)
+            if number in rows:
+                raise Problem(f"event {number} is there twice, the first in {rows[number][0]}", "keep one", file=path)
+            rows[int(number)] = path, row
+    return rows
+
+
+def _wanted(kind: str, path: Path) -> list[str]:
+    """The columns of a file that are read."""
+    pa, pq = import_parquet()
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    missing = [name for name in ("event_id", *_NEEDED[kind]) if name not in schema.names]
+    if kind == HITS and "detector" not in schema.names and "volume_id" not in schema.names:
+        missing.append("detector")
+    if missing:
+        raise Problem(
+            f"no column {', '.join(missing)}; found {schema.names}",
+            "expected is the schema of ColliderML's first release",
+            file=path,
+        )
+    wanted = [name for name in (*_NEEDED[kind], *_OPTIONAL[kind]) if name in schema.names]
+    if "volume_id" in wanted and "detector" in wanted:
+        wanted.remove("detector")
+    for name in wanted:
+        kind_of = schema.field(name).type
+        if not (pa.types.is_list(kind_of) or pa.types.is_large_list(kind_of)) or not _is_number(kind_of.value_type):
+            raise Problem(f"column {name} holds {kind_of}, not a list of numbers an event", file=path)
+    return wanted
+
+
+def _is_number(kind: Any) -> bool:
+    pa, _ = import_parquet()
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _unreadable(path: Path, error: Exception) -> Problem:
+    return Problem(f"cannot be read, {type(error).__name__}: {error}", "is it truncated, or no parquet?", file=path)
+
+
+def _ids(values: Any) -> IntArray:
+    """Ids as int64; those of 2^63 and more become negative, each its own."""
+    return np.asarray(values).astype(np.uint64).view(np.int64) if values.dtype.kind == "u" else values.astype(np.int64)
+
+
+def _layers(columns: Mapping[str, Any], position: FloatArray, place: Place) -> tuple[IntArray, IntArray]:
+    """TrackML's volume and layer for each hit."""
+    by = "volume_id" if "volume_id" in columns else "detector"
+    numberings = (DETECTOR_OF_VOLUME, CODE_OF_VOLUME) if by == "volume_id" else ({code: code for code in range(9)},)
+    own, layer_id = columns[by].astype(np.int64), columns.get("layer_id") if by == "volume_id" else None
+    fits = []
+    for numbering in numberings:
+        code = np.full(len(own), -1)
+        for number, detector in numbering.items():
+            code[own == number] = detector
+        numbers, astray = _nearest(code, layer_id, position)
+        fits.append((int((code < 0).sum()), int((astray > NEAR).sum()), astray, numbers))
+    # Volumes 16 to 18 are pixels of one detector and long strips of the other: where hits lie tells.
+    unknown, far, astray, numbers = min(fits, key=lambda fit: fit[:2])
+    if unknown:
+        codes = some_of([str(one) for one in np.unique(own[numbers[0] == 0])])
+        raise place.problem(
+            f"{unknown:,} of {len(own):,} hits have a {by} that the OpenDataDetector does not have: {codes}",
+            "only its trackers are read; docs/another_detector.md shows how to bring hits of another one",
+        )
+    if far > MOST_ASTRAY * len(own):
+        hint = "is volume_id that of the OpenDataDetector (16 to 30) or of TrackML's detector (7 to 18)"
+        if by == "detector":
+            hint = "a column volume_id would decide; without it detector is read as ColliderML counts, 0 to 8"
+        raise place.problem(
+            f"{far:,} of {len(own):,} hits lie more than {NEAR:g} mm from every layer of their subdetector, which {by} "
+            f"names, half of all more than {np.median(astray):.3g} mm; largest r {np.hypot(*position.T[:2]).max():.4g}",
+            f"{hint}, and are x, y, z in mm?",
+        )
+    return numbers[0], numbers[1]
+
+
+def _nearest(code: IntArray, layer_id: IntArray | None, position: FloatArray) -> tuple[IntArray, FloatArray]:
+    """TrackML's volume and layer of hits [2, N], 0 of an unknown code, and how far each hit lies from its layer, in mm.
+
+    The layer of all hits of one `layer_id` is the nearest to the middle one of them; without ids, each hit's nearest.
+    """
+    numbers, astray = np.zeros((2, len(code)), np.int32), np.zeros(len(code))
+    radius = np.hypot(position[:, 0], position[:, 1])
+    for detector, rows, middles in _surfaces(code):
+        along = radius[rows] if detector in BARREL_RADII else position[rows, 2]
+        middle = along.copy()
+        if layer_id is not None:
+            for one in np.unique(layer_id[rows]):
+                middle[layer_id[rows] == one] = np.median(along[layer_id[rows] == one])
+        nearest = np.abs(middle[:, None, None] - middles).min(axis=1).argmin(axis=1)
+        numbers[0, rows], numbers[1, rows] = VOLUME_OF_DETECTOR[detector], 2 * (nearest + 1)
+        astray[rows] = np.abs(along - middles[:, nearest]).min(axis=0)
+    return numbers, astray
+
+
+def _surfaces(code: IntArray) -> Iterator[tuple[int, IntArray, FloatArray]]:
+    """Each subdetector that hits lie on: its code, those hits, and the middles of its layers here and in TrackML's."""
+    for detector, middles in {**BARREL_RADII, **DISK_Z}.items():
+        if len(rows := np.flatnonzero(code == detector)):
+            theirs = [one.radius if isinstance(one, Barrel) else one.z
+                      for one in SURFACES if one.volume == VOLUME_OF_DETECTOR[detector]]  # fmt: skip
+            yield detector, rows, np.array([middles, theirs])

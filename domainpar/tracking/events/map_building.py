@@ -1,0 +1,79 @@
+"""A module map from the events of a source: their segments counted and merged, then the pairs of hits in each box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.agreement import Ranks, on_all
+from domainpar.tracking.events.graph import Hits
+from domainpar.tracking.events.module_map import ModuleMap, Tally
+from partitioners.topology import IntArray
+
+COUNTED_EVENTS = 8
+"""Pairs of hits are counted in as many events: there are a thousand times as many as segments."""
+
+
+def build_map(
+    read: Callable[[str], Hits],
+    names: Sequence[str],
+    target: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    ranks: Ranks,
+    threads: int = 1,
+    on_event: Callable[[], object] = lambda: None,
+) -> ModuleMap:
+    """Learn a map; the same on any number of ranks. *Collective*.
+
+    Args:
+        read: Reads or makes the hits of an event, with truth.
+        names: The events to learn from.
+        target: Conditions on the particles whose segments the map is to hold.
+        origin: What they are, for the reader of the map: plain JSON values.
+        ranks: The ranks, to which events are dealt, one each at a time.
+        threads: Threads of each that search for pairs of hits.
+        on_event: Called on every rank, once for each event that was looked at, some of them twice.
+
+    Raises:
+        Refused: On all ranks alike, if an event cannot be read or has no truth, or no event has a segment.
+    """
+    tally = Tally.nothing()
+    for mine, of_round in _rounds(names, ranks):
+        found = on_all(ranks, partial(_tally, read, mine, target))
+        # At each round: ranks that wait for long look like ranks that hang.
+        tally = Tally.together([tally, *map(Tally.from_bytes, ranks.all_gather(found.to_bytes()))])
+        for _ in of_round:
+            on_event()
+    on_all(ranks, tally.check)
+    found_map = ModuleMap.of(tally, {**origin, "target": dict(target)})
+    pairs, hits = np.zeros_like(tally.segments), 0
+    for mine, of_round in _rounds(names[:COUNTED_EVENTS], ranks):
+        counts = on_all(ranks, partial(_counted, found_map, read, mine, threads))
+        for content in ranks.all_gather(counts.tobytes()):
+            of_rank = np.frombuffer(content, np.int64)
+            pairs, hits = pairs + of_rank[1:], hits + int(of_rank[0])
+        for _ in of_round:
+            on_event()
+    return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), hits)
+
+
+def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> Tally:
+    """The segments of an event."""
+    return Tally.nothing() if name is None else Tally.of(read(name), target)
+
+
+def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None, threads: int) -> IntArray:
+    """Hits of an event, and its pairs of hits in each box, int64 [1 + B]; zeros without an event."""
+    if name is None:
+        return np.zeros(1 + len(found.segments), np.int64)
+    hits = read(name)
+    return np.concatenate([[len(hits)], found.pairs_in_boxes(hits, threads)])
+
+
+def _rounds(names: Sequence[str], ranks: Ranks) -> list[tuple[str | None, Sequence[str]]]:
+    """For each round of one event a rank: the event of this rank, if one is left for it, and all of the round."""
+    rounds = [names[start : start + ranks.size] for start in range(0, len(names), ranks.size)]
+    return [(of[ranks.rank] if ranks.rank < len(of) else None, of) for of in rounds]

@@ -1,0 +1,266 @@
+"""The events of a run and the place of their store, as `run.json` and `scores.json` keep them. No torch.
+
+Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
+file that keeps it, so that run and store may be moved together, and from the root, so that one of them may be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
+from domainpar.tracking.events.graph import Hits
+from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
+
+Hashes = tuple[tuple[str, str], ...]
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnEvents:
+    """The events of a run, name and sha256 of each, in the order in which it takes them.
+
+    Attributes:
+        train: Those it is trained on.
+        val: Those it is validated with.
+    """
+
+    train: Hashes
+    val: Hashes
+
+    @classmethod
+    def of(cls, store: EventStore) -> OwnEvents:
+        """Those of a run that is begun on a store."""
+        splits: tuple[Split, ...] = ("train", "val")
+        return cls(*(tuple((record.event, record.sha256) for record in store.events(split)) for split in splits))
+
+    @classmethod
+    def read(cls, kept: Table) -> OwnEvents | None:
+        """Those that `store` of a `run.json` tells; None for a run of a version that did not keep them.
+
+        Raises:
+            Problem: If it does not tell them as it should.
+        """
+        if (events := kept.get("events")) is None:
+            return None
+        try:
+            return cls(*(tuple((str(name), str(sha)) for name, sha in events[split]) for split in ("train", "val")))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
+            raise Problem(what, "name another run") from error
+
+    def without(self, events: Collection[str]) -> OwnEvents:
+        """The same without some events, by name."""
+        return OwnEvents(*(tuple(it for it in of if it[0] not in events) for of in (self.train, self.val)))
+
+    def taken_from(self, store: EventStore, began_with: str) -> EventStore:
+        """A store that may have grown since, as if it held these events only.
+
+        Args:
+            store: The store.
+            began_with: The store they were taken from at first, to be named.
+
+        Raises:
+            StoreError: Naming the first of the events that it does not hold, or holds otherwise.
+        """
+        if (differs := difference(store, self.train + self.val)) is not None:
+            event, what = differs
+            raise StoreError(
+                f"the run was trained on other events: {what}",
+                f"it goes on with the events it began with only; it took them from {began_with}",
+                event=event,
+            )
+        records = {record.event: record for record in store.records}
+        splits: tuple[tuple[Split, Hashes], ...] = (("train", self.train), ("val", self.val))
+        return store.only([replace(records[name], split=split) for split, own in splits for name, _ in own])
+
+    @cached_property
+    def _split_of(self) -> dict[str, Split]:
+        # The last wins: what was trained on as well as validated with counts as trained on.
+        return {**{sha256: "val" for _, sha256 in self.val}, **{sha256: "train" for _, sha256 in self.train}}
+
+    def split_of(self, record: EventRecord) -> Split | None:
+        """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
+        return self._split_of.get(record.sha256)
+
+    def counted(
+        self, records: Sequence[EventRecord], in_map: Mapping[str, bool] | None
+    ) -> dict[str, dict[str, int | None]]:
+        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes.
+
+        Args:
+            records: The events.
+            in_map: Whether a module map was learned from each, by name; None where that is unknown, as are the counts.
+        """
+        names = {name for name, _ in self.train}
+        counts: dict[str, dict[str, Any]] = {}
+        for record in records:
+            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0, "in_map": 0})
+            trained_on = self.split_of(record) == "train"
+            count["events"] += 1
+            count["trained_on"] += trained_on
+            count["same_name"] += not trained_on and record.event in names
+            count["in_map"] = None if in_map is None else count["in_map"] + in_map[record.event]
+        return counts
+
+
+@dataclass(frozen=True)
+class InMaps:
+    """The events that the module maps of a run and of a store were learned from.
+
+    Attributes:
+        fingerprints: Those of their hits (`Hits`).
+        told: Whether run and store tell all of them.
+    """
+
+    fingerprints: frozenset[str]
+    told: bool
+
+    @classmethod
+    def of(cls, about: Table, store: EventStore) -> InMaps:
+        """Those of a run, by its `run.json`, and of a store."""
+        both = (about.get("store") or {}).get("learned_from"), store.learned_from
+        return cls(frozenset(of for known in both for of in (known or {}).values()), None not in both)
+
+    def hold(self, event: StoredEvent) -> bool:
+        """Whether one of the maps was learned from an event."""
+        if not self.fingerprints:
+            return False
+        whole = WholeEvent(event)
+        hit_id = whole.nodes("hit_id")
+        assert hit_id is not None  # every store has them
+        return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint in self.fingerprints
+
+
+def told_of(counts: Mapping[str, Mapping[str, int | None]] | None) -> list[str]:
+    """Sentences on the scored events that the network was trained on, or the module map behind their edges."""
+    if counts is None:
+        return ["which of these events were trained on is not known: the run does not tell"]
+    lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
+    if any(count.get("in_map") is None for count in counts.values()):
+        lines.append("whether a module map was learned from some of them is not known: run or store do not tell")
+    for split, count in counts.items():
+        if number := count["trained_on"]:
+            lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
+        if number := count.get("in_map"):
+            lines.append(f"the module map was learned from {_of_all(number, count, split)}")
+        if number := count["same_name"]:
+            have = "has the name of an event that was" if number == 1 else "have names of events that were"
+            lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
+    return lines
+
+
+def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
+    """That so many of the scored events of a split are meant."""
+    if number == count["events"]:
+        return f"the one {split} event" if number == 1 else f"all {number:,} {split} events"
+    return f"{number:,} of these {several(count['events'] or 0, f'{split} event')}"
+
+
+def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:
+    """The events of a run by its `run.json`, or by its store where that is still the one it was trained on.
+
+    Returns:
+        The events; None if the run is of a version that did not keep them, and its store has changed or is not known.
+    """
+    kept: Table = about.get("store") or {}
+    own = OwnEvents.read(kept)
+    if own is None and store is not None and store.digest == kept.get("digest"):
+        own = OwnEvents.of(store)
+    # Of an event that was left out nothing was learnt. (Of one whose sector was, the others may have been.)
+    left_out = {skip.get("event") for skip in about.get("skipped") or () if skip.get("sample") == skip.get("event")}
+    return own if own is None or not left_out else own.without(left_out)
+
+
+def difference(
+    store: EventStore, events: Iterable[tuple[str, str]], digest: str | None = None
+) -> tuple[str, str] | None:
+    """The first of some events that a store lacks, and what is wrong with it; None if it holds them all.
+
+    Args:
+        store: The store.
+        events: Name and sha256 of each. None of them: what was kept by an earlier version is known by its digest.
+        digest: Digest of the store that held them.
+    """
+    hashes = {record.event: record.sha256 for record in store.records}
+    events = list(events)
+    for event, sha256 in events:
+        if event not in hashes:
+            return event, f"{store.path} does not hold event {event}"
+        if (here := hashes[event]) != sha256:
+            return event, f"{store.path} holds event {event} with sha256 {here[:12]}, then it was {sha256[:12]}"
+    if not events and digest is not None and store.digest != digest:
+        return "", f"digest {store.digest[:12]}, not {digest[:12]}"
+    return None
+
+
+def kept_place(store: Path, beside: Path) -> dict[str, str]:
+    """The place of a store, to be kept in a file in the directory `beside`."""
+    return {"path": os.path.relpath(store, beside), "absolute": os.path.abspath(store)}
+
+
+def places(kept: Table, beside: Path) -> list[Path]:
+    """Possible places of the store that a file in the directory `beside` keeps: seen from there, and where it was."""
+    if not (path := str(kept.get("path") or "")):
+        return []
+    # An earlier version kept the path as it was typed, seen from the directory of the command.
+    absolute = (os.path.join(os.path.abspath(beside), path), str(kept.get("absolute") or os.path.abspath(path)))
+    paths, here = map(Path, dict.fromkeys(map(os.path.normpath, absolute))), Path.cwd()
+    # As they would be typed: relative below this directory.
+    return [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
+
+
+def not_there(kept: Table, beside: Path) -> str:
+    """That none of its `places` is there, in words."""
+    first, *others = map(str, places(kept, beside))
+    return f"neither {first} nor {others[0]} is there" if others else f"{first} is not there"
+
+
+def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> Path | None:
+    """The place of a store that holds some events: the first of its `places` that does, or else that exists.
+
+    Args:
+        kept: The entries of the file on the store: its places and digest.
+        beside: The directory of the file that keeps it.
+        events: Name and sha256 of events that it has to hold; none where a version did not keep them.
+    """
+    there = [place for place in places(kept, beside) if place.is_dir()]
+    for place in there:
+        with suppress(StoreError):  # whoever opens it says what is wrong with it
+            if difference(EventStore(place, check_files=False), events, kept.get("digest")) is None:
+                return place
+    return there[0] if there else None
+
+
+def store_of_run(run: Path, about: Table) -> Path:
+    """The place of the store of a run.
+
+    Raises:
+        Problem: If it is in none of the places that its `run.json` knows.
+    """
+    if not about["store"].get("path"):
+        raise Problem(f"{run} does not say of which store it is", "name one with --store")
+    own = OwnEvents.read(about["store"])
+    place = find_store(about["store"], run, () if own is None else own.train + own.val)
+    if place is None:
+        what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
+        raise Problem(what, "name its place with --store")
+    return place
+
+
+def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:
+    """Fewest and most candidate edges a hit of some events; None without hits."""
+    shares = [record.num_edges / record.num_nodes for record in records if record.num_nodes]
+    return [min(shares), max(shares)] if shares else None
+
+
+def kept_events(store: EventStore) -> dict[str, Any]:
+    """The events of a run that is begun on a store, to be kept in `run.json`."""
+    return asdict(OwnEvents.of(store))

@@ -1,0 +1,366 @@
+"""From a source of events to a finished store: read, join by candidate edges, cut into tiles, write, split.
+
+Events are dealt to ranks, one each at a time. An event that is in the store already, made with the same settings from
+the same input, is kept: a preparation that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.agreement import Gathering, Ranks, agree_on, gather, on_all
+from domainpar.common.atomic_files import PARTIAL, write_whole
+from domainpar.common.lock import STORE, Claim
+from domainpar.common.problems import Place, Problem, expected
+from domainpar.common.words import several, some_of
+from domainpar.nn.standard import Standard, Sums, standard_of
+from domainpar.tracking.events.graph import Hits
+from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.splits import splits_of
+from domainpar.tracking.events.store import (
+    MANIFEST,
+    SUFFIX,
+    EventRecord,
+    EventStore,
+    OtherVersion,
+    Settings,
+    Split,
+    StoredEvent,
+    StoreError,
+    event_file_name,
+    inspect_event,
+    settings_digest,
+    standardised_by,
+    write_event,
+    write_manifest,
+)
+from domainpar.tracking.events.stored_order import default_num_tiles
+from partitioners import Topology, get_partitioner
+from partitioners.topology import IntArray
+
+OnEvent = Callable[[EventRecord, bool], object]
+Look = Callable[[Hits, IntArray, IntArray | None], Any]
+
+
+def prepare(
+    source: Source,
+    directory: str | Path,
+    *,
+    partitioner: str | None = None,
+    num_tiles: int | None = None,
+    val_split: float = 0.1,
+    test_split: float = 0.1,
+    seed: int = 0,
+    overwrite: bool = False,
+    beside: Mapping[str, bytes] | None = None,
+    ranks: Ranks | None = None,
+    on_event: OnEvent = lambda record, kept: None,
+    say: Callable[[str], None] = lambda line: None,
+    look: Look | None = None,
+    on_look: Callable[[Any], None] = lambda seen: None,
+) -> EventStore:
+    """Prepare a store. *Collective*: all ranks return the same store, or all raise.
+
+    Events that are in the store already stay in their split. A store that is finished as it is asked for is only read;
+    else it is locked, and another preparation of it is refused meanwhile.
+
+    Args:
+        source: The events; the same on all ranks.
+        directory: The store; made where it is missing.
+        partitioner: Makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta` where nodes
+            have positions, `metis` where they have none.
+        num_tiles: K of every event. Default: about 4,600 edges a tile.
+        val_split: Share of the events kept for validation, where the source does not tell the splits.
+        test_split: Share of the events kept for a final test, likewise.
+        seed: Seed of the partitioner and of the split.
+        overwrite: Replace a store that was made with other settings, or that holds events which the source has not.
+        beside: Files that the store keeps beside its events, by name.
+        ranks: The ranks. Default: this one alone.
+        on_event: Called on every rank for every event, in order, with its record and whether it was kept as it was.
+        say: Called on rank 0 with what the user should know, a line each.
+        look: Given hits, `edge_index` and label of every event, on the rank that has it, in any order; returns what can
+            travel as JSON.
+        on_look: Called on every rank for every event, in order, with what `look` returned.
+
+    Raises:
+        Refused: On all ranks alike, if the store was made with other settings, or holds more events, and is not to be
+            overwritten; if another preparation is at work in it; or if events cannot be read, cut or written, naming
+            them. Finished events stay; there is no manifest that lists unfinished ones.
+    """
+    ranks = ranks or Gathering()
+    splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
+    job = _Job(
+        source=source,
+        directory=Path(directory),
+        partitioner=partitioner,
+        num_tiles=num_tiles,
+        seed=seed,
+        splits=None if source.splits is not None else splits,
+        look=look,
+        beside=beside or {},
+    )
+    digest = hashlib.sha256(json.dumps([source.names, dict(source.settings)], sort_keys=True).encode()).hexdigest()
+    events_and_settings = f"{digest[:12]} ({several(len(source.names), 'event')})"
+    # A shared file system may not show the same files everywhere; events would be dealt twice or not at all.
+    hint = "let all ranks see the same files, and give all the same flags"
+    agree_on(ranks, {"the list of events and settings": events_and_settings}, hint)
+    records: list[EventRecord] = []
+    with contextlib.ExitStack() as held:  # the lock, given back at the end, also after an error
+        recorded = _of_root(ranks, job.recorded_if_finished)
+        locked = recorded is None
+        if locked:
+            recorded = _of_root(ranks, lambda: _claim_and_make_ready(job, overwrite, held, say))
+        for start in range(0, len(source.names), ranks.size):
+            # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
+            names = source.names[start : start + ranks.size]
+            name = names[ranks.rank] if ranks.rank < len(names) else None
+            kept = _of_all(ranks, partial(job.kept, name))[: len(names)]
+            if not locked and None in kept:  # a finished store that was damaged
+                locked = True
+                _of_root(ranks, lambda: _claim(job, held, say))
+            record = kept[ranks.rank] if name is not None else None
+            for event, as_it_was in zip(_of_all(ranks, partial(job.event, name, record)), kept):
+                records.append(EventRecord.from_json(event["record"]))
+                on_event(records[-1], as_it_was is not None)
+                on_look(event["seen"])
+        dealt = source.splits
+        if dealt is None:
+            events = [record.event for record in records]
+            dealt = splits_of(events, val_split, test_split, seed, recorded, source.whole)
+        records = [replace(record, split=dealt[record.event]) for record in records]
+        if locked:
+            standard = _standard(job.directory, standardised_by(records), ranks)
+            _of_root(ranks, lambda: _finish(job, records, standard, say))
+    return EventStore(directory)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The work on each event."""
+
+    source: Source
+    directory: Path
+    partitioner: str | None
+    num_tiles: int | None
+    seed: int
+    splits: Settings | None
+    look: Look | None
+    beside: Mapping[str, bytes]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the bytes of an event's file, besides its input."""
+        return {
+            **self.source.settings,
+            "partitioner": self.partitioner or "phi-eta, or metis without positions",
+            "tiles": self.num_tiles if self.num_tiles is not None else "some 4600 edges each, small events finer",
+            "seed": self.seed if self.partitioner in (None, "metis", "random") else None,
+        }
+
+    def kept(self, name: str | None) -> dict[str, Any] | None:
+        """The record, as JSON, of an event's file that is there, undamaged, and would be made the same again."""
+        if name is None or not (path := self.directory / event_file_name(name)).exists():
+            return None
+        try:
+            record, settings, source = inspect_event(path)
+        except StoreError:
+            return None  # damaged: it is made again
+        # A change of the input alone shows in no setting.
+        same = (settings, source) == (settings_digest(self.settings), self._source_digest(name))
+        return asdict(record) if same else None
+
+    def event(self, name: str | None, kept: dict[str, Any] | None) -> dict[str, Any] | None:
+        """An event's record, as JSON, and what is seen of it; its file is made unless it is kept."""
+        if name is None:
+            return None
+        path = self.directory / event_file_name(name)
+        if kept is not None:
+            return {"record": kept, "seen": None if self.look is None else self._seen_again(path, self.look)}
+        graph = self.source.read(name)
+        num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
+        try:
+            topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
+            partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
+            assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
+        except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
+            raise Place(graph.hits.event_id).of(ValueError(error)) from error
+        digest = self._source_digest(name)
+        record = write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest)
+        seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
+        return {"record": asdict(record), "seen": seen}
+
+    def _seen_again(self, path: Path, look: Look) -> Any:
+        """The result of `look` on an event that is there already."""
+        with StoredEvent(path) as event:
+            nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
+            columns = {
+                name: event.read_nodes(name, nodes) if event.has(f"nodes/{name}") else None
+                for name in ("hit_id", "position", "volume", "layer", "module", "particle_id")
+            }
+            hits = Hits(event_id=event.event_id, **columns, particles=event.particles())  # type: ignore[arg-type]
+            edge_index = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
+            return look(hits, edge_index, event.read_edges("label", edges) if event.has_labels else None)
+
+    def recorded_if_finished(self) -> dict[str, Split] | None:
+        """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
+        store = _store_in(self.directory)
+        if store is None or store.standard is None or settings_digest(self.settings) != store.settings_digest:
+            return None  # without constants it is of an earlier version
+        splits = _splits_of(store)
+        return splits if (tuple(splits), store.split_settings) == (self.source.names, self.splits) else None
+
+    def _source_digest(self, name: str) -> str:
+        files = self.source.files(name)
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.name.encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest() if files else ""
+
+
+def _claim_and_make_ready(
+    job: _Job, overwrite: bool, held: contextlib.ExitStack, say: Callable[[str], None]
+) -> dict[str, Split]:
+    """Make the directory and lock it, see to it that what lies there may stay, or with `overwrite` remove it.
+
+    Returns:
+        Splits of the events that stay in the store.
+    """
+    if job.partitioner is not None:
+        get_partitioner(job.partitioner)  # refuses a name it does not know
+    if job.directory.exists() and not job.directory.is_dir():
+        raise Problem(f"{job.directory} is a file", "name a directory for the store")
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        _claim(job, held, say)
+        for unfinished in job.directory.glob(f"{PARTIAL}*"):
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        what = f"cannot write a store to {job.directory}: {error.strerror} (errno {error.errno})"
+        raise Problem(what, "choose another --store") from error
+    store = _store_in(job.directory)
+    foreign, drawn = _other_settings(job, store), ""
+    if store is not None and store.split_settings is not None and job.splits is not None:
+        drawn = _changes(store.split_settings, job.splits)
+    if not overwrite:
+        if foreign or drawn:
+            raise Problem(
+                f"{job.directory} was prepared with other settings: {'; '.join(filter(None, (foreign, drawn)))}",
+                "name another --store, or replace this one with --overwrite",
+            )
+        # Nobody asked to make the store smaller.
+        left_out = sorted(set(_splits_of(store) if store else ()) - set(job.source.names))
+        if store is not None and left_out:
+            raise Problem(
+                f"{job.directory} holds {several(len(store), 'event')}, and the {len(job.source.names)} that are asked "
+                f"for now leave out {len(left_out)} of them ({some_of(left_out, 4)})",
+                "ask for all of them (--events), name another --store, or leave them out with --overwrite",
+            )
+    if foreign or drawn:
+        # The manifest goes first: without it nobody takes the remains for a store.
+        (job.directory / MANIFEST).unlink(missing_ok=True)
+    for path in job.directory.glob(f"event*{SUFFIX}") if foreign else ():
+        path.unlink()
+    return {} if foreign or drawn or store is None else _splits_of(store)
+
+
+def _claim(job: _Job, held: contextlib.ExitStack, say: Callable[[str], None]) -> None:
+    claim = Claim.take(job.directory, STORE)
+    held.callback(claim.release)
+    if claim.note:
+        say(f"note: {claim.note}")
+
+
+def _standard(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> Standard:
+    """The constants of some events, dealt to ranks; integers are added, so that no bit depends on how. *Collective*."""
+
+    def sums_of(record: EventRecord | None) -> tuple[Sums, Sums] | None:
+        if record is None:
+            return None
+        with StoredEvent(directory / record.path) as event:
+            return event.feature_sums()
+
+    of_events: list[tuple[Sums, Sums]] = []
+    for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
+        now = records[start : start + ranks.size]
+        mine = now[ranks.rank] if ranks.rank < len(now) else None
+        gathered = _of_all(ranks, partial(sums_of, mine))[: len(now)]
+        of_events += [(Sums(*nodes), Sums(*edges)) for nodes, edges in gathered]
+    return standard_of(of_events)
+
+
+def _finish(job: _Job, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
+    """Write the manifest, and name what lies beside it and is no part of the store."""
+    for name, content in job.beside.items():
+        write_whole(job.directory / name, content)
+    write_manifest(job.directory, records, job.settings, job.splits, standard, job.source.learned_from)
+    files = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
+    if others := sorted(files - {record.path for record in records}):
+        say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {some_of(others, 4)}")
+
+
+def _store_in(directory: Path) -> EventStore | None:
+    """The finished store that lies in a directory, whatever has become of its events; None where there is none."""
+    with contextlib.suppress(StoreError):  # what is damaged is made again
+        return EventStore(directory, check_files=False)
+    return None
+
+
+def _splits_of(store: EventStore) -> dict[str, Split]:
+    return {record.event: record.split for record in store.records}
+
+
+def _other_settings(job: _Job, store: EventStore | None) -> str:
+    """How the settings of what lies in the directory differ; empty where nothing does, or they are the same."""
+    if store is not None:
+        return _changes(store.settings, job.settings)
+    for path in sorted(job.directory.glob(f"event*{SUFFIX}")):  # of an interrupted preparation
+        try:
+            with StoredEvent(path) as event:
+                if changes := _changes(event.settings, job.settings):
+                    return changes
+        except OtherVersion as error:
+            return error.what
+        except StoreError:
+            pass  # what is damaged is made again
+    return ""
+
+
+def _changes(before: Settings, now: Settings) -> str:
+    def shown(settings: Settings, name: str) -> str:
+        text = json.dumps(settings.get(name))
+        return text if len(text) < 60 else f"{text[:50]}..."
+
+    if settings_digest(before) == settings_digest(now):
+        return ""
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    return "; ".join(f"{name} {shown(before, name)}, not {shown(now, name)}" for name in changed)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _of_all(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
+    """Do every rank's own work and return what it gave on all; if any fails, all refuse. *Collective*."""
+
+    def attempt() -> Any:
+        try:
+            return work()
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise expected(error, "--store") or Problem(f"{type(error).__name__}: {error}") from error
+
+    return gather(ranks, on_all(ranks, attempt))
+
+
+def _of_root(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """Do work on rank 0 alone and return on every rank what it gave. *Collective*."""
+    return _of_all(ranks, lambda: work() if ranks.rank == 0 else None)[0]

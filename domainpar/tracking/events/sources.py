@@ -1,0 +1,191 @@
+"""Sources of events: the built-in simulation, and directories of files of one format each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
+from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
+from domainpar.tracking.events.graph import EventGraph, Hits
+from domainpar.tracking.events.selection import Selection
+from domainpar.tracking.events.store import Settings, Split
+
+if TYPE_CHECKING:
+    from domainpar.tracking.events.acorn import AcornOptions
+
+SourceKind = Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn"]
+
+DEFAULT_SIMULATED_EVENTS = 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """The events of one origin.
+
+    Attributes:
+        names: Names of the events, in order.
+        read: Reads or makes one, with candidate edges.
+        hits: Reads or makes the hits of one; None where the files are graphs.
+        learned_from: See `EventStore`.
+        files: The input files of one, empty for a simulated one.
+        settings: All that decides what `read` returns, besides the files; plain JSON values.
+        splits: Split of each event where the source itself tells; None: events are dealt into splits.
+        whole: Name of the event of which the one of a name is all or a sector.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[str], EventGraph]
+    files: Callable[[str], list[Path]]
+    settings: Settings
+    splits: Mapping[str, Split] | None = None
+    whole: Callable[[str], str] = str
+    hits: Callable[[str], Hits] | None = None
+    learned_from: Mapping[str, str] | None = None
+
+
+def open_source(
+    kind: SourceKind,
+    *,
+    directory: str | Path | None = None,
+    num_events: int | None = None,
+    cuts: Candidates | None = None,
+    selection: Selection | None = None,
+    num_hits: int = 100_000,
+    seed: int = 0,
+    num_phi_sectors: int = 1,
+    acorn: AcornOptions | None = None,
+    clusters: bool = False,
+) -> Source:
+    """List the events of a source.
+
+    Args:
+        kind: `simulate`, `trackml`, `colliderml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
+        directory: Where the files are; needed but for `simulate`.
+        num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
+        cuts: Candidate edges, for sources of hits; by default `Cuts()`, of the source's layer pairs.
+        selection: Hits to keep, for sources of hits; by default all.
+        num_hits: Hits of a simulated event, about.
+        seed: Event i is simulated from seed + i.
+        num_phi_sectors: Sectors that a heptrkx event was cut into.
+        acorn: Options for acorn files.
+        clusters: Features of clusters as well, from the cells of TrackML files.
+
+    Raises:
+        ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
+    """
+    cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
+    if kind == "simulate":
+        count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
+        return _simulated(count, seed, num_hits, selection, cuts)
+    if directory is None:
+        raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
+    path = Path(directory)
+    # Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
+    if kind == "trackml":
+        from domainpar.tracking.events import trackml
+
+        source = _of_hits(
+            tuple(trackml.list_events(path)),
+            lambda name: trackml.read_event(path, name, clusters),
+            lambda name: trackml.event_files(path, name, clusters),
+            {"source": kind, **({"cluster_features": True} if clusters else {})},
+            selection,
+            cuts,
+        )
+    elif kind == "colliderml":
+        from domainpar.tracking.events.colliderml import ColliderMLEvents
+
+        sample = ColliderMLEvents(path)
+        source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts)
+    elif kind == "heptrkx":
+        from domainpar.tracking.events import heptrkx
+
+        source = Source(
+            tuple(heptrkx.list_events(path)),
+            lambda name: heptrkx.read_event(path, name, num_phi_sectors),
+            lambda name: heptrkx.event_files(path, name),
+            {"source": kind, "num_phi_sectors": num_phi_sectors},
+            whole=heptrkx.whole_event,
+        )
+    elif kind == "pyg":
+        from domainpar.tracking.events import pyg
+
+        source = Source(
+            tuple(pyg.list_events(path)),
+            lambda name: pyg.read_event(pyg.event_path(path, name)),
+            lambda name: [pyg.event_path(path, name)],
+            {"source": kind, "labels": "y, y_NAME"},  # an earlier version read those of edges alone
+        )
+    elif kind == "acorn":
+        source = _acorn(path, acorn)
+    else:
+        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, colliderml, heptrkx, pyg, acorn.")
+    if num_events is not None and num_events > len(source.names):
+        raise Problem(
+            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
+            "ask for fewer --events",
+        )
+    return replace(source, names=source.names[:num_events])
+
+
+def layer_pairs_of(kind: str) -> tuple[LayerPair, ...]:
+    """The pairs of layers that hits of a source are joined between if nothing else is said."""
+    if kind == "colliderml":
+        from domainpar.tracking.events.colliderml import LAYER_PAIRS
+
+        return LAYER_PAIRS
+    return DEFAULT_LAYER_PAIRS
+
+
+def _of_hits(
+    names: tuple[str, ...],
+    hits: Callable[[str], Hits],
+    files: Callable[[str], list[Path]],
+    settings: Settings,
+    selection: Selection,
+    cuts: Candidates,
+) -> Source:
+    """A source of hits that are selected and joined here."""
+
+    def kept(name: str) -> Hits:
+        return selection.of(hits(name))
+
+    settings = {**settings, **selection.settings, **cuts.settings}
+    return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept)
+
+
+def _simulated(num_events: int, seed: int, num_hits: int, selection: Selection, cuts: Candidates) -> Source:
+    from domainpar.tracking.events.simulate import simulate_event
+
+    seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
+
+    def hits(name: str) -> Hits:
+        return simulate_event(seeds[name], num_hits, name)
+
+    settings = {"source": "simulate", "num_hits": num_hits}
+    return _of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts)
+
+
+def _acorn(directory: Path, options: AcornOptions | None) -> Source:
+    from domainpar.tracking.events import acorn
+
+    events = acorn.find_events(directory)
+    paths = {name: event.path for name, event in events.items()}
+    options = options or acorn.AcornOptions()
+    if options.pt_unit is None:
+        # One unit for all events: guessed anew for each, a small event could differ.
+        options = replace(options, pt_unit=acorn.guess_pt_unit(paths.values()))
+    splits = {name: event.split for name, event in events.items() if event.split is not None}
+    return Source(
+        tuple(paths),
+        lambda name: acorn.read_event(paths[name], options),
+        lambda name: [paths[name]],
+        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},  # tuples become lists, as in a manifest
+        splits or None,
+    )

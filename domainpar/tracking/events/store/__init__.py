@@ -1,0 +1,36 @@
+"""The store: one zarr zip per event in stored order, and a manifest beside them. The only room that knows zarr.
+
+A directory `store/` holds
+
+    manifest.json                what was prepared, how, and the sha256 of every event
+    event000001001.zarr.zip      one event: arrays under nodes/ edges/ tiles/ particles/, each chunk with a crc32c
+
+Files appear under their name only when they are complete. The same event prepared with the same settings and the
+same versions of the libraries gives the same bytes.
+"""
+
+from domainpar.tracking.events.store.event import StoredEvent, WholeEvent, inspect_event
+from domainpar.tracking.events.store.joined import Events, JoinedEvents
+from domainpar.tracking.events.store.layout import (
+    MANIFEST,
+    MODULE_MAP,
+    SUFFIX,
+    EventRecord,
+    OtherVersion,
+    Settings,
+    Split,
+    StoreError,
+    event_file_name,
+    file_sha256,
+    settings_digest,
+)
+from domainpar.tracking.events.store.manifest import EventStore, standardised_by, write_manifest
+from domainpar.tracking.events.store.schema import names_in
+from domainpar.tracking.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
+
+__all__ = [
+    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "Events", "JoinedEvents", "OtherVersion",
+    "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event",
+    "names_in", "read_arrays", "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event",
+    "write_manifest",
+]  # fmt: skip

@@ -1,0 +1,371 @@
+"""The list of the events of a store: written last, read first."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.problems import Problem
+from domainpar.nn.standard import Standard, standard_of
+from domainpar.tracking.events.features import FEATURES, Feature
+from domainpar.tracking.events.labels import Label
+from domainpar.tracking.events.store.archive import parsed_json
+from domainpar.tracking.events.store.event import StoredEvent
+from domainpar.tracking.events.store.layout import (
+    COPY_ANEW,
+    MANIFEST,
+    MODULE_MAP,
+    NAME,
+    EventRecord,
+    OtherVersion,
+    Settings,
+    Split,
+    StoreError,
+    file_sha256,
+    settings_digest,
+    sha256_of,
+)
+from domainpar.tracking.events.store.schema import SCHEMA_VERSION
+
+LARGEST_MANIFEST = 2**28
+"""Bytes of a manifest: some hundred times what a million events need."""
+
+_SPLITS = ("train", "val", "test")
+_KEYS = (
+    "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "learned_from",
+    "content_sha256",
+)  # fmt: skip
+
+
+class EventStore:
+    """A prepared store: the list of its events, and access to each.
+
+    Args:
+        path: The directory that `prepare` wrote.
+        check_files: Whether every file has to be there, in its size.
+
+    Attributes:
+        settings: All that decides the bytes of an event's file, besides its input.
+        split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
+        standard: Constants that standardise features, of the events of `standardised_by`; None in a store of an
+            earlier version, which kept none.
+        learned_from: Fingerprint (`Hits`) of each event that the module map behind its candidate edges was learned
+            from, by name; empty without a map, None where that is not told.
+        unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
+            that checks them. `open` raises them.
+
+    Raises:
+        StoreError: If there is no readable manifest of a version this program knows, or a file is missing.
+    """
+
+    def __init__(self, path: str | Path, check_files: bool = True) -> None:
+        self.unreadable: dict[str, Problem] = {}
+        self.path = Path(path)
+        manifest = _read_manifest(self.path / MANIFEST)
+        self.settings: dict[str, Any] = manifest["settings"]
+        self.settings_digest: str = manifest["settings_digest"]
+        self.split_settings: dict[str, Any] | None = manifest["split_settings"]
+        self.standard: Standard | None = manifest["standard"]
+        self.learned_from: dict[str, str] | None = manifest["learned_from"]
+        self.records: tuple[EventRecord, ...] = manifest["events"]
+        for record in self.records if check_files else ():
+            _check_size(self.path / record.path, record)
+
+    def events(self, split: Split | None = None) -> list[EventRecord]:
+        """The events of one split, or of all, in the order of the manifest."""
+        if split not in (None, *_SPLITS):
+            raise ValueError(f"unknown split {split!r}; known: train, val, test.")
+        return [record for record in self.records if split in (None, record.split)]
+
+    def readable(self) -> list[EventRecord]:
+        """The events that are not known to be unreadable, in the order of the manifest."""
+        return [record for record in self.records if record.event not in self.unreadable]
+
+    def only(self, records: Sequence[EventRecord]) -> EventStore:
+        """The same store as if it held these of its events only, in this order and in these splits."""
+        other = copy.copy(self)
+        other.records = tuple(records)
+        return other
+
+    def open(self, record: EventRecord) -> StoredEvent:
+        """Open one event. Its sizes are checked, its bytes only as they are read (see `verify`).
+
+        Raises:
+            StoreError: If the file is missing, damaged, or is not the event that the manifest lists.
+        """
+        path = self.path / record.path
+        if (problem := self.unreadable.get(record.event)) is not None:
+            raise StoreError(problem.what, problem.hint, event=record.event, file=path)
+        _check_size(path, record)
+        event = StoredEvent(path, event_id=record.event, sha256=record.sha256)
+        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels")
+        listed = (record.event, *(getattr(record, name) for name in sizes))
+        held = (event.event_id, *(getattr(event, name) for name in sizes))
+        if listed != held:
+            event.close()
+            what = f"the manifest lists (event, nodes, edges, tiles, labels) {listed} but the file holds {held}"
+            raise StoreError(what, "prepare the store again", event=record.event, file=path)
+        return event
+
+    def verify(self, record: EventRecord) -> None:
+        """Hash the file of one event and compare with the manifest; about 2 s per GB.
+
+        Raises:
+            StoreError: If a single bit differs.
+        """
+        path = self.path / record.path
+        sha256 = file_sha256(path, record.event)
+        if sha256 != record.sha256:
+            what = f"sha256 is {sha256} but the manifest says {record.sha256}"
+            hint = f"the file has changed since it was prepared; {COPY_ANEW}"
+            raise StoreError(what, hint, event=record.event, file=path)
+
+    @property
+    def digest(self) -> str:
+        """Hash of all events and their splits: equal digests mean the same data, whatever the store is called."""
+        listed = [[record.event, record.sha256, record.split] for record in self.records]
+        return sha256_of(json.dumps(listed).encode())
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Name of each node feature, the same in all events."""
+        return self.records[0].feature_names if self.records else ()
+
+    @property
+    def edge_feature_names(self) -> tuple[str, ...]:
+        """Name of each edge feature, the same in all events."""
+        return self.records[0].edge_feature_names if self.records else ()
+
+    @property
+    def scales(self) -> dict[str, list[float]]:
+        """Divisors of node and edge features that were read with scales; empty for features that are made here."""
+        if "node_scales" not in self.settings:
+            return {}
+        of_edges = self.settings["edge_scales"] or [1.0] * len(self.edge_feature_names)
+        return {"node_scales": self.settings["node_scales"], "edge_scales": of_edges}
+
+    @property
+    def divisors(self) -> Mapping[str, Sequence[float | None]]:
+        """What each node and edge feature is divided by, in order, if lengths are in mm and angles in rad.
+
+        None where that is not known: of features that files of `pyg` or a program of one's own bring along.
+        """
+        return {
+            of: self.scales[f"{of[:4]}_scales"]
+            if self.settings.get(of)
+            else [None if it is None else it.divisor for it in made.values()]
+            for of, made in self._made_here.items()
+        }
+
+    @property
+    def formulas(self) -> Mapping[str, Sequence[str | None]]:
+        """The definition of each node and edge feature, in order: formula, unit, divisor, sign.
+
+        Of a column of a file that is the column's name and scale; None where nothing is known, as with `divisors`.
+        """
+        found: dict[str, Sequence[str | None]] = {}
+        for of, made in self._made_here.items():
+            found[of] = [None if it is None else it.words for it in made.values()]
+            if self.settings.get(of):
+                how = ", where a file lacks it the difference of scaled values" if of == "edge_features" else ""
+                scales = zip(made, self.scales[f"{of[:4]}_scales"])
+                found[of] = [f"column {name} of the files{how}, over {scale:g}" for name, scale in scales]
+        return found
+
+    @property
+    def _made_here(self) -> dict[str, dict[str, Feature | None]]:
+        """Each node and edge feature by its name, None for one that a file brought along."""
+        known = FEATURES if "source" in self.settings else {}
+        names = {"node_features": self.feature_names, "edge_features": self.edge_feature_names}
+        return {of: {name: known.get(name) for name in there} for of, there in names.items()}
+
+    @property
+    def labels(self) -> dict[str, Label]:
+        """Labels of nodes and events by name, with as many classes as any event has.
+
+        Raises:
+            Problem: If a name means one thing in one event and another in the next.
+        """
+        return _labels_of(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+def standardised_by(records: Sequence[EventRecord]) -> list[EventRecord]:
+    """The events whose features the constants count: those to train on, so with truth; all where there are none."""
+    return [record for record in records if record.split == "train" and (record.has_labels or record.labels)] or list(
+        records
+    )
+
+
+def write_manifest(
+    directory: Path,
+    records: Sequence[EventRecord],
+    settings: Settings,
+    split_settings: Settings | None = None,
+    standard: Standard | None = None,
+    learned_from: Mapping[str, str] | None = None,
+) -> None:
+    """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
+
+    Args:
+        directory: The store, with the files of its events.
+        records: The events.
+        settings: See `EventStore`.
+        split_settings: See `EventStore`.
+        standard: Constants that standardise features. Default: computed here, of the files.
+        learned_from: See `EventStore`; written where there is a module map.
+
+    Raises:
+        ValueError: If two events have one name, or do not have the same features.
+        StoreError: If an event has to be read for the constants, and cannot be.
+    """
+    _check_records_agree(records)
+    if standard is None:
+        sums = []
+        for record in standardised_by(records):
+            with StoredEvent(Path(directory) / record.path, event_id=record.event) as event:
+                sums.append(event.feature_sums())
+        standard = standard_of(sums)
+    manifest = {
+        "format": "domainpar store",
+        "schema_version": SCHEMA_VERSION,
+        "settings": dict(settings),
+        "settings_digest": settings_digest(settings),
+        "events": [asdict(record) for record in records],
+        "standard": standard._asdict(),
+    } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
+    if learned_from:
+        manifest["learned_from"] = dict(learned_from)
+    manifest["content_sha256"] = _digest(manifest)  # of all but itself
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    write_whole(Path(directory) / MANIFEST, text.encode())
+
+
+def _labels_of(records: Sequence[EventRecord]) -> dict[str, Label]:
+    labels: dict[str, Label] = {}
+    for record in records:
+        for label in record.labels:
+            known = labels.setdefault(label.name, label)
+            if (known.of, bool(known.classes)) != (label.of, bool(label.classes)):
+                what = f"label {label.name} is {label.what} here and {known.what} in another event"
+                hint = "integers are classes, floats are numbers"
+                if known.of != label.of:
+                    hint = f"name it {known.of}_{label.name} or {label.of}_{label.name} in all files"
+                raise Problem(what, hint, event=record.event)
+            labels[label.name] = known._replace(classes=max(known.classes, label.classes))
+    return labels
+
+
+def _check_records_agree(records: Sequence[EventRecord]) -> None:
+    seen: set[str] = set()
+    for record in records:
+        if record.event in seen:
+            raise Problem("the event appears twice", "names of events are unique in a store", event=record.event)
+        seen.add(record.event)
+        for name in ("feature_names", "edge_feature_names"):
+            first, here = getattr(records[0], name), getattr(record, name)
+            if first != here:
+                what = f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}"
+                raise Problem(what, "all events of a store need the same", event=record.event)
+    _labels_of(records)  # refuses those of two kinds
+
+
+def _check_size(path: Path, record: EventRecord) -> None:
+    try:
+        size = path.stat().st_size  # a look at each file; hashing them all would take minutes
+    except OSError as error:
+        what = f"{error.strerror or error}; the manifest lists it"
+        raise StoreError(what, COPY_ANEW, event=record.event, file=path) from error
+    if size != record.bytes:
+        hint = f"the file is truncated or was replaced; {COPY_ANEW}"
+        raise StoreError(f"{size} bytes, the manifest says {record.bytes}", hint, event=record.event, file=path)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest with its events as records."""
+    if not path.is_file():
+        what = f"{path.parent} is not a finished store: it has no {path.name}"
+        raise StoreError(what, "run python -m domainpar.prepare; one that was interrupted goes on where it stopped")
+    try:
+        if (size := path.stat().st_size) > LARGEST_MANIFEST:
+            raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
+        manifest: dict[str, Any] = parsed_json(path.read_bytes())
+        if (version := manifest["schema_version"]) != SCHEMA_VERSION:
+            raise OtherVersion(version, path, _command_anew(path.parent, manifest))
+        if unknown := sorted(set(manifest) - set(_KEYS)):
+            raise ValueError(f"unknown key {unknown[0]!r}")
+        # Manifests of before there was a checksum in them have none.
+        sha256 = manifest.pop("content_sha256", None)
+        if sha256 not in (None, digest := _digest(manifest)):
+            raise ValueError(f"sha256 of its content is {digest} but it says {sha256}; it was damaged or edited")
+        manifest["events"] = tuple(_record(item) for item in manifest["events"])
+        drawn = manifest.get("split_settings")  # an earlier version kept none
+        manifest["split_settings"] = None if drawn is None else dict(drawn)
+        constants = manifest.get("standard")  # likewise
+        manifest["standard"] = None if constants is None else Standard.from_json(constants)
+        learned = manifest.get("learned_from", None if "module_map" in manifest["settings"] else {})
+        manifest["learned_from"] = None if learned is None else {name: str(learned[name]) for name in learned}
+        return manifest
+    except OtherVersion:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"{path.name} cannot be read: {type(error).__name__}: {error}"
+        raise StoreError(what, "copy it anew, or prepare the store again with --overwrite", file=path) from error
+
+
+def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
+    """The command that prepares a store anew, as far as its manifest of any version tells its flags."""
+    from domainpar.tracking.events.construct import Cuts  # numba takes a second to load
+
+    settings, splits = manifest.get("settings") or {}, manifest.get("split_settings") or {}
+    events = manifest.get("events") or []
+    flags: dict[str, Any] = {"store": directory, "overwrite": True, "source": settings.get("source")}
+    if flags["source"] == "simulate":
+        flags |= {"events": len(events) or None, "hits": settings.get("num_hits")}
+        flags["seed"] = int(events[0]["event"]) if events else None  # event i is simulated from seed + i
+    else:
+        flags |= {"input": "DIRECTORY_OF_ITS_FILES", "seed": splits.get("split_seed")}
+    flags |= {name: splits.get(name) for name in ("val_split", "test_split")}
+    usual = json.loads(json.dumps(asdict(Cuts())))
+    flags |= {name: settings[name] for name in usual if name in settings and settings[name] != usual[name]}
+    if "layer_pairs" in flags:
+        flags["layer_pairs"] = ", ".join("{}.{}-{}.{}".format(*inner, *outer) for inner, outer in flags["layer_pairs"])
+    if settings.get("volumes"):
+        flags["volumes"] = ", ".join(map(str, settings["volumes"]))
+    if "module_map" in settings:
+        flags["module_map"] = directory / MODULE_MAP
+    flags["edges_from"] = "DIRECTORY_OF_ITS_EDGES" if "edges_from" in settings else None
+    for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
+        value = settings.get(name)
+        flags[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    if settings.get("hard_cuts"):
+        flags["hard_cuts"] = json.dumps(settings["hard_cuts"]).replace("Infinity", ".inf")
+    # Where nothing was said, the settings hold a sentence.
+    flags |= {name: settings[name] for name in ("partitioner", "tiles") if " " not in str(settings.get(name, " "))}
+    words = [[f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+             for name, value in flags.items() if value not in (None, False)]  # fmt: skip
+    return shlex.join(["python", "-m", "domainpar.prepare", *(word for pair in words for word in pair)])
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """Hash of all that a manifest says, however it is laid out."""
+    return sha256_of(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _record(item: dict[str, Any]) -> EventRecord:
+    record = EventRecord.from_json(item)
+    for what, name in (("event", record.event), ("path", record.path)):
+        # An event's name becomes part of names of files, and a path would lead out of the store.
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise ValueError(f"{what} {str(name)[:80]!r} is not a plain name")
+    if record.split not in _SPLITS:
+        raise ValueError(f"event {record.event} is of split {record.split!r}; known: {', '.join(_SPLITS)}")
+    return record

@@ -1,0 +1,183 @@
+"""A network as a plain module of torch, with the weights it has, for programs that know nothing of ranks or tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.heads import EDGE
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.mlp import ACTIVATIONS, MLP
+from domainpar.nn.normed import InteractionOfRows
+from domainpar.nn.on_stages import PublishedOnStages
+from domainpar.nn.published import PublishedNetwork
+from domainpar.nn.standard import Standard
+from domainpar.tracking.networks.on_events import OnEvents, wanted_arguments
+
+
+class EdgeLogits(nn.Module):
+    """The logits of edges of a module, in evaluation.
+
+    Args:
+        module: Called with `x`, `edge_index` and, if it takes them, `edge_attr`.
+        takes_edge_features: Whether it does.
+    """
+
+    def __init__(self, module: nn.Module, takes_edge_features: bool) -> None:
+        super().__init__()
+        self.module, self.takes_edge_features = module, takes_edge_features
+        self.eval()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        """Raw logits, [E, 1].
+
+        Args:
+            x: Node features, [N, node features].
+            edge_index: `src` and `dst` of each edge, int64 [2, E].
+            edge_attr: Edge features, [E, edge features]; None if it takes none.
+        """
+        if edge_attr is None and isinstance(self.module, InteractionOfRows):
+            edge_attr = x.new_zeros(edge_index.size(1), 0)
+        given = (x, edge_index) if edge_attr is None else (x, edge_index, edge_attr)
+        result = self.module(*given)
+        logits: Tensor = result[EDGE.name] if isinstance(result, dict) else result
+        return logits.reshape(-1, 1)
+
+
+def in_float64(module: EdgeLogits, given: Mapping[str, Tensor]) -> Tensor:
+    """Logits as if all was computed in float64, [E, 1], also where the module names float32 itself.
+
+    Args:
+        module: The module, in float32; it is left as it is.
+        given: Its arguments, by name.
+    """
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), _InFloat64():  # type: ignore[no-untyped-call]
+            logits: Tensor = module(**given)
+    finally:
+        torch.set_default_dtype(usual)
+    return logits
+
+
+class _InFloat64(TorchDispatchMode):
+    """Every call of torch gets float64 for float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wider(it: Any) -> Any:
+            if isinstance(it, Tensor) and it.dtype == torch.float32:
+                return it.double()
+            return torch.float64 if it is torch.float32 else it
+
+        return func(*tree_map(wider, args), **tree_map(wider, kwargs or {}))
+
+
+def sums_in_order(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The same program with sums at rows of an index as `scatter_add`, of columns rather than of rows.
+
+    ONNX has two forms of such sums. ONNX runtime shares a `ScatterND` out to its threads, which then add to one number
+    at the same time, and some of what they add is lost. A `ScatterElements` is the work of one thread, in order; of
+    columns, [width, N], it takes it half the time that it takes of rows.
+    """
+    ordered: torch.export.ExportedProgram = program.run_decompositions({torch.ops.aten.index_add.default: _index_add})
+    return ordered
+
+
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    columns, added = x.movedim(dim, -1), (source if alpha == 1 else alpha * source).movedim(dim, -1)
+    return columns.scatter_add(-1, index.long().expand(added.shape), added.contiguous()).movedim(-1, dim)
+
+
+def plain_form(network: EdgeClassifier, edge_features: int) -> EdgeLogits:
+    """The same function of an event in plain torch: to rounding, since sums have other orders.
+
+    Args:
+        network: A network that scores edges; it keeps its weights, which the module may share.
+        edge_features: Features of an edge.
+
+    Raises:
+        ValueError: If it scores no edges, works in two precisions, or takes more than an event's tables.
+    """
+    if EDGE not in network.heads:
+        raise ValueError("this network scores no edges.")
+    if isinstance(network, InteractionNetwork):
+        if network.edge_encoder.products not in (None, network.edge_encoder.mlp.linears[0].weight.dtype):
+            raise ValueError(
+                "this network makes products in bfloat16, which its plain form would not; train in float32."
+            )
+        return EdgeLogits(_of_rows(network, edge_features), edge_features > 0)
+    assert isinstance(network, PublishedOnStages | OnEvents)
+    module = network.module
+    if isinstance(module, PublishedNetwork):
+        return EdgeLogits(module, module.takes_edge_features)
+    if isinstance(module, InteractionOfRows):
+        return EdgeLogits(module, edge_features > 0)
+    wanted = wanted_arguments(module)
+    if wanted not in (("x", "edge_index"), ("x", "edge_index", "edge_attr")):
+        raise ValueError(
+            f"its forward takes {', '.join(wanted)}; only x, edge_index and edge_attr, in this order, can be."
+        )
+    return EdgeLogits(module, "edge_attr" in wanted)
+
+
+def _of_rows(network: InteractionNetwork, edge_features: int) -> InteractionOfRows:
+    """The formulas of an interaction network in plain torch, with its weights."""
+    edge, encoder = next(_stages(network.edge_stages)), network.node_encoder.mlp
+    node_features, hidden = encoder.in_features, encoder.out_features
+    first = encoder.layers[0].linear.weight
+    with torch.device("cpu"):
+        plain = InteractionOfRows(
+            node_features,
+            edge_features,
+            "layer" if len(encoder.norms) else "none",
+            hidden=hidden,
+            graph_iters=network.num_iterations,
+            order="node-first" if network.node_first else "edge-first",
+            shared_weights=network.shared_weights,
+            layers=len(encoder.linears),
+            residual=edge.residual,
+            aggregate=edge.aggregate,
+            activation=ACTIVATIONS[encoder.layers[0].activation],
+            heads=network.heads,
+            standard=None if network.standardise is None else Standard.neutral(node_features, edge_features),
+        ).to(first.dtype)
+    for mine, theirs in _perceptrons(network, plain):
+        pairs = [*zip(mine.linears, _all(theirs, nn.Linear), strict=True)]
+        pairs += zip(mine.norms, _all(theirs, nn.LayerNorm), strict=True)
+        for one, other in pairs:
+            other.load_state_dict(one.state_dict())
+    if network.standardise is not None:
+        for name, constants in network.standardise.named_buffers():
+            setattr(plain, name, constants.clone())
+    return plain
+
+
+def _all(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in net.modules() if isinstance(module, kind)]
+
+
+def _stages(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """Stages, which torch takes for any module."""
+    return iter(modules)
+
+
+def _perceptrons(network: InteractionNetwork, plain: InteractionOfRows) -> Iterator[tuple[MLP, nn.Module]]:
+    """Each perceptron and its plain form; one that all iterations share, once."""
+    yield network.node_encoder.mlp, plain.node_encoder
+    yield network.edge_encoder.mlp, plain.edge_encoder
+    yield from ((stage.mlp, net) for stage, net in zip(_stages(network.edge_stages), plain.edge_networks))
+    yield from ((stage.mlp, net) for stage, net in zip(_stages(network.node_stages), plain.node_networks))
+    assert network.head is not None
+    assert plain.head is not None
+    yield network.head.mlp, plain.head
+    names = list(network.other_heads)
+    yield from (
+        (stage.mlp, plain.other_heads[name]) for name, stage in zip(names, _stages(network.other_heads.values()))
+    )

@@ -1,0 +1,186 @@
+"""Training steps on any layout of ranks: the settings, the steps, and one hash of everything that came of them.
+
+Layouts of the same ranks must end with the same hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from domainpar.common import timeouts
+from domainpar.common.agreement import gather
+from domainpar.common.words import several
+from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.optimizers import make_optimizer
+from domainpar.nn.program import set_threads
+from domainpar.parallel.thread_ranks import run_threads
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import parameters_sha256
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.training.loop import Schedule, Trainer
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.sampler import samples_of
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc_pooled", "edges")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A built-in network and how it is trained. The last three attributes change no bit.
+
+    Attributes:
+        model: One of `ON_STAGES`.
+        hidden: Width of states.
+        graph_iters: Iterations.
+        precision: `float32`, `float64`, or `bf16`: edge states and their products in bfloat16, all else in float32.
+        dropout: Share of the edge states' numbers that is dropped.
+        seed: Of the first weights and of random groupings.
+        rate: Learning rate.
+        grouping: How tiles are gathered into parts.
+        threads: Threads of a rank.
+        recompute_every: As of `train`.
+    """
+
+    model: str = "interaction"
+    hidden: int = 64
+    graph_iters: int = 4
+    precision: str = "float32"
+    dropout: float = 0.0
+    seed: int = 0
+    rate: float = 1e-3
+    grouping: str = "contiguous"
+    threads: int = 1
+    recompute_every: int | None = None
+
+    def network(self, store: EventStore) -> InteractionNetwork:
+        """The network with its first weights."""
+        return ON_STAGES[self.model](
+            len(store.feature_names),
+            len(store.edge_feature_names),
+            hidden=self.hidden,
+            graph_iters=self.graph_iters,
+            seed=self.seed,
+            dtype=PRECISIONS[self.precision],
+            products=torch.bfloat16 if self.precision == "bf16" else None,
+            recompute_every=self.recompute_every,
+            dropout=self.dropout,
+        )
+
+    def trainer(self, store: EventStore, world: World, loader: PartLoader | None = None) -> Trainer:
+        """The network and all that trains it, as `train` makes them."""
+        network, dtype = self.network(store).to(world.device), PRECISIONS[self.precision]
+        return Trainer(
+            model=network,
+            optimizer=make_optimizer("adamw", network, network.layers, lr=self.rate, weight_decay=0.01),
+            loader=loader or PartLoader(store, world, grouping=self.grouping, dtype=dtype, seed=self.seed),
+            world=world,
+            schedule=Schedule(self.rate, "constant", 0, 1, 1),
+        )
+
+
+def trained(
+    training: Training, store: EventStore, world: World, num_steps: int, num_events: int | None = None
+) -> tuple[Trainer, list[dict[str, Any]]]:
+    """Take some steps, each on all of the first events of a store. *Collective*.
+
+    Returns:
+        The trainer afterwards, and the record of each step.
+    """
+    set_threads(training.threads)
+    trainer = training.trainer(store, world)
+    samples = samples_of(store.events()[:num_events], None)
+    records = [trainer.step(samples, step) for step in range(num_steps)]
+    set_threads(1)
+    return trainer, records
+
+
+def trained_sha256(training: Training, store: EventStore, world: World, num_steps: int = 2) -> str:
+    """One hash of parameters, losses and metrics after some steps. *Collective*."""
+    trainer, records = trained(training, store, world, num_steps)
+    figures = [[repr(record[name]) for name in SAME_FOR_ALL] for record in records]
+    return hashlib.sha256(f"{parameters_sha256(trainer.model)} {json.dumps(figures)}".encode()).hexdigest()
+
+
+# --- the same training on every layout of some ranks: all must agree -----------------------------------------------
+
+THREAD_RANKS = (1, 2, 3, 8)
+OTHER_GROUPINGS = ("metis", "random")
+SMALL = Training(hidden=16, graph_iters=3, rate=1e-2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A training, and the ranks that do it.
+
+    Attributes:
+        name: In words.
+        training: How to train.
+        ranks: `alone`: each rank by itself, which tells machines that compute differently. `processes`: the ranks in
+            domain groups. `threads`: of rank 0; the other ranks wait.
+        size: Ranks that share an event.
+    """
+
+    name: str
+    training: Training
+    ranks: Literal["alone", "processes", "threads"]
+    size: int = 1
+
+    def hashes(self, store: EventStore, world: World) -> list[str]:
+        """The distinct hashes of the layout's ranks, one if they agree; the same on every rank. *Collective*."""
+        if self.ranks == "threads":
+            hashes = [""]
+            if world.is_root:
+                of_threads = partial(trained_sha256, self.training, store)
+                hashes = run_threads(of_threads, self.size, timeout=timeouts.SMALL_GRAPH, domain_size=self.size)
+            return sorted(set(gather(world.transport, hashes)[0]))
+        grid = World.alone() if self.ranks == "alone" else World.over(world.transport, domain_size=self.size)
+        hashes = gather(world.transport, trained_sha256(self.training, store, grid))
+        if self.ranks == "processes" and grid.domain is not grid.transport:
+            grid.domain.close()
+        return sorted(set(hashes))
+
+
+def layouts(world: World) -> Iterator[Layout]:
+    """Every layout, the same on every rank; the most important first."""
+    size, together = world.size, world.size > 1
+    for precision in PRECISIONS:
+        training = replace(SMALL, precision=precision)
+        yield Layout("each rank alone", training, "alone")
+        if together:
+            yield Layout(f"{size} ranks as one domain", training, "processes", size)
+        yield Layout("4 threads as ranks", training, "threads", 4)
+    for domain_size in divisors(size)[:-1]:
+        yield Layout(f"{size // domain_size} groups of {domain_size}", SMALL, "processes", domain_size)
+    for grouping in OTHER_GROUPINGS:
+        training = replace(SMALL, grouping=grouping)
+        if together:
+            yield Layout(f"{size} ranks with {grouping} parts", training, "processes", size)
+        yield Layout(f"3 threads as ranks with {grouping} parts", training, "threads", 3)
+    sparing = replace(SMALL, threads=3, recompute_every=2)
+    yield Layout(f"{several(size, 'rank')} of 3 threads that recompute", sparing, "processes", size)
+    for count in THREAD_RANKS:
+        name = "1 thread as the only rank" if count == 1 else f"{count} threads as ranks"
+        yield Layout(name, SMALL, "threads", count)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def names_by_hash(hashes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """The names of the layouts that ended with each hash, of (name, its hashes); one hash if all agree."""
+    names: dict[str, list[str]] = {}
+    for name, of_layout in hashes:
+        for sha256 in of_layout:
+            names.setdefault(sha256, []).append(name)
+    return names

@@ -1,0 +1,196 @@
+"""A track while it is followed: its point, direction and curvature with covariances, moved and corrected by hits.
+
+A Kalman filter (R. Fruehwirth, Nucl. Instrum. Meth. A 262 (1987) 444) of position, direction and curvature in the
+transverse plane, and beside it one of z and slope: the field along z couples them little. Every surface scatters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.compiling import compiled
+from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
+
+HIT_WORTH = 14.0
+"""Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
+track would be better without."""
+
+# The field is taken to be even over this far in z, in mm.
+EVEN_FIELD = 120.0
+# Share of its curvature that a track may gain in a surface by losing energy.
+LOSS = 0.003
+
+STATE_DTYPE = np.dtype(
+    [(name, "f8") for name in ("x", "y", "psi", "z", "slope", "k")]
+    + [(name, "f8") for name in ("yy", "yp", "yk", "pp", "pk", "kk", "zz", "zs", "ss")]
+    + [("quality", "f8"), ("num_hits", "i8"), ("surfaces", "i8"), ("holes", "i8"), ("pending", "i8")]
+    + [("barrel", "i8"), ("disk", "i8")]
+)
+"""A point of a helix in mm, its direction psi, slope dz/ds over the transverse arc length s, curvature k in 1/(mm T),
+positive when turning left; covariances, with y across the track and p its direction; quality; numbers of hits, of
+surfaces with hits, of surfaces without between them, and of those since the last hit; the next barrel and disk of its
+way."""
+
+
+@compiled
+def field_at(field: Any, z: float) -> float:
+    """B_z at z, linear between the nodes of an even table; constant outside."""
+    place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
+    node = min(int(place), len(field) - 2)
+    bz: float = field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1])
+    return bz
+
+
+@compiled
+def move(state: Any, s: float, bz: float) -> None:
+    """Move a state by the arc length s in an even field, with its covariances."""
+    half = 0.5 * state.k * bz * s
+    chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
+    state.x += chord * np.cos(state.psi + half)
+    state.y += chord * np.sin(state.psi + half)
+    state.psi += 2 * half
+    state.z += state.slope * s
+    # To first order y becomes y + s p + f k, and the direction p + g k.
+    f, g = 0.5 * bz * s * s, bz * s
+    yy, yp, yk, pp, pk, kk = state.yy, state.yp, state.yk, state.pp, state.pk, state.kk
+    state.yy = yy + 2 * s * yp + 2 * f * yk + s * s * pp + 2 * s * f * pk + f * f * kk
+    state.yp = yp + s * pp + f * pk + g * (yk + s * pk + f * kk)
+    state.yk = yk + s * pk + f * kk
+    state.pp = pp + 2 * g * pk + g * g * kk
+    state.pk = pk + g * kk
+    state.zz += 2 * s * state.zs + s * s * state.ss
+    state.zs += s * state.ss
+
+
+@compiled
+def approach(state: Any, hit: Any, field: Any) -> None:
+    """Move a state to where it passes a hit, over any distance."""
+    for _ in range(40):
+        s = (hit.x - state.x) * np.cos(state.psi) + (hit.y - state.y) * np.sin(state.psi)
+        # Near enough for `residual`; so written that NaN ends it as well.
+        if not abs(s) > 1.0:
+            return
+        most = EVEN_FIELD / max(abs(state.slope), 1.0)
+        s = min(max(s, -most), most)
+        move(state, s, field_at(field, state.z + 0.5 * state.slope * s))
+
+
+@compiled
+def _angle_variance(k: float, radiation_lengths: float) -> float:
+    """Variance of the transverse direction behind one surface: multiple scattering, 13.6 MeV / p sqrt(x / X0)."""
+    # A straight line would not scatter at all, and a curl without end.
+    pt = min(max(GEV_PER_TESLA_MM / abs(k), 0.1), 100.0)
+    variance: float = 0.0136**2 * radiation_lengths / (pt * pt)
+    return variance
+
+
+@compiled
+def scatter(state: Any, radiation_lengths: float) -> None:
+    """Add scattering and loss of energy in one surface to the covariances."""
+    variance = _angle_variance(state.k, radiation_lengths)
+    state.pp += variance
+    state.ss += variance * (1 + state.slope * state.slope)
+    state.kk += (LOSS * state.k) ** 2
+
+
+@compiled
+def _variances(state: Any, hit: Any, place: Any) -> Any:
+    """Variances of a hit's position across the track, and in z where the track passes it."""
+    if place.is_barrel:
+        return place.var_u, place.var_v
+    # In a disk a track that does not run radially sees the long side of the cells as well.
+    turned = np.sin(state.psi - hit.phi) ** 2
+    return place.var_u * (1 - turned) + place.var_v * turned, place.var_v * state.slope * state.slope
+
+
+@compiled
+def residual(state: Any, hit: Any, place: Any, bz: float) -> Any:
+    """(chi^2, arc length to the hit, distance across, distance in z, their variances at the hit) of a hit nearby."""
+    sine, cosine = np.sin(state.psi), np.cos(state.psi)
+    dx, dy = hit.x - state.x, hit.y - state.y
+    s = dx * cosine + dy * sine
+    across = dy * cosine - dx * sine - 0.5 * state.k * bz * s * s
+    up = hit.z - state.z - state.slope * s
+    var_y, var_z = _variances(state, hit, place)
+    yy = state.yy + 2 * s * state.yp + s * s * state.pp + var_y
+    zz = state.zz + 2 * s * state.zs + s * s * state.ss + var_z
+    return across * across / yy + up * up / zz, s, across, up, var_y, var_z
+
+
+@compiled
+def take(state: Any, hit: Any, place: Any, bz: float) -> None:
+    """Move a state to a hit nearby and let the hit correct it."""
+    # Twice: the residual that corrects is that at the hit, not that from afar.
+    move(state, residual(state, hit, place, bz)[1], bz)
+    chi2, _s, across, up, var_y, var_z = residual(state, hit, place, bz)
+    scale = 1 / (state.yy + var_y)
+    ky, kp, kk = state.yy * scale, state.yp * scale, state.yk * scale
+    state.x -= np.sin(state.psi) * ky * across
+    state.y += np.cos(state.psi) * ky * across
+    state.psi += kp * across
+    state.k += kk * across
+    yy, yp, yk = state.yy, state.yp, state.yk
+    state.yy, state.yp, state.yk = yy - ky * yy, yp - ky * yp, yk - ky * yk
+    state.pp -= kp * yp
+    state.pk -= kp * yk
+    state.kk -= kk * yk
+    scale = 1 / (state.zz + var_z)
+    kz, ks = state.zz * scale, state.zs * scale
+    state.z += kz * up
+    state.slope += ks * up
+    zz, zs = state.zz, state.zs
+    state.zz, state.zs = zz - kz * zz, zs - kz * zs
+    state.ss -= ks * zs
+    state.quality += HIT_WORTH - chi2
+    state.num_hits += 1
+
+
+@compiled
+def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any, radiation_lengths: float) -> None:
+    """Put a state on the last of three hits of a flight, whichever way it goes: the helix through them."""
+    ab, bc, ac = np.hypot(b.x - a.x, b.y - a.y), np.hypot(c.x - b.x, c.y - b.y), np.hypot(c.x - a.x, c.y - a.y)
+    k = 2 * ((b.x - a.x) * (c.y - b.y) - (b.y - a.y) * (c.x - b.x)) / (ab * bc * ac)
+    # Chords to arcs.
+    ab, bc = ab * (1 + (k * ab) ** 2 / 24), bc * (1 + (k * bc) ** 2 / 24)
+    bz = field_at(field, b.z)
+    state.x, state.y, state.k = c.x, c.y, k / bz
+    state.psi = np.arctan2(c.y - b.y, c.x - b.x) + 0.5 * k * bc
+    state.slope = (c.z - a.z) / (ab + bc)
+    ya, za = _variances(state, a, places[a.surface])
+    yb, zb = _variances(state, b, places[b.surface])
+    yc, zc = _variances(state, c, places[c.surface])
+    # Seen from behind b, what scattered there displaces a.
+    angle = _angle_variance(state.k, radiation_lengths)
+    ya += angle * ab * ab
+    za += angle * (1 + state.slope * state.slope) * ab * ab
+    _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, bz)
+    _start_line(state, -(ab + bc), -bc, a.z, b.z, c.z, za, zb, zc)
+    state.num_hits, state.surfaces, state.holes, state.pending = 3, 3, 0, 0
+
+
+@compiled
+def _start_parabola(state: Any, sa: float, sb: float, va: float, vb: float, vc: float, bz: float) -> None:
+    """Covariances of y, direction and curvature at arc length 0 of the parabola through points at sa, sb, 0."""
+    pa, pb, pc = -sb / ((sa - sb) * sa), -sa / ((sb - sa) * sb), -(sa + sb) / (sa * sb)
+    ka, kb, kc = 2 / ((sa - sb) * sa * bz), 2 / ((sb - sa) * sb * bz), 2 / (sa * sb * bz)
+    state.yy, state.yp, state.yk = vc, vc * pc, vc * kc
+    state.pp = va * pa * pa + vb * pb * pb + vc * pc * pc
+    state.pk = va * pa * ka + vb * pb * kb + vc * pc * kc
+    state.kk = va * ka * ka + vb * kb * kb + vc * kc * kc
+
+
+@compiled
+def _start_line(state: Any, sa: float, sb: float, za: float, zb: float, zc: float, va: float, vb: float, vc: float
+                ) -> None:  # fmt: skip
+    """z and slope at arc length 0 of the weighted line through points at sa, sb, 0; and the quality of the three."""
+    wa, wb, wc = 1 / va, 1 / vb, 1 / vc
+    w, ws, wss = wa + wb + wc, wa * sa + wb * sb, wa * sa * sa + wb * sb * sb
+    wz, wsz = wa * za + wb * zb + wc * zc, wa * sa * za + wb * sb * zb
+    scale = 1 / (w * wss - ws * ws)
+    state.z, state.slope = (wss * wz - ws * wsz) * scale, (w * wsz - ws * wz) * scale
+    state.zz, state.zs, state.ss = wss * scale, -ws * scale, w * scale
+    chi2 = wc * (zc - state.z) ** 2
+    chi2 += wa * (za - state.z - state.slope * sa) ** 2 + wb * (zb - state.z - state.slope * sb) ** 2
+    state.quality = 3 * HIT_WORTH - chi2

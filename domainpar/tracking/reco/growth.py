@@ -1,0 +1,198 @@
+"""Tracks grown from segments, the best first: two of them are joined where one helix goes through the hits of both.
+Along other segments, tracks that are grown may share hits.
+
+So a wrong segment joins two particles only where both lie on one helix, and no score has to be cut high. A particle
+leaves one hit on a module, and its hits on one surface lie beside each other, where modules overlap: what is joined
+must look like that. No vertex is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.compiling import compiled
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, field_at, misfit
+from domainpar.tracking.reco.segments import TrackHits, long_enough
+
+BESIDE = 25.0
+"""Largest distance of two hits of a track on one surface, in mm."""
+
+MOST_HITS = 64
+"""Hits of a track at most: hits are ordered outward, so that it never turns back."""
+
+FEWEST_HITS = 4
+"""Hits that tell whether a helix goes through them: it goes through any three."""
+
+
+def grow(inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+    """Join hits along segments, in their order, where one helix goes through all that are joined.
+
+    Args:
+        inner, outer: The hits of each segment, int64 [S].
+        hits: The hits; they have positions.
+        most_misfit: Largest misfit (`helix.misfit`) of four hits and more; fewer are joined as they are.
+
+    Returns:
+        The smallest hit of what each hit was joined to, int64 [N]; itself where that is nothing.
+    """
+    if hits.position is None:
+        raise ValueError("a track is grown along a helix, but its hits have no positions")
+    position = np.ascontiguousarray(hits.position, np.float64)
+    bz = np.abs(field_at(hits.field, position[:, 2]))
+    distance = np.sum(position**2, axis=1)
+    grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, most_misfit)
+    return np.asarray(grown)
+
+
+def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: int) -> IntArray:
+    """Take tracks apart and grow each anew from its own hits, the nearest joined first.
+
+    Outliers fall off, and what was joined wrongly becomes two tracks or more.
+
+    Args:
+        track_id: Track of each hit, -1 for none, int64 [N].
+        hits: The hits; they have positions.
+        most_misfit: As of `grow`.
+        min_hits: What has fewer is no track.
+
+    Returns:
+        Track of each hit, int64 [N]; any names, -1 for none.
+    """
+    if hits.position is None:
+        raise ValueError("a track is refined by its helix, but its hits have no positions")
+    position = hits.position.astype(np.float64)
+    outward = np.lexsort((np.sum(position**2, axis=1), track_id))
+    outward = outward[track_id[outward] >= 0]
+    # Next neighbours, and those beyond one and two outliers.
+    pairs = [(outward[:-step], outward[step:]) for step in (1, 2, 3)]
+    inner, outer = (np.concatenate(ends) for ends in zip(*pairs))
+    together = track_id[inner] == track_id[outer]
+    inner, outer = inner[together], outer[together]
+    nearest = np.argsort(np.linalg.norm(position[inner] - position[outer], axis=1), kind="stable")
+    return long_enough(grow(inner[nearest], outer[nearest], hits, most_misfit), min_hits)
+
+
+def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+    """Give tracks the hits of others that lie on their helix too, along segments, in their order.
+
+    A segment leads from a hit of the track to one of another track. Each track takes hits for itself, whatever others
+    take, if it has at least `FEWEST_HITS` of its own.
+
+    Args:
+        track_id: Track of each hit, numbered from 0, -1 for none, int64 [N].
+        inner, outer: The hits of each segment, int64 [S].
+        hits: The hits; they have positions.
+        most_misfit: As of `grow`, of all hits of a track.
+
+    Returns:
+        Row of each hit that is shared, and the further track that it lies on, ascending, int64 [M, 2].
+    """
+    if hits.position is None:
+        raise ValueError("hits are shared along a helix, but they have no positions")
+    # Both ways along a segment before the next one.
+    near, hit = np.stack([inner, outer], axis=1).ravel(), np.stack([outer, inner], axis=1).ravel()
+    track = track_id[near]
+    offered = np.flatnonzero((track >= 0) & (track_id[hit] >= 0) & (track != track_id[hit]))
+    # A track decides once about a hit: at the first segment that leads to it.
+    _, first = np.unique(track[offered] * len(hits) + hit[offered], return_index=True)
+    offered = offered[np.sort(first)]
+    offered = offered[np.argsort(track[offered], kind="stable")]
+    own = np.argsort(track_id, kind="stable")
+    numbers = np.arange(track_id.max(initial=-1) + 2)
+    position = np.ascontiguousarray(hits.position, np.float64)
+    bz = np.abs(field_at(hits.field, position[:, 2]))
+    taken = offered[
+        _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
+               position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, most_misfit)
+    ]  # fmt: skip
+    return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
+
+
+@compiled
+def _root(parent: Any, hit: int) -> int:
+    while parent[hit] != hit:
+        parent[hit] = parent[parent[hit]]  # halving the path keeps later searches short
+        hit = parent[hit]
+    return int(hit)
+
+
+@compiled
+def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface: Any, module: Any,
+          most_misfit: float) -> Any:  # fmt: skip
+    num_hits = len(position)
+    parent, last, size = np.arange(num_hits), np.arange(num_hits), np.ones(num_hits, np.int64)
+    following = np.full(num_hits, -1)  # the hits of a track as a list that begins with its root
+    members, away = np.empty(MOST_HITS, np.int64), np.empty(MOST_HITS)
+    for s in range(len(inner)):
+        first, second = _root(parent, inner[s]), _root(parent, outer[s])
+        together = size[first] + size[second]
+        if first == second or together > MOST_HITS:
+            continue
+        count = 0
+        for root in (first, second):
+            hit = root
+            while hit >= 0:
+                members[count], away[count] = hit, distance[hit]
+                hit = following[hit]
+                count += 1
+        if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
+            continue
+        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, bz, most_misfit):
+            continue
+        if first > second:
+            first, second = second, first
+        parent[second] = first
+        following[last[first]] = second
+        last[first], size[first] = last[second], together
+    for hit in range(num_hits):
+        parent[hit] = _root(parent, hit)
+    return parent
+
+
+@compiled
+def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, distance: Any, bz: Any, surface: Any,
+           module: Any, most_misfit: float) -> Any:  # fmt: skip
+    """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
+    taken = np.zeros(len(hit), np.bool_)
+    members = np.empty(MOST_HITS, np.int64)
+    for track in range(len(first_own) - 1):
+        count = first_own[track + 1] - first_own[track]
+        if not FEWEST_HITS <= count <= MOST_HITS:
+            continue
+        members[:count] = own[first_own[track] : first_own[track + 1]]
+        for i in range(first_hit[track], first_hit[track + 1]):
+            if count == MOST_HITS:
+                break
+            members[count] = hit[i]
+            if not _beside(members[:count], members[count : count + 1], position, surface, module):
+                continue
+            together = members[: count + 1]
+            if _on_helix(together, distance[together], position, bz, most_misfit):
+                taken[i] = True
+                count += 1
+    return taken
+
+
+@compiled
+def _on_helix(members: Any, distance: Any, position: Any, bz: Any, most_misfit: float) -> bool:
+    """Whether one helix goes through hits, given the distance of each from the origin."""
+    outward = members[np.argsort(distance, kind="mergesort")]
+    off = misfit(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING)
+    return bool(off <= most_misfit)
+
+
+@compiled
+def _beside(ours: Any, theirs: Any, position: Any, surface: Any, module: Any) -> bool:
+    """Whether hits of both on one surface lie beside each other, on different modules; 0 is no surface."""
+    for i in ours:
+        for j in theirs:
+            if surface[i] == surface[j] and surface[i] != 0:
+                if module[i] == module[j] and module[i] != 0:
+                    return False
+                if math.sqrt(np.sum((position[i] - position[j]) ** 2)) > BESIDE:
+                    return False
+    return True

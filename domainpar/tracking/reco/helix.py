@@ -1,0 +1,253 @@
+"""A helix through the hits of each track: momentum, direction, charge and distance from the beam line.
+
+A circle in the transverse plane (V. Karimaki, Nucl. Instrum. Meth. A 305 (1991) 187: explicit, and a straight line is
+no special case) and a straight line of z over the arc length. Positive charges turn clockwise seen from +z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.compiling import compiled
+from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+
+MIN_FITTED_HITS = 3
+
+POSITION_ERROR, ALONG_ERROR, SCATTERING = 0.4, 1.0, 0.008
+"""How far a hit of a particle may lie from its helix, chosen on simulated events: in mm of the transverse plane; in mm
+along z (in a disk: along r), seen across the flight; and in rad of a particle of 1 GeV, for scattering, loss of energy,
+and a field that changes along the way."""
+
+
+@dataclass(frozen=True, eq=False)
+class Helices:
+    """One helix a track, T rows. Where `fitted` is false, floats are NaN and the charge is 0.
+
+    Attributes:
+        pt: Transverse momentum in GeV, infinite for hits exactly on a line, float64 [T].
+        eta: Pseudorapidity, float64 [T].
+        phi: Direction of flight in the transverse plane at the point closest to the beam line, in [-pi, pi], float64
+            [T].
+        d0: Signed distance of that point (x0, y0) from the beam line in mm, float64 [T]: y0 cos(phi) - x0 sin(phi),
+            positive where the beam line lies to the right of the track.
+        z0: z of that point in mm, float64 [T].
+        charge: Sign of the charge, int8 [T]; 0 as well for hits exactly on a line.
+        fitted: Whether there is a fit, bool [T]: three hits apart from each other in the transverse plane.
+    """
+
+    pt: FloatArray
+    eta: FloatArray
+    phi: FloatArray
+    d0: FloatArray
+    z0: FloatArray
+    charge: IntArray
+    fitted: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.pt)
+
+
+def fit_helices(position: FloatArray, track_id: IntArray, num_tracks: int, field: float | FloatArray = 2.0) -> Helices:
+    """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
+
+    All hits count alike.
+
+    Args:
+        position: x, y, z of each hit in mm, [N, 3].
+        track_id: Track of each hit, in [0, num_tracks), or -1 for none, [N].
+        num_tracks: Number of tracks T.
+        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2], such as `detector.geometry().field`: then
+            each track takes the mean over its hits.
+
+    Returns:
+        One row a track. A track of fewer than three hits is not fitted.
+
+    Raises:
+        ValueError: If shapes do not agree, a track id is out of range, or a position is not finite.
+    """
+    position = np.ascontiguousarray(position, np.float64)
+    track_id = np.asarray(track_id)
+    check_tracks(position, track_id)
+    if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
+        raise ValueError(
+            f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
+            f"in [0, {num_tracks})."
+        )
+    check_finite(position)
+    bz = field_at(field, position[:, 2])
+    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
+    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
+    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], bz[rows], ptr).T
+    fitted = np.isfinite(curvature)
+    with np.errstate(divide="ignore"):  # a straight line has curvature 0
+        pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
+    charge = np.where(fitted, -np.sign(np.where(fitted, curvature * mean_bz, 0.0)), 0.0).astype(np.int8)
+    return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
+
+
+def check_tracks(position: FloatArray, track_id: IntArray) -> None:
+    """Refuse positions that are not [N, 3], and track ids that are not [N]."""
+    check_positions(position)
+    if track_id.shape != (len(position),):
+        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
+
+
+def check_positions(position: FloatArray) -> None:
+    """Refuse positions that are not [N, 3]."""
+    if position.ndim != 2 or position.shape[1] != 3:
+        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
+
+
+def check_finite(position: FloatArray) -> None:
+    """Refuse positions that are not finite."""
+    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+    if len(broken):
+        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
+
+
+def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
+    """B_z in T at each z; constant beyond a table's ends."""
+    table = np.asarray(field, np.float64)
+    if table.ndim == 0:
+        return np.full(len(z), float(table))
+    if table.ndim != 2 or table.shape[1] != 2 or len(table) < 1:
+        raise ValueError(f"the field has shape {table.shape}; give one B_z in T, or z and B_z at each step, (K, 2).")
+    bz: FloatArray = np.interp(z, table[:, 0], table[:, 1])
+    return bz
+
+
+@compiled
+def misfit(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
+    """Mean square distance of hits from their common helix, in units of the errors that are allowed.
+
+    In the transverse plane and along z, added up. Each error grows by `scattering` times lever arm over pT.
+
+    Args:
+        position: x, y, z of at least three hits ordered outward, in mm, float64 [n, 3].
+        bz: |B_z| at each, in T, [n].
+        position_error, along_error, scattering: As `POSITION_ERROR`, `ALONG_ERROR` and `SCATTERING`.
+
+    Returns:
+        Infinity where no helix goes through them.
+    """
+    fitted, rho, phi, d = _fit_circle(position)
+    if not fitted:
+        return np.inf
+    z0, slope = _fit_line(_along_circle(position, rho, phi, d), position[:, 2])
+    lever = np.hypot(position[-1, 0] - position[0, 0], position[-1, 1] - position[0, 1])
+    # One over pT: a straight line has none.
+    bend = scattering * lever * min(abs(rho) / (GEV_PER_TESLA_MM * np.mean(bz)), 1e3)
+    squares = 0.0
+    for i in range(len(position)):
+        away, off = distance_from_helix(position[i], rho, phi, d, z0, slope)
+        squares += (away / (position_error + bend)) ** 2 + (off / (along_error + bend)) ** 2
+    return squares / len(position)
+
+
+@compiled
+def distance_from_helix(hit: Any, rho: float, phi: float, d: float, z0: float, slope: float) -> Any:
+    """Distance of a hit from a helix in mm: in the transverse plane, left is positive; and across the flight, along z.
+
+    Args:
+        hit: x, y, z in mm.
+        rho: Curvature in 1/mm, positive for a turn to the right.
+        phi: Direction of flight at the point closest to the beam line.
+        d: Distance of that point from the beam line in mm, positive where the beam line lies to the left.
+        z0, slope: z of that point in mm, and the change of z over the length of the arc.
+    """
+    sine, cosine = np.sin(phi), np.cos(phi)
+    x, y = hit[0] - d * sine, hit[1] + d * cosine
+    ahead, left = x * cosine + y * sine, y * cosine - x * sine
+    value = left + 0.5 * rho * (x * x + y * y)
+    away = 2 * value / (1 + np.sqrt(max(1 + 2 * rho * value, 0.0)))
+    off = hit[2] - z0 - slope * _arc(ahead, left, rho)
+    return away, off / np.sqrt(1 + slope**2)
+
+
+@compiled
+def _arc(ahead: float, left: float, rho: float) -> float:
+    """Arc length to a point, given in the directions of the circle's closest point to the beam line."""
+    angle = np.arctan2(rho * ahead, 1 + rho * left)
+    # The quotient is lost to rounding where the circle is nearly straight.
+    return float(angle / rho if abs(angle) > 1e-6 else ahead / (1 + rho * left))
+
+
+# --- one track -------------------------------------------------------------------------------------------------------
+# A circle is kappa |p|^2 + n.p + delta = 0 with n = (-sin phi, cos phi), the left of the direction phi at the point
+# closest to the origin: negative kappa turns left.
+
+
+@compiled
+def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
+    """(curvature, phi, d0, z0, slope, B_z) of each track, float64 [T, 6]; NaN without a fit. Left turns have positive
+    curvature."""
+    fits = np.full((len(ptr) - 1, 6), np.nan)
+    for track in range(len(ptr) - 1):
+        hits = slice(ptr[track], ptr[track + 1])
+        if ptr[track + 1] - ptr[track] < MIN_FITTED_HITS:
+            continue
+        fitted, rho, phi, d = _fit_circle(position[hits])
+        if fitted:
+            z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
+            fits[track] = -rho, phi, -d, z0, slope, np.mean(bz[hits])
+    return fits
+
+
+@compiled
+def _fit_circle(position: Any) -> Any:
+    """(whether there is one, rho, phi, d) of the circle closest to hits ordered outward; rho > 0 turns right.
+
+    Karimaki's formulae minimise the squares of kappa |p|^2 + n.p + delta, which is the distance from the
+    circle only for an origin near it: so they are applied about one of the hits, and the circle is moved back.
+    """
+    middle = len(position) // 2
+    x0, y0 = position[middle, 0], position[middle, 1]
+    # About one of the hits, so that numbers stay small.
+    x, y = position[:, 0] - x0, position[:, 1] - y0
+    r2 = x * x + y * y
+    share = 1 / len(position)
+    mean_x, mean_y, mean_r2 = np.sum(share * x), np.sum(share * y), np.sum(share * r2)
+    x, y, r2 = x - mean_x, y - mean_y, r2 - mean_r2
+    cxx, cxy, cyy = np.sum(share * x * x), np.sum(share * x * y), np.sum(share * y * y)
+    cxr, cyr, crr = np.sum(share * x * r2), np.sum(share * y * r2), np.sum(share * r2 * r2)
+    q1, q2 = crr * cxy - cxr * cyr, crr * (cxx - cyy) - cxr * cxr + cyr * cyr
+    # Two points, or many at one place, leave the circle open.
+    if not np.hypot(2 * q1, q2) > 1e-12 * crr * (cxx + cyy):
+        return False, 0.0, 0.0, 0.0
+    phi = 0.5 * np.arctan2(2 * q1, q2)
+    sine, cosine = np.sin(phi), np.cos(phi)
+    # Outward: as the last hits lie from the first.
+    if cosine * (position[-1, 0] - position[0, 0]) + sine * (position[-1, 1] - position[0, 1]) < 0:
+        sine, cosine = -sine, -cosine
+    kappa = (sine * cxr - cosine * cyr) / crr
+    delta = -kappa * mean_r2 + sine * mean_x - cosine * mean_y
+    # Back from (x0, y0) to the beam line: value and gradient of the equation there.
+    gx, gy = -sine - 2 * kappa * x0, cosine - 2 * kappa * y0
+    value = kappa * (x0 * x0 + y0 * y0) + sine * x0 - cosine * y0 + delta
+    steepness = np.sqrt(max(gx * gx + gy * gy - 4 * kappa * value, 1e-300))
+    return True, 2 * kappa / steepness, np.arctan2(-gx, gy), 2 * value / (np.hypot(gx, gy) + steepness)
+
+
+@compiled
+def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
+    """Arc length of each hit from the point of the circle closest to the beam line."""
+    sine, cosine = np.sin(phi), np.cos(phi)
+    arc = np.empty(len(position))
+    for i in range(len(position)):
+        x, y = position[i, 0] - d * sine, position[i, 1] + d * cosine
+        arc[i] = _arc(x * cosine + y * sine, y * cosine - x * sine, rho)
+    return arc
+
+
+@compiled
+def _fit_line(arc: Any, z: Any) -> Any:
+    """z at arc 0 and the slope of the straight line."""
+    share = 1 / len(arc)
+    mean_arc, mean_z = np.sum(share * arc), np.sum(share * z)
+    spread = np.sum(share * (arc - mean_arc) ** 2)
+    slope = np.sum(share * (arc - mean_arc) * (z - mean_z)) / spread if spread > 0 else 0.0
+    return mean_z - slope * mean_arc, slope

@@ -1,0 +1,181 @@
+"""What track builders look at, hits and the segments between them, and how tracks are numbered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.common.compiling import compiled
+from domainpar.plan import BoolArray
+from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.events.joining import grouped as grouped
+
+NO_TRACK = -1
+
+
+@dataclass(frozen=True, eq=False)
+class TrackHits:
+    """What track builders know of the hits of an event, in the user's order.
+
+    Attributes:
+        position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
+        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
+        module: Module of each hit within its surface, [N]; 0 where it is unknown.
+        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2].
+    """
+
+    position: FloatArray | None
+    surface: IntArray
+    module: IntArray
+    field: float | FloatArray = 2.0
+
+    def __len__(self) -> int:
+        return len(self.surface)
+
+    @property
+    def distance(self) -> npt.NDArray[np.float64] | None:
+        """Distance of each hit from the origin, squared, float64 [N]; None without positions."""
+        if self.position is None:
+            return None
+        x, y, z = self.position.astype(np.float64).T
+        return np.asarray(x * x + y * y + z * z)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Segments that exceed a score, in the user's order of edges: of equally good ones the first counts.
+
+    Attributes:
+        inner, outer: Rows of the two hits, int64 [S], never the same one. Outward from the origin; where hits have no
+            positions, as the edge ran.
+        logit: Logit of each, float64 [S].
+        num_hits: Hits of the event, on segments or not.
+    """
+
+    inner: IntArray
+    outer: IntArray
+    logit: npt.NDArray[np.float64]
+    num_hits: int
+
+    @classmethod
+    def of(
+        cls, edge_index: IntArray, logits: FloatArray, distance: FloatArray | None, num_hits: int, min_logit: float
+    ) -> Segments:
+        """The edges that exceed a logit, as segments; self-loops are left out.
+
+        Of several edges between two hits, also of opposite ones, the best stands for all.
+
+        Args:
+            edge_index: `src` and `dst` of each edge as rows of the hits, int64 [2, E].
+            logits: Logit of each edge, [E].
+            distance: Of each hit from the origin, [N]; of hits equally far out the first is the inner one.
+            num_hits: Hits of the event, N.
+            min_logit: Logit that a segment must exceed.
+        """
+        src, dst = edge_index
+        # Exact: cuts are compared in float64, whatever the network computed in.
+        values = logits.astype(np.float64)
+        kept = np.flatnonzero((values > min_logit) & (src != dst))
+        src, dst = src[kept], dst[kept]
+        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        inner, outer = src, dst
+        if distance is not None:
+            outward = distance[low] <= distance[high]
+            inner, outer = np.where(outward, low, high), np.where(outward, high, low)
+        segments = cls(inner, outer, values[kept], num_hits)
+        return segments.take(_best_of_each_pair(low, high, segments.logit, num_hits))
+
+    def take(self, kept: BoolArray) -> Segments:
+        """Some of them."""
+        return replace(self, inner=self.inner[kept], outer=self.outer[kept], logit=self.logit[kept])
+
+    def above(self, min_logit: float) -> Segments:
+        """Those that exceed a logit."""
+        return self.take(self.logit > min_logit)
+
+    def best_first(self) -> tuple[IntArray, IntArray]:
+        """Their inner and outer hits, the best segment first, int64 [S] each."""
+        order = np.argsort(-self.logit, kind="stable")
+        return self.inner[order], self.outer[order]
+
+    def best_at(self, ends: IntArray) -> BoolArray:
+        """Whether each is the best of those that have the same hit for this end, bool [S]."""
+        best: IntArray = _best_at(ends, self.logit, self.num_hits)
+        return np.asarray(best[ends] == np.arange(len(ends)))
+
+    def components(self) -> IntArray:
+        """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
+        return np.asarray(_roots(self.inner, self.outer, self.num_hits))
+
+
+def number_tracks(tracks: IntArray) -> IntArray:
+    """Number tracks from 0, in the order of their first hits, int64 [N]; -1 stays.
+
+    Args:
+        tracks: Name of each hit's track, any number from 0, in the order that decides; -1 for none.
+    """
+    names, first, track = np.unique(tracks, return_index=True, return_inverse=True)
+    number = np.full(len(names), NO_TRACK, np.int64)
+    order = np.argsort(first)
+    order = order[names[order] >= 0]
+    number[order] = np.arange(len(order))
+    return number[track]
+
+
+def long_enough(component: IntArray, min_hits: int) -> IntArray:
+    """The component of each hit, int64 [N]; -1 where that has too few hits."""
+    return np.where(np.bincount(component)[component] >= min_hits, component, NO_TRACK)
+
+
+@compiled
+def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
+    """Whether each segment is the one with the largest logit of those with the same two hits, the first of equals."""
+    first, listed = grouped(low, num_hits)
+    kept = np.ones(len(low), np.bool_)
+    best = np.full(num_hits, -1, np.int64)  # segment to each hit; stale where it does not start at the hit in turn
+    for hit in range(num_hits):
+        for s in listed[first[hit] : first[hit + 1]]:
+            other = best[high[s]]
+            if other < 0 or low[other] != hit:
+                best[high[s]] = s
+            elif logits[s] > logits[other]:
+                kept[other] = False
+                best[high[s]] = s
+            else:
+                kept[s] = False
+    return kept
+
+
+@compiled
+def _best_at(ends: Any, logits: Any, num_hits: int) -> Any:
+    """The best segment at each hit, the first of equals; -1 without any."""
+    best = np.full(num_hits, -1, np.int64)
+    for s in range(len(ends)):
+        if best[ends[s]] < 0 or logits[s] > logits[best[ends[s]]]:
+            best[ends[s]] = s
+    return best
+
+
+@compiled
+def _roots(first: Any, second: Any, num_hits: int) -> Any:
+    """Union-find. A root is never larger than what hangs below it, so it is the smallest of its component."""
+    parent = np.arange(num_hits)
+    for i in range(len(first)):
+        a, b = first[i], second[i]
+        while parent[a] != a:
+            # Halving the path keeps later searches short.
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        while parent[b] != b:
+            parent[b] = parent[parent[b]]
+            b = parent[b]
+        if a < b:
+            parent[b] = a
+        else:
+            parent[a] = b
+    for hit in range(num_hits):
+        parent[hit] = parent[parent[hit]]  # what is smaller already points at its root
+    return parent

@@ -1,0 +1,339 @@
+"""The tracks of one event by every finder, and the files of them that other programs read; on one rank.
+
+    trainset/event000000007.pyg           acorn: hits, edges, scores, labels (first track of each hit), truth if known
+    trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
+    event000000007-tracks.parquet         as `submission` tells; of all events together in the end
+    event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
+    event000000007-graph.csv              edges and their scores, as `events.given_edges` tells
+
+acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
+(`acorn/utils/loading_utils.py`, GNN4ITkTeam/CommonFramework): no prefixes, pt in MeV. Files appear under their name
+only when they are complete, and have the same bytes whenever the same is written, on any number of ranks; acorn keeps
+the time that tracks took in its file, so that counts as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from domainpar.common import faults
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.compiling import clock
+from domainpar.common.problems import Problem
+from domainpar.tracking.events.detector import field_of_surfaces
+from domainpar.tracking.events.given_edges import SUFFIX as EDGES_SUFFIX
+from domainpar.tracking.events.given_edges import write_edges
+from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
+from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
+from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.reco.classical.finder import find_tracks
+from domainpar.tracking.reco.performance.matching import memberships
+from domainpar.tracking.reco.segments import TrackHits
+from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
+from domainpar.tracking.scoring.scores import CEILING, CLASSICAL, NETWORK, EventScores
+from domainpar.tracking.scoring.submission import write_piece
+
+Format = Literal["zarr", "acorn", "csv", "edges", "colliderml"]
+
+CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
+
+DATASETS = {"train": "trainset", "val": "valset", "test": "testset"}
+"""acorn's name of each split."""
+
+CSV_SUFFIX = "-tracks.csv"
+
+BESIDE = {
+    "acorn": "acorn's files in a folder of each split, such as testset/ and testset_tracks/",
+    "csv": f"tables of hits and tracks, event<name>{CSV_SUFFIX}",
+    "edges": f"tables of edges, event<name>{EDGES_SUFFIX}",
+}
+"""What is written beside the scores, by the format."""
+
+
+@dataclass(frozen=True)
+class TrackFinders:
+    """Finds the tracks of an event, and writes what other programs read.
+
+    Attributes:
+        options: How tracks are built from scores; None: not at all.
+        directory: For files of other formats.
+        format: Which; `zarr` for none.
+        classical: Whether to look for helices as well.
+        split_of: Split of each event by name.
+    """
+
+    options: TrackOptions | None
+    directory: Path
+    format: Format
+    classical: bool
+    split_of: Mapping[str, str]
+
+    def __call__(self, event: StoredEvent, scores: EventScores) -> EventScores:
+        """The scores with all tracks.
+
+        Raises:
+            Problem: If the event lacks positions, or has a layer that is none of TrackML's, where a finder needs them;
+                or if its name cannot name a file of the format.
+        """
+        whole = WholeEvent(event)
+        if self.options is not None:
+            faults.reach("tracks")
+            scores = with_tracks(whole, scores, self.options)
+        if self.classical:
+            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: self._classical(whole)})
+        if self.format == "acorn":
+            dataset = DATASETS[self.split_of[event.event_id]]
+            write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
+        if self.format == "csv":
+            write_csv(self.directory, scores)
+        if self.format == "edges":
+            path, scored = self.directory / f"{_stem(scores.event_id)}{EDGES_SUFFIX}", scores.edge_scored
+            write_edges(path, scores.edge_index[:, scored], scores.edge_score[scored])
+        if self.format == "colliderml":
+            place, truth = event.place, whole.nodes("particle_id")
+            write_piece(self.directory, _stem(scores.event_id), place, scores.hit_id, _track_id(scores), truth)
+        return scores
+
+    def _classical(self, whole: WholeEvent) -> IntArray:
+        """The tracks of helix following, refined if those of the network are."""
+        hits = whole.hits
+        if hits.position is None:
+            what = "--classical follows helices, but its hits have no positions"
+            raise whole.event.place.problem(what, "leave it out")
+        try:
+            tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
+        except ValueError as error:
+            raise whole.event.place.of(error) from error
+        if self.options is None or not self.options.refine:
+            return tracks
+        return finished(tracks, hits_of(whole), replace(self.options, follow=False))
+
+
+def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
+    """Scores with the tracks that they, and perfect ones, give.
+
+    In naive mode an edge between two sectors has no score: only stitching and following join tracks of two sectors.
+
+    Raises:
+        Problem: If a method asks for positions, and the hits have none.
+    """
+    along_helices = options.refine or options.follow or options.shared_hits
+    if (options.method in OF_POSITIONS or along_helices) and not whole.event.has_positions:
+        fits = "--refine, --follow and --shared-hits fit helices"
+        what = fits if along_helices else f"--tracks {options.method} goes outward"
+        hint = "take --tracks cc or junction, without --refine, --follow and --shared-hits"
+        raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
+    began = clock()
+    hits = hits_of(whole)
+    edge_index = scores.edge_index[:, scores.edge_scored]
+
+    tracks: dict[str, IntArray] = {}
+    shared: dict[str, IntArray] = {}
+
+    def build(finder: str, logits: FloatArray) -> None:
+        edges = edge_index, logits[scores.edge_scored]
+        tracks[finder] = tracks_from_scores(*edges, hits, options)
+        if (further := shared_hits(tracks[finder], *edges, hits, options)) is not None:
+            shared[finder] = further
+
+    build(NETWORK, scores.edge_logit)
+    seconds = {**scores.seconds, "tracks": clock() - began}
+    if (label := whole.edges("label")) is not None:
+        build(CEILING, np.where(label > 0, CERTAIN, -CERTAIN))
+    return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)
+
+
+def hits_of(whole: WholeEvent) -> TrackHits:
+    """What track builders ask of the hits: four columns, not `whole.hits`, whose others take as long as tracks do."""
+    volume, layer, module = (
+        whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
+    )  # fmt: skip
+    field = field_of_surfaces(volume, layer)
+    return TrackHits(whole.nodes("position"), surface_numbers(volume, layer), module, field)
+
+
+# --- files of others -------------------------------------------------------------------------------------------------
+
+
+def check_acorn_files_can_be_written() -> None:
+    """Find out before anything is computed.
+
+    Raises:
+        Problem: If torch_geometric is not there.
+    """
+    try:
+        importlib.import_module("torch_geometric.data")
+    except ImportError as error:
+        raise Problem(
+            f"acorn's files are torch_geometric Data, which cannot be imported here ({error})",
+            "install torch-geometric, or choose another format",
+        ) from error
+
+
+def write_acorn(
+    directory: str | Path, dataset: str, hits: Hits, scores: EventScores, label: IntArray | None
+) -> tuple[Path, Path]:
+    """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
+
+    Args:
+        directory: Parent of the folders `{dataset}` and `{dataset}_tracks`.
+        dataset: The folder, acorn's name of the split.
+        hits: The hits of the event. acorn's evaluation wants a number for its name.
+        scores: Its scores and tracks; acorn's evaluation averages the time that tracks took.
+        label: 1 for a true segment, [E]; None without truth.
+
+    Returns:
+        Paths of the `.pyg` file and of the list.
+
+    Raises:
+        ValueError: If torch_geometric is not there, or the event has no positions or a name that cannot name a file.
+    """
+    check_acorn_files_can_be_written()
+    stem = _stem(scores.event_id)
+    path = Path(directory) / dataset / f"{stem}.pyg"
+    write_whole(path, _saved(acorn_columns(hits, scores, label)))
+    tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
+    lines = track_lines(scores.hit_id, _track_id(scores), hits.position, scores.shared_hits.get(NETWORK))
+    write_whole(tracks, lines.encode())
+    return path, tracks
+
+
+def write_csv(directory: str | Path, scores: EventScores) -> Path:
+    """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
+
+    A shared hit has its first track: TrackML takes one.
+
+    Tracks count from 1, and hits on no track have 0: TrackML's scorer wants no negative number. It takes such a table
+    for one event as it is; the tables of several events, one below the other, are a submission.
+
+    Raises:
+        ValueError: If the name of the event cannot name a file.
+    """
+    path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
+    of_hits = zip(scores.hit_id.tolist(), _track_id(scores).tolist())
+    rows = (f"{scores.event_id},{hit},{track + 1}" for hit, track in of_hits)
+    write_whole(path, "\n".join(["event_id,hit_id,track_id", *rows, ""]).encode())
+    return path
+
+
+def track_lines(
+    hit_id: IntArray, track_id: IntArray, position: FloatArray | None, shared_hits: IntArray | None = None
+) -> str:
+    """The tracks, one a line in the order of their numbers: hit ids from the inside out (by r^2 + z^2), blanks between.
+
+    A shared hit stands in each of its tracks. Without positions the hits of a track are in the user's order.
+    """
+    hit, track = memberships(track_id, shared_hits)
+    distance = np.zeros(len(hit_id)) if position is None else (position.astype(np.float64) ** 2).sum(axis=1)
+    order = np.lexsort((hit, distance[hit], track))
+    order = order[track[order] >= 0]
+    starts = np.flatnonzero(np.diff(track[order], prepend=-1))
+    of_tracks = np.split(hit_id[hit[order]].astype(str), starts[1:])
+    return "".join(" ".join(of_track) + "\n" for of_track in of_tracks if len(of_track))
+
+
+def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> dict[str, Any]:
+    """The columns of the `.pyg` file by acorn's names, as numpy arrays.
+
+    True edges join the hits of a particle one after the other, by distance from the origin. With them come columns of
+    the particle table: pt in MeV, nhits, radius and eta_particle, one value a true edge. A particle with one hit has no
+    true edge, so acorn cannot know of it.
+
+    Raises:
+        Problem: If the event has no positions.
+    """
+    if hits.position is None:
+        raise Problem("it has no positions, which acorn's files need", "write another format", event=hits.event_id)
+    x, y, z = hits.position.astype(np.float64).T
+    r = np.hypot(x, y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        eta = np.arcsinh(z / r)
+    return {
+        "hit_id": hits.hit_id,
+        "x": x,
+        "z": z,
+        "r": r,
+        "phi": np.arctan2(y, x),
+        "eta": eta,
+        "volume_id": hits.volume,
+        "layer_id": hits.layer,
+        "module_id": hits.module,
+        "edge_index": scores.edge_index,
+        "scores": scores.edge_score,
+        "labels": _track_id(scores),
+        **({} if label is None else {"y": label > 0}),
+        **_truth(hits, scores.edge_index, r * r + z * z),
+        "num_nodes": len(hits),
+        "event_id": [hits.event_id],
+        "config": [{}],
+        "time_taken": scores.seconds.get("tracks", 0.0),
+    }
+
+
+def _track_id(scores: EventScores) -> IntArray:
+    return scores.tracks.get(NETWORK, np.full(len(scores.hit_id), -1, np.int64))
+
+
+def _truth(hits: Hits, edge_index: IntArray, distance: FloatArray) -> dict[str, Any]:
+    """Columns of the true edges; none without truth. `distance` is that of each hit from the origin, squared."""
+    if hits.particle_id is None:
+        return {}
+    order = np.lexsort((distance, hits.particle_id))
+    inner, outer = order[:-1], order[1:]
+    joined = (hits.particle_id[inner] == hits.particle_id[outer]) & (hits.particle_id[inner] != 0)
+    track_edges = np.stack([inner[joined], outer[joined]])
+    of_edge = hits.particle_id[track_edges[0]]
+    return {
+        "track_edges": track_edges,
+        "truth_map": _places(track_edges, edge_index, len(hits)),
+        "particle_id": of_edge,
+        **({} if hits.particles is None else _of_particles(hits.particles, of_edge)),
+    }
+
+
+def _places(track_edges: IntArray, edge_index: IntArray, num_hits: int) -> IntArray:
+    """Place among the candidate edges of each true edge, in either direction; -1 if it is none of them."""
+    if edge_index.shape[1] == 0:
+        return np.full(track_edges.shape[1], -1)
+    key_of_edges = edge_index.min(axis=0) * num_hits + edge_index.max(axis=0)
+    order = np.argsort(key_of_edges, kind="stable")
+    wanted = track_edges.min(axis=0) * num_hits + track_edges.max(axis=0)
+    place = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
+    return np.where(key_of_edges[place] == wanted, place, -1)
+
+
+def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
+    """Columns of the particle table for each true edge; NaN, or 0 hits, for a particle that it does not list."""
+    names = ["pt", "eta", "nhits", *(name for name in ("primary", "pdg_id") if getattr(particles, name) is not None)]
+    columns = {name: rows_of_table(particles, of_edge, name) for name in names}
+    whole = {name: np.nan_to_num(columns[name]).astype(np.int64) for name in names[2:]}
+    x, y, _ = rows_of_table(particles, of_edge, "vertex").astype(particles.vertex.dtype).T
+    return {
+        **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
+        "pt": columns["pt"] * 1000.0,
+        "eta_particle": columns["eta"],
+        "radius": np.hypot(x, y).astype(np.float64),
+        "nhits": whole["nhits"],
+    }
+
+
+def _saved(columns: Mapping[str, Any]) -> bytes:
+    data = importlib.import_module("torch_geometric.data").Data()
+    for name, value in columns.items():
+        # Copied: an array that shares memory with others, or may not be written, would be saved with all of it.
+        data[name] = torch.from_numpy(np.array(value, order="C")) if isinstance(value, np.ndarray) else value
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    return buffer.getvalue()
+
+
+def _stem(event_id: str) -> str:
+    return event_file_name(event_id).removesuffix(SUFFIX)

@@ -1,0 +1,216 @@
+"""Scores and tracks of events against their truth, and the sums over the events of each split."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from domainpar.common.words import several
+from domainpar.tracking.config import InferConfig
+from domainpar.tracking.config.texts import conditions_of
+from domainpar.tracking.events.own_events import InMaps
+from domainpar.tracking.events.store import EventRecord, StoredEvent
+from domainpar.tracking.events.targets import check_target
+from domainpar.tracking.reco.performance.ceiling import EdgeCeiling, edge_ceiling
+from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.tracks import TrackOptions
+from domainpar.tracking.scoring.scorer import Judge, Outcome
+from domainpar.tracking.scoring.scores import EventScores
+from domainpar.tracking.scoring.tuning import given_cuts, key_of
+from domainpar.tracking.training.label_loss import count_labels, figures_of
+from domainpar.tracking.training.metrics import EdgeCounts, count_event, metrics_over
+from domainpar.tracking.training.tasks import EDGES, Tasks
+from partitioners import Sectors
+
+DEFAULT_BORDERS = 8
+"""Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
+
+
+def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions | None:
+    """How tracks are built; None for none. Cuts are those of flags, else as they were `tuned`, else the defaults."""
+    if config.tracks is None:
+        return None
+    options = TrackOptions(
+        method=config.tracks,
+        min_hits=config.min_hits,
+        double_hits=config.double_hits,
+        refine=config.refine,
+        stitch=config.stitch,
+        follow=config.follow,
+        shared_hits=config.shared_hits,
+    )
+    cuts = tuned.get(key_of(options), {}).get("cuts", {})
+    return replace(options, **{**cuts, **given_cuts(config)})
+
+
+def track_target(config: InferConfig) -> dict[str, Any]:
+    """Conditions on the particles that are to be found."""
+    return conditions_of("--track-target", config.track_target) if config.track_target else {}
+
+
+def track_cuts(config: InferConfig) -> TrackCuts:
+    """Which particles and tracks count."""
+    return TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
+
+
+def judge_of(
+    config: InferConfig,
+    conditions: dict[str, Any] | None,
+    tasks: Tasks,
+    records: Sequence[EventRecord],
+    in_maps: InMaps,
+) -> Judge:
+    """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
+
+    It also looks for each in the maps.
+    """
+    cuts, borders = track_cuts(config), config.border_sectors or config.sectors
+    if borders is None:  # no more than an event has tiles to make sectors of
+        borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
+
+    def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
+        # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
+        logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
+        in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
+        counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
+        judgement: dict[str, Any] = {
+            "edges": None if counts is None else asdict(counts),
+            "tracks": None,
+            "uncounted": None,
+        }
+        judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
+        judgement["in_map"] = in_maps.hold(event)
+        return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
+
+    return judge
+
+
+def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors) -> dict[str, Any]:
+    """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
+
+    Returns:
+        `tracks` by finder, and `segments`, as JSON values. Or `uncounted`, a sentence: the event has no truth, or does
+        not know of its particles what the cuts ask; its tracks are worth having all the same.
+    """
+    truth = truth_of(event, border_sectors)
+    if truth is None:
+        return {"uncounted": "they do not tell the particle of each hit"}
+    try:
+        if cuts.target:
+            check_target(truth.particles, cuts.target)
+    except ValueError as error:
+        return {"uncounted": str(error).removesuffix(".")}
+    passing = scores.edge_scored & (scores.edge_logit > 0)
+    segments = edge_ceiling(truth, scores.edge_index, cuts.target, passing)
+    return {
+        "tracks": {
+            finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder)).to_json()
+            for finder, track_id in scores.tracks.items()
+        },
+        "segments": None if segments is None else asdict(segments),
+    }
+
+
+def about_tracks(
+    config: InferConfig, options: TrackOptions | None, performance: dict[str, dict[str, TrackCounts]]
+) -> dict[str, Any] | None:
+    """The tracks in `scores.json`: how they were built, and their counts by split and finder; None without tracks."""
+    if options is None:
+        return None
+    values = options.to_json()
+    return {
+        "method": values.pop("method"),
+        "options": values,
+        "found_by": sorted({finder for of_split in performance.values() for finder in of_split}),
+        "target": config.track_target,
+        "border_sectors": next((one.border_sectors for found in performance.values() for one in found.values()), None),
+        "matching_style": config.matching_style,
+        "performance": {
+            split: {finder: counts.to_json() for finder, counts in of_split.items()}
+            for split, of_split in performance.items()
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """The judgements of events, summed over those of each split.
+
+    Attributes:
+        records: The events, in the order of the store.
+        outcomes: The outcome of each, by name.
+        tasks: What the network has learnt.
+    """
+
+    records: Sequence[EventRecord]
+    outcomes: Mapping[str, Outcome]
+    tasks: Tasks = EDGES
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Metrics of edges and of labels of each split, and the true segments that its candidate edges hold."""
+        metrics = {
+            split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
+            for split, judgements in self._by_split("edges").items()
+        }
+        for split, judgements in self._by_split("labels").items():
+            counts = {
+                task: [judgement["labels"][task.name] for judgement in judgements if task.name in judgement["labels"]]
+                for task in self.tasks.labels
+            }
+            labels = {task.name: figures_of(task, np.sum(of, axis=0)) for task, of in counts.items() if of}
+            metrics.setdefault(split, {"events": len(judgements)})["labels"] = labels
+        for split, judgements in self._by_split("tracks").items():
+            segments = [judgement["segments"] for judgement in judgements]
+            # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
+            if split in metrics and None not in segments:
+                metrics[split]["segments"] = asdict(
+                    functools.reduce(operator.add, (EdgeCeiling(**of) for of in segments))
+                )
+        return metrics
+
+    def performance(self) -> dict[str, dict[str, TrackCounts]]:
+        """Counts of the tracks in each split, of each finder that found some in all of its events.
+
+        Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
+        """
+        performance = {}
+        for split, judgements in self._by_split("tracks").items():
+            by_event = [judgement["tracks"] for judgement in judgements]
+            finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
+            performance[split] = {
+                finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
+            }
+        return performance
+
+    def not_counted(self) -> list[str]:
+        """Tracks that are in no table, and why; a sentence each."""
+        reasons = Counter(outcome.judgement["uncounted"] for outcome in self.outcomes.values() if outcome.judgement)
+        lines = [
+            f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why
+        ]
+        for judgements in self._by_split("tracks").values():
+            having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
+            lines += [
+                f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
+                for finder, count in sorted(having.items())
+                if count < len(judgements)
+            ]
+        return lines
+
+    def _by_split(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """The judgements that have this part."""
+        by_split: dict[str, list[dict[str, Any]]] = {}
+        for split in ("train", "val", "test"):
+            for record in self.records:
+                judgement = self.outcomes[record.event].judgement
+                if record.split == split and judgement is not None and judgement[name] is not None:
+                    by_split.setdefault(split, []).append(judgement)
+        return by_split

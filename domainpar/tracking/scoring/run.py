@@ -1,0 +1,387 @@
+"""One run of inference: an order read and checked before anything is written, events scored, a directory of scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import yaml
+
+from domainpar.common.agreement import agree, on_all, on_root
+from domainpar.common.problems import Problem
+from domainpar.common.words import VOICE, progress, several
+from domainpar.nn.program import set_threads
+from domainpar.parallel import gpus
+from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import parameters_sha256
+from domainpar.runs.directory import newest_run, read_run, state_of
+from domainpar.runs.own_files import TUNING, UNFINISHED
+from domainpar.tracking.command_line import config_of_run
+from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.tracking.display.comparison import run_beside
+from domainpar.tracking.events.colliderml import import_parquet
+from domainpar.tracking.events.own_events import (
+    InMaps,
+    OwnEvents,
+    edges_per_hit,
+    kept_place,
+    own_events,
+    store_of_run,
+    told_of,
+)
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, settings_digest
+from domainpar.tracking.events.targets import check_conditions
+from domainpar.tracking.part_loading import check_sectors
+from domainpar.tracking.reco.classical.finder import surface_of
+from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions
+from domainpar.tracking.scoring import summary
+from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
+from domainpar.tracking.scoring.judgement import (
+    Judgements,
+    about_tracks,
+    judge_of,
+    track_cuts,
+    track_options,
+    track_target,
+)
+from domainpar.tracking.scoring.score_files import SCORES_SUFFIX, choose_directory, publish, write_list, write_timings
+from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
+from domainpar.tracking.scoring.scores import EventScores, score_events
+from domainpar.tracking.scoring.streaming import stream
+from domainpar.tracking.scoring.submission import SUBMISSION, OfficialFigures, join_pieces, tracks_of_events
+from domainpar.tracking.scoring.tuning import keep, read, told, tune
+from domainpar.tracking.training.inputs import check_parts, open_store
+from domainpar.tracking.training.network import DTYPES, load_network
+from domainpar.tracking.training.pretrained import as_run
+from domainpar.tracking.training.tasks import Tasks, label_arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Events, and the scorer made for them.
+
+    Attributes:
+        scorer: Scores events.
+        options: How tracks are built; None for none.
+        records: The events to score, in the order of the store.
+        left_out: Events of the split that are known not to be readable.
+        about: Run, network and events, as `scores.json` lists them.
+        own: The events that the run was trained on; None if that is not known.
+        in_maps: Those that module maps were learned from.
+    """
+
+    scorer: Scorer
+    options: TrackOptions | None
+    records: list[EventRecord]
+    left_out: list[LeftOut]
+    about: dict[str, Any]
+    own: OwnEvents | None
+    in_maps: InMaps
+
+    def with_options(self, options: TrackOptions) -> Job:
+        """The same with tracks built otherwise."""
+        finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
+        return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
+
+
+def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
+    """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
+    if config.stream:  # from the start: one bad event does not stop it
+        config = replace(config, on_bad_event="skip")
+    job = _set_up(config, world)
+    if config.stream:
+        _stream(config, job, allocator)
+        return
+    on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
+    if world.is_root:
+        print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
+    if config.tune:
+        job = _tuned(config, job)
+    outcomes: dict[str, Outcome] = {}
+    left_out: list[LeftOut] = []
+    with progress("score", len(job.records), "event", world.is_root) as advance:
+        for finished in job.scorer.rounds(job.records):
+            world.set_deadline(config.timeout)  # the first events may take longer
+            for outcome in finished:
+                if isinstance(outcome, LeftOut):
+                    left_out.append(outcome)
+                else:
+                    outcomes[outcome.scored.event] = outcome
+                if world.is_root:
+                    VOICE.say(summary.event_line(outcome))
+            advance(len(finished))
+    if not outcomes:
+        raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
+    if world.is_root:
+        _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
+
+
+def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
+    """Score events as they come, until a stop is asked. *Collective*."""
+    world, place = job.scorer.world, job.scorer.directory.parent
+    identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
+    identity |= {"tracks": None if job.options is None else asdict(job.options), "classical": config.classical}
+    identity |= {"format": config.format, "events": settings_digest(job.scorer.store.settings)}
+    finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
+    scorer = replace(job.scorer, directory=place, finish=finish)
+    if world.is_root:
+        lines = summary.first_lines(world, scorer.store, job.records, job.about, allocator)
+        print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
+    with StopFlag.listening("stopping after the events under way") as stop:
+        figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
+    if world.is_root:
+        print(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} an event", sep="\n", flush=True)
+
+
+def _tuned(config: InferConfig, job: Job) -> Job:
+    """Choose the cuts of tracks on validation events, and keep them with the run. *Collective*."""
+    scorer, world, run, options = job.scorer, job.scorer.world, Path(job.about["run"]), job.options
+    assert options is not None  # --tune asks for --tracks
+    records = [record for record in scorer.store.events("val") if record.event not in scorer.store.unreadable]
+    if not records:
+        agree(world.transport, Problem(f"store {scorer.store.path} has no validation events to tune on", "omit --tune"))
+    place = scorer.directory / TUNING
+    on_root(world.transport, lambda: place.mkdir(parents=True))
+    chosen = tune(replace(scorer, directory=place), records, config, options, track_cuts(config))
+    # Every rank has counted all events; one of them says what goes.
+    chosen = on_root(world.transport, lambda: chosen)
+
+    def kept() -> None:
+        shutil.rmtree(place)
+        keep(run, options, chosen)
+
+    on_root(world.transport, kept)
+    if world.is_root:
+        print(told(options, chosen), flush=True)
+    return job.with_options(replace(options, **chosen["cuts"]))
+
+
+def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
+    """Write and print the summary of all events, and give the files their place; on rank 0."""
+    job.scorer.world.mark("write", len(outcomes))
+    # In the order of the store: that of the outcomes depends on the ranks.
+    records = [record for record in job.records if record.event in outcomes]
+    in_order = [outcomes[record.event] for record in records]
+    judgements = Judgements(records, outcomes, Tasks.from_json(job.about["learnt"]))
+    metrics, performance = judgements.metrics(), judgements.performance()
+    in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
+    seen = None if job.own is None else job.own.counted(records, in_map if job.in_maps.told else None)
+    about = {
+        **job.about,
+        "metrics": metrics,
+        "tracks": about_tracks(config, job.options, performance),
+        "skipped": list(map(asdict, left_out)),
+        "trained_on": seen,
+    }
+    run, unfinished = Path(about["run"]), job.scorer.directory
+    place = unfinished.parent  # where they are published
+    # As seen from the scores, which may be moved together with run and store.
+    kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
+    write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
+    write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
+    submitted = _submitted(unfinished, records, job.scorer.store) if config.format == "colliderml" else []
+    directory = publish(unfinished)
+    beside = run_beside(run) if directory == run / "scores" else None
+    tables = summary.performance_lines(
+        performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
+    )
+    notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
+    last = summary.last_lines(in_order, metrics, directory, about, beside, BESIDE.get(config.format))
+    print(*tables, *notes, *last, sep="\n", flush=True)
+
+
+def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:
+    """Make the submission of all events, and tell what its scorer counts if truth is known; on rank 0."""
+    path, counts = join_pieces(unfinished), OfficialFigures()
+    tracks = dict(tracks_of_events(path))
+    none = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for record in records:
+        hit_id, track_id = tracks.get(int(record.event), none)
+        with store.open(record) as event:
+            whole = WholeEvent(event)
+            if (truth := whole.nodes("particle_id")) is None:
+                return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
+            ids = whole.nodes("hit_id")
+            assert ids is not None  # every store has them
+            place = np.argsort(ids)
+            counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
+    selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_loss"))
+    of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
+    return [f"{SUBMISSION}, {of} (docs/your_data.md): {counts.in_words()}"]
+
+
+def _set_up(config: InferConfig, world: World) -> Job:
+    """Read the run and look at the events. *Collective*; writes nothing.
+
+    Raises:
+        Refused: On all ranks alike, if they will not do.
+    """
+    run, trained = _choose_run(config, world)
+    of_run = on_root(world.transport, lambda: read_run(run))
+    tasks = Tasks.from_json(of_run.get("tasks"))
+    agree(world.transport, _unfit(config, trained, tasks, run))
+    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, of_run))
+    store = open_store(path, world, config.on_bad_event)
+    records, left_out = _choose_events(config, store, world)
+    model, state = load_network(run, trained, config.checkpoint, store, world)
+    tuned = on_root(world.transport, lambda: read(run))
+    options = on_all(world.transport, lambda: track_options(config, tuned))
+    # Minutes may pass until the first track is built: what it lacks is said now.
+    on_all(world.transport, lambda: _check_tracks(config, store, records))
+    for sectors in (config.sectors, config.border_sectors):
+        on_all(world.transport, partial(check_sectors, store, records, sectors))
+    if config.strict:
+        on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
+    # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
+    model.take_from_root(world)
+    model.to(world.device)
+    set_threads(config.threads or world.cores_for_each())
+    gpus.repeat_bits(world.device)
+    origin = {
+        "mode": config.mode,
+        "sectors": config.sectors,
+        "dtype": trained.dtype,
+        "precision": trained.precision,
+        "step": state.step,
+        "parameters_sha256": parameters_sha256(model),
+    }
+    unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
+    splits = {record.event: record.split for record in store.events()}
+    in_maps = InMaps.of(of_run, store)
+    score = partial(
+        _labelled,
+        tasks,
+        model.read,
+        sectors=config.sectors,
+        grouping=config.grouping,
+        device=world.device,
+        dtype=DTYPES[trained.dtype],
+        seed=trained.seed,
+    )
+    scorer = Scorer(
+        score,
+        store,
+        world,
+        directory=unfinished,
+        finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
+        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks, records, in_maps),
+        origin=origin,
+        on_bad_event=config.on_bad_event,
+        events_per_call=config.events_per_call,
+    )
+    about = {
+        **origin,
+        **_as_trained(trained, of_run["store"]),
+        "run": str(run),
+        "checkpoint": config.checkpoint,
+        "learnt": tasks.to_json(),
+        "store_digest": store.digest,
+        "filters": [_filter(of.get("filter")) for of in (of_run["store"], store.settings)],
+        "edges_per_hit": [of_run["store"].get("edges_per_hit"), edges_per_hit(records)],
+        "bitwise_problem": model.exactness(world.transport).problem,
+    }
+    own = on_all(world.transport, lambda: own_events(of_run, store))
+    return Job(scorer, options, records, left_out, about, own, in_maps)
+
+
+def _as_trained(trained: TrainConfig, events: Mapping[str, Any]) -> dict[str, Any]:
+    """How the network was trained, by its flags and by what its `run.json` says of its events."""
+    return {
+        "trained_mode": trained.mode,
+        "trained_sectors": trained.sectors,
+        "target": trained.target,
+        "joined_by": events.get("joined_by"),
+    }
+
+
+def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
+    """Why a network that has learnt these cannot do what is asked; None if it can."""
+    if config.events_per_call > 1 and not trained.is_bitwise:
+        what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
+        hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
+        return Problem(f"{what} over a whole event", hint)
+    of_graph = [task.name for task in tasks.labels if task.label.of == "graph"]
+    if config.tracks and not tasks.edge_weight:
+        learnt = ", ".join(task.name for task in tasks.labels)
+        return Problem(
+            f"--tracks {config.tracks}: the network of {run} has learnt {learnt}, and scores no edges", "omit it"
+        )
+    if config.format in ("acorn", "edges") and not tasks.edge_weight:
+        return Problem(f"--format {config.format}: the network of {run} scores no edges", "leave it out")
+    if of_graph and (config.events_per_call > 1 or config.mode == "naive"):
+        flag = "--mode naive" if config.mode == "naive" else f"--events-per-call {config.events_per_call}"
+        return Problem(f"{flag}: label {of_graph[0]} of {run} is one of a whole event, seen alone", "leave it out")
+    return None
+
+
+def _labelled(tasks: Tasks, *arguments: Any, **how: Any) -> list[EventScores] | None:
+    """`score_events` with the labels that the network's numbers mean."""
+    scores = score_events(*arguments, **how)
+    if scores is None:
+        return None
+    return [replace(one, labels=label_arrays(tasks, one.readings)) for one in scores]
+
+
+def _filter(told: dict[str, Any] | None) -> str:
+    """The network that left edges of a store out, and the score it asked for; empty for none."""
+    return f"{told['parameters_sha256'][:16]} at {told['least_score']:g}" if told else ""
+
+
+def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
+    """The run to take the network from, and what it was trained as. *Collective*."""
+    run = Path(on_root(world.transport, lambda: str(as_run(config.run) if config.run else newest_run())))
+
+    def trained() -> str:
+        read_run(run)  # says it better than a missing file does
+        try:
+            return resolved_yaml(config_of_run(run, config.model))
+        except ConfigError as error:
+            raise Problem(error.what, error.hint) from error
+
+    # Read and checked by one rank: the others get values that are known to be good.
+    values = yaml.safe_load(on_root(world.transport, trained))
+    if world.is_root and state_of(run, read_run(run)) == "died":
+        print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
+    return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
+
+
+def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
+    """The events to score, and those of them that are left out from the start. *Collective*."""
+    chosen = store.events(None if config.split == "all" else config.split)
+    if not chosen:
+        agree(world.transport, Problem(f"store {store.path} has no {config.split} events", "take another --split"))
+    records = [record for record in chosen if record.event not in store.unreadable]
+    if not records:
+        what = f"no {config.split} event of store {store.path} can be read"
+        agree(world.transport, Problem(what, "take another --split"))
+    left_out = [record.event for record in chosen if record.event in store.unreadable]
+    return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
+
+
+def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:
+    """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
+    check_conditions(track_target(config))
+    if config.format == "acorn":
+        check_acorn_files_can_be_written()
+    if config.format == "colliderml":
+        import_parquet()
+    along_helices = config.refine or config.follow or config.shared_hits or config.classical
+    if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
+        with store.open(records[0]) as event:
+            if not event.has_positions:
+                raise event.place.problem(
+                    "its hits have no positions: grow, walk, --refine, --follow, --shared-hits, --classical and "
+                    "--format acorn need them",
+                    "take --tracks cc or junction",
+                )
+            if config.classical or config.follow:
+                everything = np.arange(event.num_nodes)
+                surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))

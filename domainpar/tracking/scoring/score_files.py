@@ -1,0 +1,329 @@
+"""Files of scores, written and read: one zarr zip an event and a list of them. The same bytes from any number of ranks.
+
+A directory of scores holds
+
+    scores.json                                what was scored, with which weights; the sha256 of each file
+    timings.json                               seconds per event; not hashed
+    event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
+                                               with tracks track_id [N], and if asked for classical_track_id [N] and
+                                               shared_hits [S, 2]; of labels that were learnt node_NAME [N] or
+                                               graph_NAME [1], of classes also node_NAME_logits [N, classes]
+
+While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
+to a user's own program: numpy arrays by name, and tables of hits and edges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from domainpar.common.atomic_files import sync_directory, write_whole
+from domainpar.common.problems import Problem
+from domainpar.common.words import some_of
+from domainpar.runs.own_files import UNFINISHED, remove, strangers_in_scores
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.tracking.events.own_events import places
+from domainpar.tracking.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
+from domainpar.tracking.scoring.scores import CLASSICAL, NETWORK, EventScores
+
+LIST = "scores.json"
+TIMINGS = "timings.json"
+ARRAY_OF_TRACKS = {NETWORK: "track_id", CLASSICAL: "classical_track_id"}
+SCORES_SUFFIX = f".scores{SUFFIX}"
+SCHEMA_VERSION = 1
+FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
+
+
+@dataclass(frozen=True)
+class ScoredEvent:
+    """One event as `scores.json` lists it.
+
+    Attributes:
+        event: Name of the event.
+        path: File of its scores, relative to the directory.
+        sha256: Hash of the file.
+        logits_sha256: Hash of the logits alone, and of what the network said of labels, in the user's order: equal on
+            any number of ranks.
+        edges: Its edges.
+        unscored: Those of them that got no score.
+        tracks: Tracks that the scores gave; None if none were built.
+        event_sha256: Hash of the event's own file.
+    """
+
+    event: str
+    path: str
+    sha256: str
+    logits_sha256: str
+    edges: int
+    unscored: int
+    tracks: int | None = None
+    event_sha256: str = ""
+
+
+def choose_directory(path: Path, overwrite: bool) -> Path:
+    """Make the directory of scores ready to be written to; called on rank 0.
+
+    Returns:
+        The folder in it that scores are written to. Until they are all there, nobody takes them for finished.
+
+    Raises:
+        Problem: If it holds other scores that are not to be replaced, or other files, or cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise Problem(f"{path} is a file", "name a directory with --out")
+        path.mkdir(parents=True, exist_ok=True)
+        files = [file for file in path.iterdir() if file.name != UNFINISHED or any(file.iterdir())]
+        if (stranger := next(strangers_in_scores(path), None)) is not None:
+            name = stranger.relative_to(path)
+            raise Problem(f"{path} holds files that are not scores ({name})", "move them away, or choose another --out")
+        if files and not overwrite:
+            raise Problem(f"{path} holds scores already", "choose another --out, or replace them with --overwrite")
+        # The list goes first: without it nobody takes the remains for finished scores.
+        remove(sorted(files, key=lambda file: file.name != LIST))
+        (path / UNFINISHED).mkdir(exist_ok=True)
+    except OSError as error:
+        raise Problem(f"cannot write scores to {path}: {error.strerror}", "choose another --out") from error
+    return path / UNFINISHED
+
+
+def publish(unfinished: Path) -> Path:
+    """Give finished scores their place: the files of all events appear, and `scores.json` last; called on rank 0.
+
+    Args:
+        unfinished: The folder that `choose_directory` returned, full.
+
+    Returns:
+        The directory of the scores.
+    """
+    # The list last: where it is, all files are.
+    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == LIST):
+        path.rename(unfinished.parent / path.name)
+    unfinished.rmdir()
+    sync_directory(unfinished.parent)
+    return unfinished.parent
+
+
+def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, Any]) -> ScoredEvent:
+    """Write the scores of one event.
+
+    Args:
+        directory: Where the file goes.
+        scores: The scores.
+        provenance: Their origin, plain JSON values, the same on any number of ranks.
+
+    Raises:
+        ValueError: If the name of the event cannot be part of a file name.
+    """
+    path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
+    said = [scores.edge_logit, *(scores.readings[name] for name in sorted(scores.readings))]
+    logits_sha256 = hashlib.sha256(b"".join(numbers.tobytes() for numbers in said)).hexdigest()
+    names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
+    tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
+    if NETWORK in scores.shared_hits:
+        tracks["shared_hits"] = scores.shared_hits[NETWORK]
+    num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
+    attributes = {
+        **FORMAT,
+        "event": scores.event_id,
+        "num_nodes": len(scores.hit_id),
+        "num_edges": scores.num_edges,
+        "num_unscored": scores.num_unscored,
+        "num_tracks": num_tracks,
+        "logits_sha256": logits_sha256,
+        **provenance,
+    }
+    sha256 = write_arrays(
+        path, {name: getattr(scores, name) for name in names} | tracks | dict(scores.labels), attributes
+    )
+    return ScoredEvent(
+        event=scores.event_id,
+        path=path.name,
+        sha256=sha256,
+        logits_sha256=logits_sha256,
+        edges=scores.num_edges,
+        unscored=scores.num_unscored,
+        tracks=num_tracks,
+        event_sha256=str(provenance.get("event_sha256", "")),
+    )
+
+
+def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:
+    """Write `scores.json`, the last file; called on rank 0."""
+    _write_json(directory / LIST, {**FORMAT, **about, "events": [asdict(event) for event in events]})
+
+
+def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]]) -> None:
+    """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0."""
+    _write_json(directory / TIMINGS, {"ranks": num_ranks, "events": list(events)})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+# --- read back -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores, and tracks, of one event: N hits and E candidate edges, both in the order of the user's own files.
+
+    What a file of scores does not hold is read from the store of the events, and None where that is not there or does
+    not know it.
+
+    Attributes:
+        event_id: Name of the event.
+        hit_id: The user's own number of each hit, int64 [N].
+        edge_index: The two hits of each edge, from the inside out, as rows of `hit_id`, int64 [2, E].
+        edge_logit: Logit of each edge, in the precision of the training, [E]; above 0 for a segment.
+        edge_score: The sigmoid of it, from 0 to 1, [E].
+        edge_scored: False for an edge that joins two sectors of naive mode: the network never saw it, and its logit and
+            score are 0. True for every edge of an event that was scored whole. bool [E].
+        track_id: Track of each hit that was built from the scores (`infer --tracks`), 0, 1, ... by first hits, -1 for
+            none, int64 [N]; None without tracks.
+        classical_track_id: The same of a finder that follows helices through the hits and knows neither network nor
+            edges (`infer --classical`), to compare with; the two number their tracks each for itself.
+        shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
+            [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
+        labels: Labels that the network tells, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
+            class or a number each, and of classes the logits, `node_NAME_logits` [N, classes].
+        about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
+        position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
+        volume, layer, module: Place of each hit in the detector, int32 [N].
+        particle_id: The particle that made each hit, 0 for noise, int64 [N].
+        label: 1 for an edge that is a segment of a particle, 0 for another, -1 where that is not
+            known, int8 [E].
+    """
+
+    event_id: str
+    hit_id: IntArray
+    edge_index: IntArray
+    edge_logit: FloatArray
+    edge_score: FloatArray
+    edge_scored: BoolArray
+    track_id: IntArray | None = None
+    classical_track_id: IntArray | None = None
+    shared_hits: IntArray | None = None
+    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    position: FloatArray | None = None
+    volume: IntArray | None = None
+    layer: IntArray | None = None
+    module: IntArray | None = None
+    particle_id: IntArray | None = None
+    label: IntArray | None = None
+
+    def to_pandas(self) -> tuple[Any, Any]:
+        """The event as two `pandas.DataFrame`s; a column that is not known is left out.
+
+        Returns:
+            One row a hit: `hit_id x y z volume layer module particle_id track_id classical_track_id`, and labels that
+            the network tells of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score
+            scored label`.
+        """
+        import pandas
+
+        x, y, z = (None, None, None) if self.position is None else self.position.T
+        detector = {"volume": self.volume, "layer": self.layer, "module": self.module}
+        tracks = {"track_id": self.track_id, "classical_track_id": self.classical_track_id}
+        hits = {"hit_id": self.hit_id, "x": x, "y": y, "z": z, **detector, "particle_id": self.particle_id, **tracks}
+        hits |= {name: of for name, of in self.labels.items() if name.startswith("node_") and of.ndim == 1}
+        src, dst = self.edge_index
+        ends = {"src": src, "dst": dst, "src_hit_id": self.hit_id[src], "dst_hit_id": self.hit_id[dst]}
+        values = {"logit": self.edge_logit, "score": self.edge_score, "scored": self.edge_scored, "label": self.label}
+        return pandas.DataFrame(_present(hits)), pandas.DataFrame(_present({**ends, **values}))
+
+
+def read_scores(path: str | Path, event: str | None = None, store: str | Path | None = None) -> Scores:
+    """Read the scores of one event.
+
+    Args:
+        path: A run, a directory of scores, or the file of one event in it.
+        event: Name of the event; not needed for a file, nor where there is only one.
+        store: The prepared events, for positions and truth. Default: where the scores say they are, if they are there.
+
+    Raises:
+        Problem: If there are no scores, or not of this event, or the store that is named does not hold it as it was
+            scored.
+        StoreError: If a file is missing or damaged.
+    """
+    file, about_all = _find(Path(path), event)
+    arrays, about = read_arrays(file)
+    if {name: about.get(name) for name in FORMAT} != FORMAT:
+        kind = f"{about.get('format')!r} version {about.get('schema_version')!r}"
+        raise Problem(f"it is {kind}, not scores of version {SCHEMA_VERSION}", "name what infer wrote", file=file)
+    if store is not None:
+        columns = _columns_of_store(about, Path(store))
+        if not columns:
+            what = f"store {store} does not hold the event as it was scored"
+            raise Problem(what, "name its store", event=about["event"])
+    else:  # as seen from the scores, and where it was
+        stores = filter(Path.is_dir, places(about_all.get("store") or {}, file.parent))
+        columns = next(filter(None, (_columns_of_store(about, place) for place in stores)), {})
+    labels = {name: arrays.pop(name) for name in sorted(arrays) if name.startswith(("node_", "graph_"))}
+    return Scores(about["event"], **arrays, labels=labels, about=about, **columns)
+
+
+def list_of(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The directory of the scores of a run, or of a directory of scores, and what its list says of them.
+
+    Raises:
+        Problem: If there are none.
+    """
+    directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
+    if directory is None:
+        raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
+    return directory, read_json(directory / LIST)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a list of scores, or of a stream, says.
+
+    Raises:
+        Problem: If it cannot be read.
+    """
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"{path} cannot be read: {type(error).__name__}: {error}"
+        raise Problem(what, "copy it anew, or run infer again", file=path) from error
+
+
+def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
+    """The file of an event, and what the list of all of them says."""
+    if path.name.endswith(SCORES_SUFFIX):
+        beside = path.parent / LIST
+        return path, read_json(beside) if beside.is_file() else {}
+    directory, about = list_of(path)
+    files = {listed["event"]: listed["path"] for listed in about["events"]}
+    if event is None and len(files) == 1:
+        (event,) = files
+    if event not in files:
+        what = "scores of several events" if event is None else f"no scores of event {event!r}"
+        raise Problem(f"{directory} holds {what}", f"take one of {some_of(sorted(files))}: read_scores(path, event)")
+    return directory / files[event], about
+
+
+def _columns_of_store(about: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Columns of a scored event in a store, in the user's order; none if it is not there as it was scored."""
+    store = EventStore(path, check_files=False)
+    # By its hash: an event of the same name may have other hits.
+    record = next((record for record in store.events() if record.sha256 == about.get("event_sha256")), None)
+    if record is None:
+        return {}
+    with store.open(record) as event:
+        whole = WholeEvent(event)
+        nodes = {name: whole.nodes(name) for name in ("volume", "layer", "module", "position", "particle_id")}
+        return _present({**nodes, "label": whole.edges("label")})
+
+
+def _present(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
+    return {name: values for name, values in columns.items() if values is not None}

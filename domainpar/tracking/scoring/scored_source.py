@@ -1,0 +1,86 @@
+"""Events as a source, with those candidate edges only that a network gave a score: small graphs for a larger network.
+
+The GNN4ITk and Exa.TrkX pipelines call this stage the filter: a small network leaves out most of the edges that are
+false, and a large one, which could not hold all of them, learns from what is left.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from domainpar.common.problems import Problem
+from domainpar.tracking.events.graph import EventGraph
+from domainpar.tracking.events.own_events import find_store, not_there
+from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
+from domainpar.tracking.scoring.score_files import list_of
+
+
+def scored_events(path: str | Path, least_score: float) -> Source:
+    """The events that `infer` scored, in the splits of their store, with the edges of at least a score.
+
+    The segments that are left out are missing from then on: efficiencies count against all particles, but a report
+    on edges only knows those that are there.
+
+    Args:
+        path: A run, or a directory of scores; the store of its events must be there.
+        least_score: Score of an edge that stays, at least.
+
+    Raises:
+        Problem: If there are no scores, or the events they belong to are not found.
+        StoreError: From `read`, if a file is missing or damaged.
+    """
+    directory, about = list_of(Path(path))
+    if not (about.get("learnt") or {}).get("edge_weight", 1.0):
+        raise Problem(f"{directory} holds labels, and no scores of edges", "name a run that scores edges")
+    events = {listed["event"]: listed for listed in about["events"]}
+    hashes = [(name, listed["event_sha256"]) for name, listed in events.items()]
+    place = find_store(about["store"], directory, hashes)
+    if place is None:
+        what = f"the store of the events in {directory} is not found: {not_there(about['store'], directory)}"
+        raise Problem(what, "bring it back, or score its events again")
+    store = EventStore(place)
+    records = {record.event: record for record in store.events() if record.event in events}
+    for name, sha256 in hashes:
+        if name not in records or records[name].sha256 != sha256:
+            raise Problem(f"{place} does not hold the event as it was scored", "score it again", event=name)
+
+    def read(name: str) -> EventGraph:
+        return _graph(store, records[name], directory / events[name]["path"], least_score)
+
+    # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
+    by = {"parameters_sha256": about["parameters_sha256"], "least_score": least_score}
+    if about.get("mode") == "naive":
+        by["sectors"] = about["sectors"]
+    return Source(
+        names=tuple(records),
+        read=read,
+        files=lambda name: [directory / events[name]["path"]],
+        settings={**store.settings, "filter": json.loads(json.dumps(by))},
+        splits={name: record.split for name, record in records.items()},
+        learned_from=store.learned_from,
+    )
+
+
+def _graph(store: EventStore, record: EventRecord, scores: Path, least_score: float) -> EventGraph:
+    """An event with those of its edges whose score is high enough, in the order of its source."""
+    arrays, _ = read_arrays(scores)
+    kept = arrays["edge_scored"] & (arrays["edge_score"] >= least_score)
+    with store.open(record) as event:
+        whole = WholeEvent(event)
+        features, edge_features, label = whole.nodes("features"), whole.edges("features"), whole.edges("label")
+        assert features is not None  # every event has them
+        assert edge_features is not None
+        return EventGraph(
+            hits=whole.hits,
+            features=features,
+            feature_names=event.feature_names,
+            edge_index=whole.edge_index[:, kept],
+            edge_features=edge_features[kept],
+            edge_feature_names=event.edge_feature_names,
+            label=None if label is None else label[kept],
+            label_note=event.label_note,
+            node_labels=whole.node_labels,
+            graph_labels=event.graph_labels,
+        )

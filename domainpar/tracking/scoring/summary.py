@@ -1,0 +1,224 @@
+"""The lines that `infer` prints, made on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from domainpar.common.words import between, several, some_of, this_python
+from domainpar.nn.program import means_of
+from domainpar.parallel.world import World
+from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.reco.performance.counts import TrackCounts
+from domainpar.tracking.reco.performance.rates import short, table
+from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
+from domainpar.tracking.scoring.scorer import LeftOut, Outcome
+from partitioners import number_of_sectors
+
+UNLIKE = 2.0
+"""Events are unlike those of the training with more than this times their candidate edges per hit, or less than it."""
+
+
+def first_lines(
+    world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any], allocator: str | None
+) -> list[str]:
+    """Ranks, network and events, and the allocator."""
+    sizes = [record.num_edges for record in records]
+    mode = "whole events, halo exchange"
+    if about["mode"] == "naive":
+        mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
+    in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
+    trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    exactness = "bits on any number of ranks (self-test passed)"
+    if about["bitwise_problem"]:
+        exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
+    sectors = about.get("trained_sectors")
+    trained_on = several(number_of_sectors(sectors or 1), "sector")
+    otherwise = (
+        f"note: trained on {trained_on} of an event, scored on whole events here; "
+        f"as it was trained: --mode naive --sectors {sectors}"
+    )
+    learned, here = about["filters"]
+    unlike = (
+        f"note: trained on edges {f'that filter {learned} left' if learned else 'of no filter'}, scored here on those "
+        f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
+    )
+    return [
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"{means_of(world.device)} each, {mode}",
+        f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
+        f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
+        *([otherwise] if sectors and about["mode"] == "halo" else []),
+        *([unlike] if learned != here else []),
+        *other_graphs(about["edges_per_hit"], about["joined_by"]),
+        *([] if allocator is None else [f"allocator: {allocator}"]),
+        f"exactness: same {exactness}",
+        f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
+        f"{between(sizes, 'candidate edge')}",
+    ]
+
+
+def other_graphs(per_hit: Sequence[Sequence[float] | None], joined_by: str | None) -> list[str]:
+    """That events have far more or fewer candidate edges per hit than those that a network was trained on.
+
+    Args:
+        per_hit: Fewest and most of the events it was trained on, and of those here; None where they are not known.
+        joined_by: The name of the module map that comes with the network; None for none.
+    """
+    trained, here = per_hit
+    if not trained or not here or (here[0] * UNLIKE >= trained[0] and here[1] <= UNLIKE * trained[1]):
+        return []
+    ranges = [
+        f"{low:.2f}" + (f" to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else "") for low, high in (trained, here)
+    ]
+    alike = f": python -m domainpar.prepare --module-map {joined_by}" if joined_by else ""
+    return [
+        f"WARNING: trained on {ranges[0]} candidate edges per hit, scored here on {ranges[1]}: efficiency and fakes "
+        f"will be others than in its training; join hits as for that{alike}"
+    ]
+
+
+def event_line(outcome: Outcome | LeftOut) -> str:
+    """One event, scored or left out: the same line on any number of ranks."""
+    if isinstance(outcome, LeftOut):
+        return f"event {outcome.event}: left out: {outcome.why}"
+    scored = outcome.scored
+    unscored = f", {scored.unscored:,} of them unscored" if scored.unscored else ""
+    edges = f"{scored.edges:,} edges{unscored}" if scored.unscored < scored.edges else several(outcome.hits, "node")
+    tracks = "" if scored.tracks is None else f", {several(scored.tracks, 'track')}"
+    return f"event {scored.event}: {edges}{tracks}, logits sha256 {scored.logits_sha256[:16]}"
+
+
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """The number of events without scores since they could not be used."""
+    if not left_out:
+        return []
+    names = some_of([skipped.event for skipped in left_out])
+    return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
+
+
+def timing(outcome: Outcome) -> dict[str, Any]:
+    """Seconds and sizes of one event, for `timings.json`."""
+    return {
+        "event": outcome.scored.event,
+        "seconds_network": outcome.seconds_network,
+        "seconds_tracks": outcome.seconds_tracks,
+        "seconds_all": outcome.seconds,
+        "hits": outcome.hits,
+        "edges": outcome.scored.edges,
+        "tracks": outcome.scored.tracks,
+    }
+
+
+def performance_lines(
+    performance: Mapping[str, Mapping[str, TrackCounts]], style: str, *, naive: bool, shared: bool
+) -> list[str]:
+    """Rates of tracks, a table for each split; whether they lack edges between sectors, and may share hits."""
+    note = ["Naive mode: network and ceiling lack the edges between sectors; approximate."] if naive else []
+    lines = []
+    for split, counts in performance.items():
+        lines += [f"tracks, {split} events:", *table(counts, style), *note]
+        if shared:
+            of_finders = ", ".join(f"{finder} {of.shared:,}" for finder, of in counts.items())
+            lines.append(f"Shared hits, counted for each track after the first: {of_finders}.")
+        lines.append("")
+    return lines
+
+
+def last_lines(
+    outcomes: Sequence[Outcome],
+    metrics: Mapping[str, Mapping[str, Any]],
+    directory: Path,
+    about: Mapping[str, Any],
+    beside: Path | None,
+    other_files: str | None,
+) -> list[str]:
+    """Totals, metrics, the directory and the next command; `beside` is a run to compare this one with.
+
+    `other_files` says what was written besides the scores.
+    """
+    seconds = [outcome.seconds for outcome in outcomes]
+    edges = sum(outcome.scored.edges for outcome in outcomes)
+    unscored = sum(outcome.scored.unscored for outcome in outcomes)
+    share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
+    of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if about["learnt"]["edge_weight"] else ""
+    and_tracks = "" if about["tracks"] is None else " and tracks"
+    lines = [
+        f"scored {several(len(outcomes), 'event')}, {of_edges}"
+        f"{sum(seconds) / len(seconds):.3g} s an event from its file to scores{and_tracks}, "
+        f"{max(seconds):.3g} s the longest",
+        *_track_lines(outcomes),
+        *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc_mean" in values),
+        *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
+        *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
+    ]
+    blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
+    if blind and about["learnt"]["edge_weight"]:
+        wanted = " for --target" if about["target"] else ""
+        lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
+    run = quote(str(about["run"]))
+    if beside is not None:  # the report is of the run on whole events, with the naive one at its side
+        whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
+        run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
+    first = directory / min(outcome.scored.path for outcome in outcomes)
+    shown = "edge_score[:10]" if about["tracks"] is None else "track_id[:10]"
+    if not about["learnt"]["edge_weight"]:
+        shown = "labels"
+    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
+    opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown})"
+    return [
+        *lines,
+        f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
+        *([] if other_files is None else [f"beside them: {other_files}"]),
+        f'read one: {this_python()} -c "{opened}"',
+        f"next: {this_python()} -m domainpar.report {run}{elsewhere}",
+    ]
+
+
+def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    if any(outcome.seconds_tracks is None for outcome in outcomes):
+        return []
+    built = [outcome.scored.tracks or 0 for outcome in outcomes]
+    network = sum(outcome.seconds_network for outcome in outcomes)
+    tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
+    return [
+        f"per event: the network {network / len(outcomes):.3g} s, building {between(built, 'track')} "
+        f"{tracks / len(outcomes):.3g} s"
+    ]
+
+
+def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc_mean"))
+    approximate = ", approximate" if about["mode"] == "naive" else ""
+    return (
+        f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
+        f"edges among the candidates; AUC: the mean over events{approximate})"
+    )
+
+
+def _labels_line(split: str, values: Mapping[str, Any]) -> str:
+    """Labels that the network tells, against those that are known."""
+    shown = [
+        f"{name}_{figure}={short(value)}"
+        for name, figures in values["labels"].items()
+        for figure, value in figures.items()
+        if figure != "known"
+    ]
+    known = ", ".join(
+        f"{'some' if figures['known'] is None else format(figures['known'], ',')} {name}"
+        for name, figures in values["labels"].items()
+    )
+    return f"split={split} events={values['events']} {' '.join(shown)} (of those known: {known})"
+
+
+def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
+    """Losses of graph construction, which edge metrics do not see."""
+    segments = counts["segments"]
+    if segments == 0:
+        return f"split={split} against the truth: the target particles of tracks have no segments"
+    return (
+        f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
+        f"target particles of tracks are candidate edges, {counts['passing'] / segments:.4f} pass as well"
+    )

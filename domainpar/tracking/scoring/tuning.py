@@ -1,0 +1,171 @@
+"""Cuts of track building chosen on validation events, and kept with the run in `tracks.json`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
+from domainpar.runs.own_files import TUNED
+from domainpar.tracking.config import InferConfig
+from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
+from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
+from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.tracks import TrackOptions, shared_hits, tracks_from_scores, worthy
+from domainpar.tracking.scoring.event_tracks import hits_of
+from domainpar.tracking.scoring.scorer import LeftOut, Scorer
+from domainpar.tracking.scoring.scores import EventScores
+
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "grow": {"score_cut": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "misfit": (0.5, 1.0, 2.0)},
+    "walk": {"walk_min": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9), "walk_add": (0.3, 0.6, 0.8, 0.9, 0.97)},
+    "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
+    "junction": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
+}
+"""The values of each method's cuts that are tried, all with all."""
+
+WORTHS = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+"""Those of `least_worth`, which is tried with each of them."""
+
+RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
+"""What cuts are judged by."""
+
+CUTS = ("score_cut", "misfit", "walk_min", "walk_add", "least_worth")
+"""The flags that may be tuned."""
+
+
+REFINED, FOLLOWED = ", refined", ", followed"
+
+
+def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
+    """The cuts that are tried for a method; what is given stays."""
+    of_method = GRIDS[options.method] | {"least_worth": WORTHS}
+    axes = {name: values for name, values in of_method.items() if name not in given}
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values)) | given
+
+
+def tune(
+    scorer: Scorer, records: Sequence[EventRecord], config: InferConfig, options: TrackOptions, cuts: TrackCuts
+) -> dict[str, Any]:
+    """Score validation events and choose the best cuts. *Collective*.
+
+    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `most_fakes`, the most
+    efficiency among those that have no more fakes and unlabelled tracks, or the fewest where all have more.
+
+    Args:
+        scorer: What scores the events; its tracks and judgements are not asked for.
+        records: The validation events.
+        config: The flags: a cut that is given stays, and the rates are of its matching style.
+        options: The other options of track building.
+        cuts: Which particles and tracks count.
+
+    Returns:
+        `cuts` by name, and each of `RATES` there, over how many `events`.
+
+    Raises:
+        Problem: If no event could be scored, or told its truth.
+    """
+    tried = list(grid(options, given_cuts(config)))
+
+    def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
+        truth = truth_of(event, 1)
+        if truth is None:
+            raise event.place.problem("it does not tell the particle of each hit", "tuning takes events with truth")
+        hits, scored = hits_of(WholeEvent(event)), scores.edge_scored
+        built: dict[str, dict[str, Any]] = {}
+        edges = scores.edge_index[:, scored], scores.edge_logit[scored]
+        of_all: TrackOptions | None = None
+        for number, values in enumerate(tried):
+            chosen = replace(options, **values)  # type: ignore[arg-type]
+            # One least worth after the other is tried on the same tracks.
+            if of_all != (of_all := replace(chosen, least_worth=0.0)):
+                tracks = tracks_from_scores(*edges, hits, of_all)
+            kept = worthy(tracks, *edges, hits, chosen)
+            counts = count_tracks(kept, truth, cuts, shared_hits(kept, *edges, hits, chosen))
+            built[str(number)] = counts.to_json()
+        return built
+
+    judged: list[tuple[str, dict[str, Any]]] = []
+    tuner = replace(scorer, finish=lambda _, scores: scores, judge=judge)
+    for outcomes in tuner.rounds(records):
+        scorer.world.set_deadline(config.timeout)
+        for outcome in outcomes:
+            if not isinstance(outcome, LeftOut) and outcome.judgement is not None:
+                judged.append((outcome.scored.event, outcome.judgement))
+    if not judged:
+        raise Problem(f"none of {len(records)} validation events could be scored", "tune on a store that has good ones")
+    totals = [
+        total(TrackCounts.from_json(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
+    ]
+    rates = [_rates(counts, config.matching_style) for counts in totals]
+    best = max(range(len(tried)), key=lambda number: merit(rates[number], config.most_fakes))  # the first of equals
+    return {"cuts": tried[best], **rates[best], "style": config.matching_style, "events": len(judged)}
+
+
+def merit(rates: dict[str, float], most_fakes: float | None) -> float:
+    """What cuts are chosen by; negative for too many fakes. Whether truth lacks a hit or it is noise is not known."""
+    fakes = rates["fakes"] + rates["unlabelled"]
+    if most_fakes is None:
+        return rates["efficiency"] - fakes - rates["duplicates"]
+    return rates["efficiency"] if fakes <= most_fakes else -fakes
+
+
+def given_cuts(config: InferConfig) -> dict[str, float]:
+    """The cuts that flags give."""
+    return {name: value for name in CUTS if (value := getattr(config, name)) is not None}
+
+
+def key_of(options: TrackOptions) -> str:
+    """The name that cuts are kept by: refined and followed tracks have others."""
+    return options.method + REFINED * options.refine + FOLLOWED * options.follow
+
+
+def keep(run: Path, options: TrackOptions, chosen: dict[str, Any]) -> None:
+    """Write the cuts that were chosen for such tracks into the directory of their run; those of others stay."""
+    content = read(run) | {key_of(options): chosen}
+    write_whole(run / TUNED, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read(run: Path) -> dict[str, Any]:
+    """What was chosen for a run, by `key_of`; nothing if it was never tuned.
+
+    Raises:
+        Problem: If the file cannot be read.
+    """
+    path = run / TUNED
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        for key, chosen in content.items():
+            # Refuses a method that is none, what is no cut, or has no possible value.
+            method = key.removesuffix(FOLLOWED).removesuffix(REFINED)
+            TrackOptions(**{"method": method, **chosen["cuts"]})
+        return content
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"{path} cannot be read: {type(error).__name__}: {error}"
+        raise Problem(what, "remove it, or tune again", file=path) from error
+
+
+def told(options: TrackOptions, chosen: dict[str, Any]) -> str:
+    """The choice, in a sentence for the user."""
+    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in chosen["cuts"].items())
+    rates = ", ".join(f"{name} {chosen[name]:.4f}" for name in RATES)
+    over = f"{several(chosen['events'], 'validation event')}, {chosen['style']}"
+    return f"tuned    : {key_of(options)}, {values} ({over}: {rates})"
+
+
+def _rates(counts: TrackCounts, style: str) -> dict[str, float]:
+    of_style = counts.styles[style]
+    rates = efficiency(of_style), fake_rate(of_style), unlabelled_rate(of_style), duplicate_rate(of_style)
+    # Nothing to divide by: no targets, or no tracks.
+    return dict(zip(RATES, (rate or 0.0 for rate in rates)))

@@ -1,0 +1,377 @@
+"""The events of a run: opened, and refused where they cannot be used, before anything is computed.
+
+Events are dealt to ranks; a problem that one rank finds is agreed on by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from domainpar.common.agreement import agree, agree_on, gather, on_all, on_root
+from domainpar.common.problems import Place, Problem, Where, told
+from domainpar.common.words import VOICE, several, some_of
+from domainpar.nn.standard import Standard
+from domainpar.parallel.world import World
+from domainpar.runs.directory import began_with, begun_tasks
+from domainpar.tracking.config import TrainConfig, parse_weighting, target_conditions
+from domainpar.tracking.config.texts import parse_event_size
+from domainpar.tracking.events.own_events import OwnEvents, store_of_run
+from domainpar.tracking.events.store import EventStore, StoreError
+from domainpar.tracking.events.targets import check_target
+from domainpar.tracking.part_loading import check_sectors, empty_parts
+from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
+from domainpar.tracking.training.targets import TARGET, EdgeRules, edge_classes
+from domainpar.tracking.training.tasks import EDGES, Tasks, going_on, tasks_of
+from partitioners import Sectors
+
+Conditions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """The samples of a run, and the weights of their edges.
+
+    Attributes:
+        store: The events; of a run that continues, those that it began with.
+        digest: Digest of the store that the run began with.
+        train: Samples to train on.
+        val: Samples to validate with.
+        tasks: What is learnt; of a run that continues, as it began.
+        without_truth: Samples that are left out, since their events lack what is learnt.
+        target: Conditions of a target particle; None: every particle is one.
+        edge_weights: Weights of edges in the loss.
+        steps_per_epoch: Steps that take every training sample once, on average.
+        planned_steps: Steps of all epochs.
+        total_steps: Steps of the whole run: those, or fewer with --max-steps.
+        standard: Constants that standardise features; None: the network takes them as they are. A run that continues
+            has those of its checkpoint.
+        warnings: Lines for the user about events without edges to learn from.
+    """
+
+    store: EventStore
+    digest: str
+    tasks: Tasks
+    train: list[Sample]
+    val: list[Sample]
+    without_truth: list[Sample]
+    target: Conditions | None
+    edge_weights: EdgeRules
+    steps_per_epoch: int
+    planned_steps: int
+    total_steps: int
+    standard: Standard | None
+    warnings: list[str]
+
+
+def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
+    """Open the events of a run. *Collective*; touches no file.
+
+    A run that begins takes all events of a store. One that continues takes its own, however the store has grown.
+
+    Raises:
+        Refused: On all ranks alike, if the events cannot be trained on.
+    """
+    store, skips = open_store(path, world, config.on_bad_event), config.on_bad_event == "skip"
+    kept = on_root(world.transport, lambda: began_with(config.out, config.resume))
+    own, digest = OwnEvents.read(kept), store.digest
+    if own is not None:  # an earlier version kept the digest only
+        store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+    on_all(world.transport, lambda: _check_partitioner(config, store))
+    sectors = config.sectors if config.mode == "naive" else None
+    on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
+    samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
+    tasks = tasks_of_run(config, store, world)
+    without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
+    train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
+    told: list[str] = []
+    if config.event_size is not None:
+        train, val, line = on_all(world.transport, lambda: _of_size(config, train, val))
+        told.append(line)
+    target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
+    on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
+    standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
+    # It reads labels of edges, so it comes once the cheap checks have passed.
+    warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
+    if config.stop_early is not None and not val:
+        what = f"--stop-early {config.stop_early}: store {store.path} has no validation events that could be better"
+        agree(world.transport, Problem(what, "prepare some with --val-split, or leave it out"))
+    if without_truth and world.is_root:
+        events = sorted({sample.record.event for sample in without_truth})
+        lacks = tasks.missing(without_truth[0].record)
+        VOICE.say(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
+    if config.strict:
+        on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
+    # A budget makes other numbers of steps of other orders.
+    planned_steps = sum(len(steps_of(config, train, epoch)) for epoch in range(config.epochs))
+    total_steps = planned_steps if config.max_steps is None else min(planned_steps, config.max_steps)
+    if config.profile is not None and total_steps < config.profile + 2:
+        what = f"--profile {config.profile} begins with the third step of a run, and this one has {total_steps}"
+        agree(world.transport, Problem(what, "profile fewer, or train for more"))
+    return Lessons(
+        store=store,
+        digest=digest,
+        tasks=tasks,
+        train=train,
+        val=val,
+        without_truth=without_truth,
+        target=target,
+        edge_weights=edge_weights,
+        steps_per_epoch=-(-planned_steps // config.epochs),
+        planned_steps=planned_steps,
+        total_steps=total_steps,
+        standard=standard,
+        warnings=told + warnings,
+    )
+
+
+def _check_partitioner(config: TrainConfig, store: EventStore) -> None:
+    """Refuse to cut the events of a store otherwise than it is.
+
+    Raises:
+        Problem: If it was cut by another partitioner.
+    """
+    if config.partitioner is None:
+        return
+    made_by = str(store.settings.get("partitioner", "who wrote it"))
+    if made_by.startswith("phi-eta, or"):  # nothing was said
+        with store.open(store.readable()[0]) as event:
+            made_by = "phi-eta" if event.has_positions else "metis"
+    if made_by != config.partitioner:
+        raise Problem(
+            f"--partitioner is {config.partitioner}, and the tiles of store {store.path} were cut by {made_by}",
+            f"leave it out; or make another store: python -m domainpar.prepare --partitioner {config.partitioner} "
+            "--store DIRECTORY, with the flags of this one",
+        )
+
+
+def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:
+    """The samples of each step of an epoch."""
+    return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
+
+
+def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
+    """What a run learns: a run that continues, what it began with. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it asks for what the store has not, or no longer for what it began with.
+    """
+    kept = on_root(world.transport, lambda: begun_tasks(config.out, config.resume))
+    if kept is None:
+        return tasks_of(config, store, world)
+    return on_all(world.transport, lambda: going_on(Tasks.from_json(kept), config, store))
+
+
+def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
+    """The samples of events of the sizes asked for, and a line that counts the others.
+
+    Raises:
+        Problem: If none is left to train on.
+    """
+    low, high = parse_event_size(config.event_size or "")
+    fitting = [[it for it in samples if low <= it.record.num_nodes <= high] for samples in (train, val)]
+    sizes = [sample.record.num_nodes for sample in train]
+    if not fitting[0] and train:
+        what = f"--event-size {config.event_size}: no training event has {low:,} to {high:,} hits"
+        raise Problem(what, f"they have {min(sizes):,} to {max(sizes):,}")
+    left = [
+        several(len({it.record.event for it in all_of} - {it.record.event for it in taken}), f"{name} event")
+        for name, all_of, taken in zip(("training", "validation"), (train, val), fitting)
+    ]
+    line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {config.event_size}"
+    return fitting[0], fitting[1], line
+
+
+def _standard(store: EventStore, continues: bool) -> Standard:
+    """The constants of a store.
+
+    Raises:
+        Problem: If it has none.
+    """
+    if store.standard is not None:
+        return store.standard
+    if continues:  # the place of those that the checkpoint has
+        return Standard.neutral(len(store.feature_names), len(store.edge_feature_names))
+    raise Problem(
+        f"store {store.path} has no constants to standardise features with: an earlier version prepared it",
+        "prepare it again as it was (its events are kept), or take features as they are with --no-standardise",
+    )
+
+
+def store_to_resume(config: TrainConfig, world: World) -> str:
+    """The store of a run that continues; nothing for one that begins. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it is not where it was.
+    """
+
+    def find() -> str:
+        kept = began_with(config.out, config.resume)
+        return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
+
+    return on_root(world.transport, find)
+
+
+def edge_weights_of(config: TrainConfig) -> EdgeRules:
+    """Weights of edges in the loss, by a configuration."""
+    if config.weighting is not None:
+        return EdgeRules.of(parse_weighting(config.weighting))
+    return EdgeRules.of_classes(config.true_weight, config.fake_weight, config.other_weight)
+
+
+def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] = "fail") -> EventStore:
+    """Open a store on every rank and look into each of its events, dealt over the ranks. *Collective*.
+
+    Args:
+        path: The store.
+        world: The ranks.
+        on_bad_event: The fate of an event that cannot be opened. `skip`: rank 0 warns, and `unreadable` lists it.
+
+    Raises:
+        Refused: On all ranks alike, if the store, or an event that is not to be left out, is missing or damaged; or if
+            no event is left.
+    """
+    skips = on_bad_event == "skip"
+    store = on_all(world.transport, lambda: EventStore(path, check_files=not skips))
+    agree_on(world.transport, {"the content of the store": store.digest[:12]}, "let all ranks see the same files")
+    share: dict[str, dict[str, Any]] = {}
+
+    def look() -> None:
+        for record in store.events()[world.rank :: world.size]:
+            try:
+                store.open(record).close()
+            except StoreError as error:
+                if not skips:
+                    raise
+                share[record.event] = told(error)
+
+    on_all(world.transport, look)
+    if not skips:
+        return store
+    for problems in gather(world.transport, share):
+        store.unreadable |= {event: Problem(**problem) for event, problem in problems.items()}
+    if len(store) and not store.readable():
+        first = store.unreadable[store.records[0].event]
+        agree(
+            world.transport,
+            Problem(f"none of {several(len(store), 'event')} can be read: {first.what}", first.hint, file=path),
+        )
+    for event in sorted(store.unreadable) if world.is_root else ():
+        problem = store.unreadable[event]
+        print(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}", flush=True)
+    return store
+
+
+def check_parts(store: EventStore, world: World, grouping: str, sectors: Sectors | None, seed: int) -> None:
+    """Refuse events of which some of the ranks that share them would own nothing. Events are dealt to ranks.
+
+    Raises:
+        Problem: Naming one of this rank's events, and the ranks of a domain group that would own nothing.
+    """
+    size = world.domain.size
+    for record in store.readable()[world.rank :: world.size]:
+        with store.open(record) as event:
+            empty = empty_parts(event, size, grouping, sectors, seed)
+        if empty:
+            names = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
+            raise Place(record.event, store.path / record.path).problem(
+                f"{len(empty)} of the {several(size, 'rank')} that share it would own nothing ({names}): it has "
+                f"{several(record.num_nodes, 'node')} in {several(record.num_tiles, 'tile')}",
+                "fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work; without "
+                "--strict it is computed all the same",
+            )
+
+
+def check_events(
+    store: EventStore,
+    world: World,
+    target: Conditions | None,
+    edge_weights: EdgeRules,
+    tasks: Tasks = EDGES,
+    skips: bool = False,
+) -> None:
+    """Refuse a store without training events or truth, or a target it does not know. Events are dealt to ranks.
+
+    With `skips` events that cannot be used are left out, and so not looked at.
+
+    Raises:
+        Problem: If one of this rank's events, or the store, will not do.
+    """
+    if not (training := store.events("train")):
+        raise Problem(f"store {store.path} has no training events", "prepare some, or lower --val-split")
+    missing = [tasks.missing(record) for record in training]
+    if all(missing):
+        what = f"none of {several(len(training), 'training event')} of store {store.path} has {missing[0]}"
+        hint = "prepare events whose files tell the truth"
+        if label := next(iter(store.labels.values()), None):
+            hint = f"their labels are learnt with --task {label.task} --label {label.name}"
+        raise Problem(f"{what}; they can be inferred on, not trained on", hint)
+    records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
+    has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
+    for record in records[world.rank :: world.size]:
+        place = Place(record.event, store.path / record.path)
+        if lacks := tasks.missing(record):
+            if skips:
+                continue
+            raise place.problem(
+                f"it has no {lacks}; it can be inferred on, not trained on",
+                f"--on-bad-event skip leaves events without {lacks} out of training",
+            )
+        try:
+            if has_conditions or tasks.labels:
+                with store.open(record) as event:
+                    particles = event.particles() if event.has_particle_ids else None
+                    for task in tasks.labels:
+                        task.labels(event, np.arange(min(1, event.num_nodes)))
+                if target:
+                    check_target(particles, target)
+                edge_weights.check(particles)
+        except StoreError:
+            if not skips:
+                raise
+        except ValueError as error:
+            raise place.of(error) from error
+
+
+def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
+    """Refuse training events without any candidate edge; returns warnings where none is true, or a target's.
+
+    *Collective*; the same on all ranks. Events are dealt to them, and each stops reading once it has seen every kind
+    of edge. `target_text` are the conditions as the user wrote them.
+
+    Raises:
+        Refused: On all ranks alike.
+    """
+    records = [record for record in store.events("train") if record.has_labels and record.event not in store.unreadable]
+    events = f"{several(len(records), 'training event')} of {store.path}"
+    no_edge = Problem(
+        f"no candidate edge in {events}: there is nothing to train on",
+        "of hits, --phi-slope, --z0 and --layer-pairs of prepare decide what is joined",
+    )
+    agree(world.transport, None if any(record.num_edges for record in records) else no_edge)
+
+    def kinds_seen() -> tuple[bool, bool]:
+        """Whether this rank's events have a true edge, and one of a target."""
+        true = False
+        for record in [record for record in records if record.num_edges][world.rank :: world.size]:
+            with suppress(StoreError), store.open(record) as event:  # a damaged event is named when it is loaded
+                label = event.read_edges("label", np.arange(event.num_edges))
+                edges = np.flatnonzero(label > 0)
+                true = true or len(edges) > 0
+                particle = event.read_nodes("particle_id", event.read_edges("dst", edges)) if target else None
+                if (edge_classes(label[edges], particle, event.particles(), target) == TARGET).any():
+                    return True, True
+        return true, False
+
+    kinds = on_all(world.transport, kinds_seen)
+    true, targets = (any(seen) for seen in zip(*gather(world.transport, kinds)))
+    if not true:
+        return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
+    if not targets:
+        return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
+    return []

@@ -1,0 +1,228 @@
+"""The records of a run under way: lines on the screen, `metrics.jsonl` and `run.json`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.problems import Where, error_text
+from domainpar.common.words import VOICE
+from domainpar.nn.classifier import Exactness
+from domainpar.nn.program import team
+from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
+from domainpar.runs.directory import RunDirectory, RunFile
+from domainpar.runs.origin import describe_process
+from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
+from domainpar.tracking.events.own_events import edges_per_hit, kept_events, kept_place
+from domainpar.tracking.networks.catalogue import options_of
+from domainpar.tracking.training import summary
+from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.memory import Expectation
+from domainpar.tracking.training.monitor.prices import in_words
+from domainpar.tracking.training.monitor.ranks import lines as straggler_lines
+from domainpar.tracking.training.monitor.spikes import lines as spike_lines
+from domainpar.tracking.training.record import MetricsFile, keep_records, readable
+from domainpar.tracking.training.sampler import Sample
+from domainpar.tracking.training.scratch import Traffic
+from domainpar.tracking.training.trackers import Tracker
+
+LONG_EPOCH = 10.0
+"""Seconds from which on every epoch has a line of its own."""
+
+
+class Journal:
+    """Writes `run.json` and `metrics.jsonl`, and prints progress; on rank 0, the others have one that does nothing.
+
+    Attributes:
+        directory: The run's directory.
+        file: Its `run.json`.
+    """
+
+    def __init__(
+        self, config: TrainConfig, lessons: Lessons, trainer: Trainer, directory: RunDirectory, exactness: Exactness
+    ) -> None:
+        self.config, self.lessons, self.trainer, self.world = config, lessons, trainer, trainer.world
+        self.directory = directory.path
+        self.file = RunFile(self.directory / "run.json", {"saved": {}})
+        self._metrics = MetricsFile(self.directory / "metrics.jsonl")
+        self._said: set[str] = set()
+        self._costs: list[dict[str, Any]] = []
+        self._exactness = exactness
+        self._tracker = Tracker(None, self.directory, {})
+        self._expected: Expectation | None = None
+        if directory.resume and self.world.is_root:
+            self.file = RunFile.read(self.file.path)
+
+    def begin(self, state: TrainingState, expected: Expectation | None, allocator: str | None) -> None:
+        """Write and print the first facts of the run."""
+        self._expected = expected
+        if not self.world.is_root:
+            return
+        if damaged := keep_records(self._metrics.path, state.step):
+            warn(f"{self._metrics.path}: {damaged} lines could not be read and were dropped")
+        config, store = self.config, self.lessons.store
+        # Where the store lies and not how that was typed: the file is read from any directory.
+        resolved = resolved_yaml(replace(config, store=os.path.abspath(store.path)))
+        write_whole(self.directory / "config.yaml", resolved.encode())
+        # Of the run before: they are no more true of this one.
+        for finished in ("error", "failed_saves", "lost_records"):
+            self.file.content.pop(finished, None)
+        self.file.update(
+            **describe_process(),
+            state="running",
+            store={
+                **kept_place(store.path, self.directory),
+                "digest": state.dataset,
+                "events": kept_events(store),
+                "feature_names": store.feature_names,
+                "edge_feature_names": store.edge_feature_names,
+                "filter": store.settings.get("filter"),
+                "scales": store.scales,
+                "learned_from": store.learned_from,
+                "edges_per_hit": edges_per_hit(store.events("train")),
+            },
+            tasks=self.lessons.tasks.to_json(),
+            bitwise_problem=self._exactness.problem,
+            allocator=allocator,
+            memory=None if expected is None else expected.as_record(),
+            model_code=config.model if is_code(config.model) else None,
+            model_options=options_of(config.model),
+            began_at_step=state.step,
+            ranks=self.world.size,
+            domain_size=self.world.domain.size,
+            threads=team().size,
+        )
+        self._tracker = Tracker(config.log, self.directory, yaml.safe_load(resolved))
+        self.say(
+            *summary.first_lines(config, self.lessons, self.trainer, allocator),
+            *summary.memory_expected(expected),
+            *summary.exactness(self._exactness),
+            summary.where_to(self.directory, state, self.lessons.total_steps),
+            *self.lessons.warnings,
+        )
+
+    def write(self, record: dict[str, Any], samples: Sequence[Sample]) -> None:
+        """Add the record of a step or an evaluation to the metrics, and print it where that is due."""
+        if not self.world.is_root:
+            return
+        if "exchanges" not in self.file.content and self.trainer.exchanges is not None:
+            forward, backward = self.trainer.exchanges
+            sums = self.trainer.model.sums
+            self.note(exchanges={"forward": forward, "backward": backward, "sums": sums})
+            self.say(summary.exchanged(forward, backward, sums))
+        lost_before = self._metrics.lost
+        problem = self._metrics.add(record)
+        self._tracker.add(record)
+        if problem is not None:
+            if not lost_before:
+                warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
+            self.note(lost_records=self._metrics.lost)
+        more = len(samples) < len(self.lessons.train)
+        self._say_once(*summary.idle_ranks(record, samples, more, self.world))
+        due = record["step"] in (1, self.lessons.total_steps) or record["step"] % self.config.log_every == 0
+        if due or record["split"] == "val":
+            self.say(readable(record))
+        self.say(*straggler_lines(record), *spike_lines(record))
+        if costs := record.get("epoch_costs"):
+            self._costs.append(costs)
+            # Short epochs are told together in the end, unless somebody asks for their price.
+            if costs["joules"] is not None or costs["dollars"] is not None or costs["seconds"] >= LONG_EPOCH:
+                self.say(f"epoch {record['epoch']}: {in_words(costs)}")
+
+    def say_once_if_squashed(self) -> None:
+        """Warn of a network of the user's own that seems to end in a sigmoid, where logits are expected."""
+        if self.trainer.squashed and is_code(self.config.model):
+            self._say_once("squashed", [summary.SQUASHED])
+
+    def note_weights(self, step: int) -> None:
+        """Keep the hash of weights that are to be saved: scores of a run are known by it.
+
+        A run that an earlier version began does not know all of its own, and continues without.
+        """
+        if self.world.is_root and "saved" in self.file.content:
+            sha256 = parameters_sha256(self.trainer.model)
+            self.note(saved=self.file.content["saved"] | {str(step): sha256})
+
+    def note(self, **changes: Any) -> None:
+        """Change `run.json` while the run is under way, whether the disk takes it or not."""
+        if self.world.is_root:
+            try:
+                self.file.update(**changes)
+            except OSError as error:
+                warn(f"{self.file.path} cannot be written: {error}; training goes on")
+
+    def end(
+        self, how: str, state: TrainingState, seconds: float, taken: Sequence[int | None], moved: Traffic | None
+    ) -> None:
+        """Write and say how the run ended.
+
+        Args:
+            how: `done` or `preempted`.
+            state: Where it stands.
+            seconds: Of its steps.
+            taken: The memory of each rank at its peak.
+            moved: What went to disks and came from them, where tables lie in files.
+        """
+        if not self.world.is_root:
+            return
+        self._tracker.close()
+        sha256 = parameters_sha256(self.trainer.model)
+        memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
+        steps = state.step - self.file.content["began_at_step"]
+        skipped = sorted(self.trainer.loader.skipped.values())
+        left_out = {"skipped": [skip._asdict() for skip in skipped]} if skipped else {}
+        changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
+        from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
+        self.file.update(**changes, **left_out, **from_disk)
+        # Whether hits have positions is asked of the first event that could be read so far.
+        store, events, geometry = self.lessons.store, {skip.event for skip in skipped}, False
+        for record in [record for record in store.readable() if record.event not in events][:1]:
+            with store.open(record) as event:
+                geometry = event.has_positions
+        failed, lost = self.file.content.get("failed_saves", 0), self.file.content.get("lost_records", 0)
+        self.say(
+            summary.memory_taken(self._expected, taken),
+            *summary.files_taken(moved, steps),
+            *summary.costs(self._costs),
+            *summary.lost(failed, lost),
+            *summary.left_out(skipped),
+            *summary.last_lines(
+                self.directory,
+                self.config,
+                state,
+                how,
+                self.lessons.tasks,
+                seconds=seconds,
+                sha256=sha256,
+                exact=self._exactness.bitwise and self._exactness.problem is None,
+                geometry=geometry,
+            ),
+        )
+
+    def end_unsaved(self, problem: str, step: int) -> None:
+        """Write and say that the run failed, since its last checkpoint could not be saved."""
+        if not self.world.is_root:
+            return
+        self._tracker.close()
+        self.note(state="failed", error=f"rank 0: {problem}", steps=step)
+        where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
+        command = summary.resume_command(self.directory, self.config)
+        hint = f"make room, then go on from the last checkpoint: {command}"
+        VOICE.say(error_text(problem, where, hint).rstrip("\n"), sys.stderr)
+
+    def say(self, *lines: str) -> None:
+        """Print lines, beside the progress bar."""
+        for line in lines if self.world.is_root else ():
+            VOICE.say(line)
+
+    def _say_once(self, kind: str, lines: Sequence[str]) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self.say(*lines)

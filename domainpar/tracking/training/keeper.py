@@ -1,0 +1,131 @@
+"""The checkpoints of a run under way: when they are saved, and the consequences where they cannot be."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import torch
+
+from domainpar.common import faults
+from domainpar.common.agreement import agree
+from domainpar.common.problems import Problem
+from domainpar.parallel.signals import StopFlag
+from domainpar.runs.checkpoint import Checkpoints, TrainingState, first_not_finite, load_agreed, warn
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.training.journal import Journal
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.monitor.failure import StepFailed, fail_alike
+
+
+class Keeper:
+    """The checkpoints of a run under way.
+
+    Args:
+        config: Steps, and minutes by rank 0's clock, between two checkpoints.
+        trainer: Holds the network and optimiser that are saved.
+        journal: Takes note of weights that are saved, and of failed saves.
+        stop: Whether this rank was asked to stop.
+
+    Attributes:
+        failed_saves: Saves that failed so far; on rank 0.
+        unsaved: Why the last save of the run failed, the same on all ranks; None if it did not.
+        terminated: Whether SIGTERM asked the run to stop, the same on all ranks.
+    """
+
+    def __init__(self, config: TrainConfig, trainer: Trainer, journal: Journal, stop: StopFlag) -> None:
+        self.trainer, self.world, self.journal = trainer, trainer.world, journal
+        self.checkpoints = Checkpoints(journal.directory / "checkpoints")
+        self._config, self._stop = config, stop
+        self._saved_at = time.monotonic()
+        self._loaded: TrainingState | None = None
+        self.failed_saves = 0
+        self.unsaved: str | None = None
+        self.terminated = False
+
+    def resume(self, dataset: str) -> TrainingState:
+        """Fill network and optimiser from the last good checkpoint. *Collective*.
+
+        Args:
+            dataset: Digest of the store that the run began with, as far as is known; else of the one there is now.
+
+        Raises:
+            Refused: On all ranks alike, if there is none, or it belongs to another network or other events.
+        """
+        model, optimizer, strict = self.trainer.model, self.trainer.optimizer, self._config.strict_resume
+        state = load_agreed(self.checkpoints, "last", self.world, model, optimizer, strict=strict)
+        if state.dataset != dataset:
+            hint = "give the --store it began with, as it was: run.json does not list the run's own events, or they "
+            other = Problem(
+                f"the run in {self.checkpoints.directory.parent} was trained on other events (digest "
+                f"{state.dataset[:12]}, these have {dataset[:12]})",
+                hint + "are of another run",
+            )
+            agree(self.world.transport, other)
+        self._loaded = state
+        return state
+
+    def boundary(self, state: TrainingState, may_save: bool = False) -> bool:
+        """Agree at a step boundary whether to stop, and save if so or if it is time. *Collective*: one small sum.
+
+        `may_save`: whether no other checkpoint follows at once. Returns whether any rank was asked to stop.
+        """
+        faults.reach("boundary")
+        asked, every = self._stop.asked, self._config.checkpoint_every
+        seconds = 60 * (self._config.save_every_minutes or 0)
+        # One clock: ranks that looked at their own would not all save.
+        overdue = self.world.is_root and 0 < seconds <= time.monotonic() - self._saved_at
+        flags = torch.tensor([asked, overdue, asked and self._stop.by == signal.SIGTERM], dtype=torch.int64)
+        stops, late, terminated = (bool(count) for count in self.world.step_boundary(flags))
+        self.terminated |= terminated
+        due = every is not None and state.step > 0 and state.step % every == 0
+        if stops or ((late or due) and may_save):
+            self.save(state, best=False, final=stops)
+        return stops
+
+    def save(self, state: TrainingState, best: bool, final: bool = False) -> None:
+        """Save a checkpoint, unless the run has done nothing since it was loaded from one. *Collective*.
+
+        If the disk is full or cannot be written, rank 0 says so and the run continues; the checkpoints there are stay.
+        If the run ends with it (`final`), all ranks learn whether it was saved, in `unsaved`.
+
+        Raises:
+            StepFailed: If weights or optimiser are not finite on this rank, or not those of the other ranks. Nothing is
+                saved then. RanksFailed on the ranks that it speaks for.
+        """
+        # Noted first: there is never a checkpoint whose weights `run.json` does not know.
+        self.journal.note_weights(state.step)
+        if state == self._loaded and not best:
+            return
+        self.world.mark("save", state.step)
+        ours = first_not_finite(self.trainer.model, self.trainer.optimizer) or ""
+        names = [name.decode() for name in self.world.transport.all_gather(ours.encode())]
+        if guilty := [rank for rank, name in enumerate(names) if name]:
+            what = f"{names[guilty[0]]} is not finite after step {state.step}; nothing was saved"
+            hint = "go on from the checkpoint before it with a smaller --lr or with --clip"
+            fail_alike(self.world, StepFailed(what, hint), guilty[0])
+        self.trainer.check_replicas()
+        problem = self._try_to_save(state, best) if self.world.is_root else None
+        if final:
+            self.unsaved = self.world.transport.broadcast((problem or "").encode()).decode() or None
+
+    def _try_to_save(self, state: TrainingState, best: bool) -> str | None:
+        """Save on rank 0; returns why that failed."""
+        self._saved_at = time.monotonic()  # also after a failure: not again at every step
+        try:
+            self.checkpoints.save(self.trainer.model, self.trainer.optimizer, state, best)
+        except OSError as error:
+            self.failed_saves += 1
+            problem = f"the checkpoint of step {state.step} could not be saved: {error}"
+            try:
+                there = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
+            except Problem:
+                there = "training goes on without any checkpoint"
+            warn(f"{problem}; {there}")
+            self.journal.note(failed_saves=self.failed_saves)
+            return problem
+        try:
+            self.checkpoints.drop_old()
+        except (OSError, Problem) as error:
+            warn(f"checkpoint of step {state.step} saved, but old ones could not be removed: {error}")
+        return None

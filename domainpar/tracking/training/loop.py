@@ -1,0 +1,392 @@
+"""The training step: collective, every figure a sum over ranks divided once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from domainpar.common import faults
+from domainpar.common.compiling import clock
+from domainpar.nn.adapt.gradient_sums import StepBuffers
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.heads import Readings
+from domainpar.nn.noise import key_of
+from domainpar.nn.uncompiled import pass_back
+from domainpar.parallel.world import World
+from domainpar.tracking.training.label_loss import FAR, label_loss
+from domainpar.tracking.training.loss import edge_loss
+from domainpar.tracking.training.metrics import EdgeCounts, metrics_of
+from domainpar.tracking.training.monitor.failure import Now, memory_explained
+from domainpar.tracking.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
+from domainpar.tracking.training.monitor.ranks import Stragglers, as_records, check_replicas
+from domainpar.tracking.training.monitor.sizes import Changes, of_layers
+from domainpar.tracking.training.monitor.spikes import Spikes
+from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, Totals
+from domainpar.tracking.training.record import Tally
+from domainpar.tracking.training.sampler import Sample, deal
+from domainpar.tracking.training.targets import NOT_KNOWN
+from domainpar.tracking.training.tasks import Task
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate of each step.
+
+    Attributes:
+        lr: Peak learning rate.
+        shape: After the warm-up: `constant`; `trapezoid`, constant and in the last fifth of the steps linearly to 0;
+            `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
+        warmup: Steps in which the rate rises linearly from 0 to `lr`.
+        total_steps: Steps of the whole run, as its epochs plan them.
+        steps_per_epoch: Steps of one epoch.
+    """
+
+    lr: float
+    shape: Literal["constant", "trapezoid", "cosine", "step"]
+    warmup: int
+    total_steps: int
+    steps_per_epoch: int
+
+    def at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        progress = min(1.0, (step - self.warmup) / max(1, self.total_steps - self.warmup))
+        if self.shape == "trapezoid":
+            return self.lr * min(1.0, 5 * (1.0 - progress))
+        if self.shape == "cosine":
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+        if self.shape == "step":
+            return self.lr * 0.9 ** (step // max(1, self.steps_per_epoch) // 10)
+        return self.lr
+
+
+def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
+    if not tensor.is_cuda or tensor.layout != torch.strided or not tensor.is_floating_point():  # such as row numbers
+        return tensor.device, tensor
+    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return tensor.device, kept.copy_(tensor, non_blocking=True)
+
+
+def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
+    return kept[1].to(kept[0], non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What both passes over a part made; nothing of it is read unless something was not finite.
+
+    Attributes:
+        event: Name of the sample.
+        before, after: Partials of loss and gradients that this rank had rejected before and after it.
+        said: What the network said.
+    """
+
+    event: str
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor]
+    said: Sequence[Tensor]
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it made something that is not finite on this rank."""
+        return any(int(before) != int(after) for before, after in zip(self.before, self.after))
+
+    @property
+    def in_logits(self) -> bool:
+        """Whether it was there in the logits."""
+        return not all(map(is_finite, self.said))
+
+
+class Shares(NamedTuple):
+    """What the losses of a step are divided by.
+
+    Attributes:
+        edges: The weight of all edges, over that of their loss.
+        labels: Of each task the labels that are known, over its weight.
+    """
+
+    edges: float
+    labels: tuple[float, ...]
+
+
+@dataclass
+class Trainer:
+    """A model with all that changes it: one optimiser step, or one evaluation, at a time.
+
+    Attributes:
+        model: The network; the same parameters on every rank.
+        optimizer: Steps on gradients that are the same bits on every rank.
+        loader: Parts of samples.
+        world: The ranks.
+        schedule: Learning rate of each step.
+        clip: Largest norm of the gradient, or None.
+        seed: Of all that is dropped at random.
+        offload: Keep saved activations in host memory; on a GPU.
+        check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
+        sizes_every: Steps between two records of the sizes of all layers, their gradients and their changes; 0: none.
+        exchanges: Exchanges of rows on the way forward and on the way back of the last sample.
+        squashed: Whether all logits of the last step, or of the last evaluation, lay between 0 and 1.
+    """
+
+    model: EdgeClassifier
+    optimizer: torch.optim.Optimizer
+    loader: PartLoader
+    world: World
+    schedule: Schedule
+    clip: float | None = None
+    offload: bool = False
+    seed: int = 0
+    check_replicas_every: int = 0
+    sizes_every: int = 0
+    exchanges: tuple[int, int] | None = field(default=None, init=False)
+    squashed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._gradients = self.model.gradients(self.world.size > 1)
+        self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
+        self._expected: Sequence[Sample] = []
+        self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self._layer_of = {it: name.rpartition(".")[0] or name for name, it in self.model.layers.named_parameters()}
+        self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
+        """One optimiser step on some samples; returns its record. *Collective*.
+
+        Args:
+            samples: The samples of the whole step, the same list on every rank.
+            step: Number of the step, from 0.
+
+        Raises:
+            StepFailed: On the rank that it happened on (RanksFailed on others), if a loss or gradient is not finite,
+                before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
+                or if this rank runs out of memory.
+        """
+        tally = Tally(self.world, self.tasks)
+        with memory_explained(self._now, self.model):
+            ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
+            parts = list(self._load(ours, step, tally))
+            self.loader.prefetch(self._expected)
+            totals = self.loader.total(parts, len(ours))
+            shares = self._shares(totals)
+            self.optimizer.zero_grad()
+            buffers = StepBuffers(self.model.changing)
+            passes: list[_Pass] = []
+            for part in parts:
+                if part is parts[-1]:
+                    self._gradients.expect_last_pass(self.world.transport)
+                with buffers.sample(counts=self.world.domain.rank == 0):
+                    passes.append(self._forward_and_back(part, step, shares, tally))
+            self._now.begin("reduce", step)
+            faults.reach("reduce")
+            rejected = self._gradients.reduce(self.world.transport)
+            tally.reduce()
+            (norm, norms), rate = self._norms(), self.schedule.at(step)
+            # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here, and
+            # once more in steps that note sizes.
+            spoilt, losses, figures, counts = tally.read(rejected, [norm, self._sound, norms])
+            grad_norm, sound, *each = figures
+            loss = sum(losses)
+            if not sound:
+                check_parameters(self.model.layers, self.schedule.at(step - 1))
+            # Partials that are not finite were counted, not added; the count is the same on every rank by now.
+            if spoilt:
+                forward = partial(self._readings, step=step)
+                suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
+                again = partial(self._losses_again, shares)
+                stop_all(look_again(parts, self.model, self._now, step, forward, again), suspects, self.world)
+            buffers.end(self.world.transport, max(1, totals.loaded))
+            sizes, gradients = {}, of_layers(self._layers_with_gradient(), each)
+            if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
+                looks = self.sizes_every > 0 and (step == 0 or (step + 1) % self.sizes_every == 0)
+                with Changes(self._layer_of) if looks else nullcontext() as changes:
+                    self._optimise(step, rate, norm)
+                sizes = {} if changes is None else {"layers": changes.sizes(gradients)}
+            record = self._record(
+                {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
+                samples, totals, tally, counts, losses,
+            ) | sizes  # fmt: skip
+            if totals.loaded and (spike := self._spikes.look(loss, gradients, [sample.name for sample in samples])):
+                record["spike"] = spike
+        if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
+            self.check_replicas()
+        if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
+            record["straggler"] = as_records(slow, self.world)
+        return record
+
+    def evaluate(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
+        """Loss and metrics over some samples, as one set; returns their record. *Collective*.
+
+        Args:
+            samples: The samples, the same list on every rank.
+            step: Optimiser steps done before.
+
+        Returns:
+            The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
+            not finite.
+        """
+        tally = Tally(self.world, self.tasks)
+        counted: list[Counted] = []
+        ones = Shares(1.0, (1 / FAR,) * len(self.tasks))  # not divided yet
+        ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
+        with memory_explained(self._now, self.model), torch.no_grad():
+            for part in self._load(ours, step, tally):
+                self._now.begin("evaluate", step, part=part)
+                faults.reach("evaluate")
+                readings = self.model.read(part.graph, part.halo)
+                self._gradients_of(ones, part, readings, tally)
+                tally.add(part, readings)
+                counted.append(Counted(part.kind_counts, part.num_known))
+        tally.reduce()
+        spoilt, losses, _, counts = tally.read()
+        totals = self.loader.total(counted, len(ours))
+        shares = self._shares(totals)
+        losses = [losses[0] / shares.edges, *(loss / FAR / share for loss, share in zip(losses[1:], shares.labels))]
+        nothing = not totals.loaded or not (self.loader.tasks.edge_weight or any(totals.known))
+        figures = {
+            "loss": None if spoilt or nothing else sum(losses),
+            "lr": self.schedule.at(max(step - 1, 0)),
+            "grad_norm": None,
+        }
+        return self._record(figures, samples, totals, tally, counts, losses)
+
+    def expect(self, samples: Sequence[Sample]) -> None:
+        """Say which samples the step after the next one takes, so that they can be loaded meanwhile."""
+        self._expected = deal(samples, self.world.num_data_groups)[self.world.data_group]
+
+    def tell(self, listener: Callable[[str], None]) -> None:
+        """Tell somebody of each phase of a step that begins."""
+        self._now.listener = listener
+
+    def check_replicas(self) -> None:
+        """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
+
+        Raises:
+            StepFailed: If they are not the same bits; RanksFailed on ranks that others speak for.
+        """
+        if self.check_replicas_every:
+            check_replicas(self.model.layers, self.optimizer, self.world)
+
+    def _load(self, samples: Sequence[Sample], step: int, tally: Tally) -> Iterator[LabelledPart]:
+        """Parts of samples, one after the other, but for those that are left out."""
+        for sample in samples:
+            self._now.begin("load", step, sample.name)
+            began = clock()
+            part = self.loader.load(sample)
+            tally.seconds_load += clock() - began
+            if part is not None:
+                yield part
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Labels that are learnt."""
+        return self.loader.tasks.labels
+
+    def _shares(self, totals: Totals) -> Shares:
+        """What losses of a step are divided by; where nothing weighs, a loss is 0 / 1."""
+        edge_weight = self.loader.tasks.edge_weight or 1.0
+        of_edges = (self.loader.edge_weights.total(totals.kinds) or 1.0) / edge_weight
+        return Shares(of_edges, tuple((known or 1) / task.weight for known, task in zip(totals.known, self.tasks)))
+
+    def _gradients_of(self, shares: Shares, part: LabelledPart, readings: Readings, tally: Tally) -> list[Tensor]:
+        """Add the losses of a part to a tally; returns their gradients, one for each tensor of the readings."""
+        gradients = []
+        if readings.edges is not None:
+            gradients.append(edge_loss(readings.edges, part.graph, part.weights, shares.edges, tally.loss))
+        for at, (task, share) in enumerate(zip(self.tasks, shares.labels)):
+            said, labels = readings.others[task.name], part.labels[task.name]
+            counts = task.label.of == "node" or part.halo.transport.rank == 0
+            gradients.append(label_loss(said, labels, task, share, counts, tally.label_losses, at))
+        return gradients
+
+    def _losses_again(self, shares: Shares, part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
+        """Gradients of the losses of a part, and how many of their partials were not finite or too large."""
+        tally = Tally(self.world, self.tasks)
+        return self._gradients_of(shares, part, readings, tally), tally.rejected_now()
+
+    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, tally: Tally) -> _Pass:
+        """Both passes over a part, and what is needed to say whether it made something that is not finite."""
+        transport, before = part.halo.transport, self._rejected(tally)
+        began = transport.num_exchanges
+        self._now.begin("forward", step, part=part)
+        faults.reach("forward")
+        readings = self._readings(part, step)
+        faults.reach("loss", readings.tensors[0])
+        gradients = self._gradients_of(shares, part, readings, tally)
+        self._now.begin("backward", step, part=part)
+        faults.reach("backward")
+        between = transport.num_exchanges
+        pass_back(readings.tensors, gradients)
+        self.exchanges = between - began, transport.num_exchanges - between
+        tally.add(part, readings)
+        # On this rank only until they are reduced: the part at hand has added to them.
+        return _Pass(part.name, before, self._rejected(tally), [tensor.detach() for tensor in readings.tensors])
+
+    def _rejected(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        return tally.rejected_now(), self._gradients.rejected_now()
+
+    def _readings(self, part: LabelledPart, step: int) -> Readings:
+        """What the network says of a part in training; with the same random numbers whenever a step asks again."""
+        with saved_tensors_hooks(_to_host, _to_device) if self.offload else nullcontext():
+            return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
+
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        """Norm of the gradient, and of each parameter's; the same arithmetic on the same bits on every rank."""
+        gradients = [it.grad for it in self._with_gradient() if it.grad is not None]
+        each = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
+        return torch.linalg.vector_norm(each), each
+
+    def _with_gradient(self) -> list[nn.Parameter]:
+        # Sparse ones are left of a step that is not finite, and not summed.
+        return [it for it in self.model.parameters() if it.grad is not None and not it.grad.is_sparse]
+
+    def _layers_with_gradient(self) -> list[str]:
+        return [self._layer_of[parameter] for parameter in self._with_gradient()]
+
+    def _optimise(self, step: int, rate: float, norm: Tensor) -> None:
+        """A step of the optimiser: the same arithmetic on the same bits on every rank."""
+        if self.clip is not None:
+            parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("factor", 1.0)
+        self._now.begin("optimizer", step)
+        faults.reach("optimizer", self._first.grad)
+        self.optimizer.step()
+        faults.reach("stepped", self._first)
+        if self.world.device.type == "cpu":
+            check_parameters(self.model.layers, rate)
+        else:  # read with the next step, or looked at before a checkpoint is saved
+            everything = [parameter.detach() for parameter in self.model.layers.parameters()]
+            self._sound = torch.nn.utils.get_total_norm(everything).isfinite()
+
+    def _record(
+        self,
+        figures: dict[str, Any],
+        samples: Sequence[Sample],
+        totals: Totals,
+        tally: Tally,
+        counts: EdgeCounts,
+        losses: Sequence[float],
+    ) -> dict[str, Any]:
+        """The record of a step or an evaluation. *Collective*."""
+        self.squashed = counts.in_unit == counts.edges > 0
+        metrics = metrics_of(counts, in_sectors=any(sample.sector is not None for sample in samples))
+        if self.tasks:
+            metrics["loss_of_edges"] = losses[0] if self.loader.tasks.edge_weight else None
+            metrics["labels"] = {
+                name: {"loss": loss if math.isfinite(loss) else None, **of_label.figures()}
+                for loss, (name, of_label) in zip(losses[1:], tally.labels.items())
+            }
+        more = {"skipped_events": totals.skipped, "edges_unknown": int(totals.kinds[NOT_KNOWN])}
+        told = {name: count for name, count in more.items() if count}
+        return {**figures, **metrics, **told, **tally.shared()}

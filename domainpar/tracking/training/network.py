@@ -1,0 +1,166 @@
+"""The network of a run: made with its first weights, compared whole and split, loaded with those of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from domainpar.common.agreement import on_all, on_root
+from domainpar.common.problems import Problem
+from domainpar.common.words import VOICE
+from domainpar.nn.classifier import Differs, EdgeClassifier
+from domainpar.nn.on_stages import OnStages
+from domainpar.nn.standard import Standard
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
+from domainpar.runs.directory import read_run
+from domainpar.tracking.config import TrainConfig, is_code
+from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.networks.catalogue import build_model, said_by
+from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.tasks import EDGES, Tasks
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MOST_EDGES_TO_VERIFY = 10_000
+
+
+def make_network(
+    config: TrainConfig, store: EventStore, standard: Standard | None = None, tasks: Tasks = EDGES
+) -> EdgeClassifier:
+    """The network of a configuration with its first weights, for the features of a store.
+
+    `standard`: constants that standardise features; None: they are taken as they are. `tasks`: what it is read for.
+
+    Raises:
+        ValueError: If it cannot be loaded, or cannot have these sizes or options.
+    """
+    model = build_model(
+        config.model,
+        len(store.feature_names),
+        len(store.edge_feature_names),
+        hidden=config.hidden,
+        graph_iters=config.graph_iters,
+        shared_weights=config.shared_weights,
+        seed=config.seed,
+        dtype=DTYPES[config.dtype],
+        products=torch.bfloat16 if config.precision == "bf16" else None,
+        recompute_every=None if config.recompute_every == "auto" else config.recompute_every,
+        dropout=config.dropout,
+        residual=config.residual,
+        aggregate=config.aggregate,
+        activation=config.activation,
+        norm=config.norm,
+        readouts=config.readouts,
+        heads=tasks.heads,
+        standard=standard,
+    )
+    if config.precision == "tf32x3":
+        if not isinstance(model, OnStages):
+            raise ValueError(f"--model {config.model} has no --precision tf32x3; networks built on stages have.")
+        model.use_matrix_units()
+    return model
+
+
+def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:
+    """Compare a user's own network whole and split before anything is trained. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if it does not compute the same.
+    """
+    if not (config.verify and is_code(config.model)):
+        return
+    readable = {record.event for record in lessons.store.readable() if record.num_edges}
+    first = next((sample.record for sample in lessons.train if sample.record.event in readable), None)
+    if first is None:  # labels of nodes may be learnt without an edge; then there is nothing to split
+        return
+    if world.is_root:
+        what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
+        VOICE.say(f"verify   : {what}")
+    world.mark("verify", 0)
+    conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
+    for line in conclusion.splitlines() if world.is_root else ():
+        VOICE.say(f"           {line}")
+
+
+def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:
+    """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
+
+    Raises:
+        ValueError: If the network does not compute the same, or makes a call that has no exact form.
+    """
+    with store.open(record) as event:
+        # Whole tiles with some thousand edges; all of a small event.
+        tiles = int(np.searchsorted(event.edge_ptr, min(MOST_EDGES_TO_VERIFY, event.edge_ptr[-1]), side="left"))
+        nodes = int(event.node_ptr[min(tiles, event.num_tiles)])
+        ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
+        ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
+        inside = (ends < nodes).all(axis=0)
+        # In float64, so that rounding does not hide a mistake.
+        x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
+        edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
+    try:
+        return model.verify(torch.from_numpy(ends[:, inside]), x, edge_attr)
+    except Differs:
+        raise
+    except Exception as error:  # a user's own code may raise anything: it is a reason like any other
+        raise ValueError(f"the network cannot be run on a piece of event {record.event}: {said_by(error)}") from error
+
+
+def load_network(
+    directory: Path, config: TrainConfig, which: str, store: EventStore, world: World
+) -> tuple[EdgeClassifier, TrainingState]:
+    """The network of a run with its `best` or `last` weights, for the events of a store. *Collective*.
+
+    If the last checkpoint is damaged, the newest good one before it is taken, with a warning; a damaged best one is
+    refused.
+
+    Raises:
+        Refused: On all ranks alike, if the store has other features than the network was trained on, or there is no
+            such checkpoint, or it is damaged.
+    """
+    checkpoints = Checkpoints(directory / "checkpoints")
+
+    def build() -> EdgeClassifier:
+        _check_features(directory, store)
+        # Else the missing `best` would read as if the run had saved nothing.
+        has_best, has_last = ((checkpoints.directory / pointer).is_file() for pointer in ("best", "last"))
+        if which == "best" and has_last and not has_best:
+            raise Problem(f"{directory} has no best checkpoint yet", "take its newest with --checkpoint last")
+        # The constants are those of the checkpoint, never of the store that it is to score.
+        sizes = len(store.feature_names), len(store.edge_feature_names)
+        standard = Standard.neutral(*sizes) if config.standardises else None
+        return make_network(config, store, standard, Tasks.from_json(read_run(directory).get("tasks")))
+
+    network = on_all(world.transport, build)
+    return network, load_agreed(checkpoints, which, world, network)
+
+
+def begin_with(directory: Path, store: EventStore, model: EdgeClassifier) -> None:
+    """Fill a network with the best weights of a run, and with the constants that standardise its features.
+
+    Raises:
+        ValueError: If the store has other features than the run's, its network is another one, or it has no weights.
+    """
+    _check_features(directory, store)
+    Checkpoints(directory / "checkpoints").load("best", model)
+
+
+def _check_features(directory: Path, store: EventStore) -> None:
+    """Refuse events with other features than the network of a run was trained on."""
+    trained_on = read_run(directory)["store"]
+    for name in ("feature_names", "edge_feature_names"):
+        expected, names = trained_on[name], list(getattr(store, name))
+        if names != expected:
+            raise ValueError(
+                f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
+                f"{names}; prepare them from the same kind of source, or name another --store."
+            )
+    for name, expected in (trained_on.get("scales") or {}).items():
+        theirs = store.scales.get(name, expected)
+        if not np.allclose(theirs, expected, rtol=1e-6, atol=0):
+            raise ValueError(
+                f"the network of {directory} was trained on features with {name} {expected} but those of {store.path} "
+                f"are {theirs}; prepare them with --{name.replace('_', '-')} {', '.join(map(str, expected))!r}."
+            )

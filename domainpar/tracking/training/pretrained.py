@@ -1,0 +1,84 @@
+"""Networks that are shipped: runs without events or optimiser, named `pretrained:NAME`."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from domainpar.common.atomic_files import write_whole
+from domainpar.common.problems import Problem
+from domainpar.runs.directory import RUNS, read_run
+from domainpar.tracking.config import SHIPPED
+from domainpar.tracking.events.store import MODULE_MAP
+
+PLACE = Path(__file__).resolve().parents[1] / "pretrained"
+
+
+def source(run: str) -> Path:
+    """The directory of a run, or of a network that is shipped; it is only read.
+
+    Raises:
+        Problem: If no network of this name is shipped.
+    """
+    if not run.startswith(SHIPPED):
+        return Path(run)
+    names = sorted(path.parent.name for path in PLACE.glob("*/run.json"))
+    name = run.removeprefix(SHIPPED)
+    if name not in names:
+        there = ", ".join(SHIPPED + one for one in names)
+        raise Problem(f"no network {name!r} is shipped", f"there are {there}" if there else "train one")
+    return PLACE / name
+
+
+def module_map_of(run: str) -> Path:
+    """The module map that joined the events of a shipped network and of its filter.
+
+    Raises:
+        Problem: If no network of this name is shipped, or none with a map.
+    """
+    path = source(run).parent / run.removeprefix(SHIPPED).removesuffix("-filter") / MODULE_MAP
+    if not path.is_file():
+        there = ", ".join(SHIPPED + path.parent.name for path in sorted(PLACE.glob(f"*/{MODULE_MAP}")))
+        raise Problem(f"no module map comes with {run}", f"there are those of {there}; or --module-map build")
+    return path
+
+
+def least_score_of(name: str) -> float | None:
+    """The least score of the edges that a shipped network was trained on, by `NAME-filter`; None without a filter."""
+    left = read_run(PLACE / name)["store"].get("filter")
+    return None if left is None else float(left["least_score"])
+
+
+def as_run(run: str) -> Path:
+    """The directory of a run that may be written to: a shipped network is copied to `runs/` first; on rank 0.
+
+    Raises:
+        Problem: If no network of this name is shipped, or another one lies in its place, or the copy cannot be written.
+    """
+    shipped = source(run)
+    if not run.startswith(SHIPPED):
+        return shipped
+    copy = RUNS / f"pretrained-{shipped.name}"
+    if not copy.exists():
+        # Whole or not at all: another process may look for it. By files: folders of a package may be closed to writing.
+        partial = RUNS / f".pretrained-{uuid.uuid4().hex}"
+        try:
+            # The map, of some MiB, is read where it is (`module_map_of`).
+            for file in (path for path in shipped.rglob("*") if path.is_file() and path.name != MODULE_MAP):
+                write_whole(partial / file.relative_to(shipped), file.read_bytes())
+            partial.rename(copy)
+        except OSError as error:
+            if not copy.exists():  # else another process was first
+                what = f"cannot copy {run} to {copy.absolute()}: {error.strerror} (errno {error.errno})"
+                raise Problem(what, "make room there, or work in a directory that you may write to") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    ours, theirs = (_bytes(place / "run.json") for place in (shipped, copy))
+    if ours != theirs:
+        raise Problem(f"{copy} is not the network that is shipped as {run}", "move it away, or name it with --run")
+    return copy
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -1,0 +1,261 @@
+"""One training run, from a configuration to a directory of results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from domainpar.common.agreement import agree, on_all, on_root
+from domainpar.common.words import progress
+from domainpar.nn.optimizers import make_optimizer
+from domainpar.nn.program import set_threads
+from domainpar.parallel import gpus
+from domainpar.parallel.errors import RanksFailed
+from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.tables import in_files, lie_in_files
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import TrainingState
+from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.texts import parse_betas, parse_factors
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training import summary
+from domainpar.tracking.training.forecast import choose_recompute, expected_memory
+from domainpar.tracking.training.inputs import Lessons, open_lessons, steps_of
+from domainpar.tracking.training.journal import Journal
+from domainpar.tracking.training.keeper import Keeper
+from domainpar.tracking.training.loop import Schedule, Trainer
+from domainpar.tracking.training.memory import MemoryMeter
+from domainpar.tracking.training.monitor.costs import Costs
+from domainpar.tracking.training.monitor.profile import Profile
+from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
+from domainpar.tracking.training.parts import PartLoader, Skip
+from domainpar.tracking.training.pretrained import source
+from domainpar.tracking.training.scratch import traffic
+from domainpar.tracking.training.trackers import check_tracker
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as it ended.
+
+    Attributes:
+        directory: Its results.
+        store: Its events.
+        trainer: Holds the trained network.
+        state: Where training stands.
+        exit_code: 0, or 1 (143 after SIGTERM) if the run ended without its last checkpoint.
+    """
+
+    directory: Path
+    store: EventStore
+    trainer: Trainer
+    state: TrainingState
+    exit_code: int
+
+
+def train(
+    config: TrainConfig, store: Path, world: World, allocator: str | None = None, stop: StopFlag | None = None
+) -> Run:
+    """Train as a configuration says, until the last step or until asked to stop. *Collective*.
+
+    If it fails, `run.json` says so.
+
+    Args:
+        config: The configuration.
+        store: The prepared events.
+        world: The ranks.
+        allocator: The set-up of the C library's allocator, to be shown; None if there is none.
+        stop: Asks the run to stop. Default: the signals that do, listened to while it trains.
+
+    Returns:
+        The run as it ended, with its trained model.
+
+    Raises:
+        Refused: On all ranks alike, before a file is touched, if the events, the network or the output directory will
+            not do.
+    """
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopFlag.listening())
+        # Open and refuse.
+        on_root(world.transport, lambda: check_tracker(config.log))
+        on_all(world.transport, lambda: config.check_device(world.device.type))
+        lessons = open_lessons(config, store, world)
+        # Build.
+        set_threads(config.threads or world.cores_for_each())
+        gpus.repeat_bits(world.device)
+        mixed = gpus.mixed_kinds(world.transport, world.device)
+        agree(world.transport, mixed if config.check_replicas_every else None)
+        trainer = on_all(world.transport, lambda: make_trainer(config, lessons, world))
+        exactness = trainer.model.exactness(world.transport)
+        trainer.model.take_from_root(world)
+        verify_network(config, trainer.model, lessons, world)
+        memory, expected = MemoryMeter(world.device), None  # of the bare process, before the first part is loaded
+        stack.callback(lie_in_files, None)
+        if config.recompute_every == "auto" or config.memory_limit is not None or config.scratch is not None:
+            expected = choose_recompute(config, trainer, lessons, memory)
+        # Claim and resume.
+        choice = config.out, config.resume, config.overwrite
+        directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
+        if world.is_root:  # the lock is rank 0's
+            stack.callback(directory.release)
+        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory, exactness))
+        keeper = Keeper(config, trainer, journal, stop)
+        state = TrainingState(dataset=lessons.digest)
+        if directory.resume:
+            state = keeper.resume(lessons.digest)
+        journal.say(*(f"note: {note}" for note in directory.notes))
+        stack.enter_context(_failures_noted(directory, world))
+        # Steps.
+        expected = expected or expected_memory(config, trainer, lessons, memory, state.step)
+        journal.begin(state, expected, allocator)
+        before, began = traffic(world), time.perf_counter()
+        state, stopped = _steps(config, lessons, keeper, state)
+        seconds, taken = time.perf_counter() - began, memory.taken(world)
+        moved = traffic(world) if in_files() else None
+        # Report.
+        exit_code = 0
+        if keeper.unsaved is not None:
+            exit_code = 143 if keeper.terminated else 1  # 128 + SIGTERM, as batch systems expect
+            journal.end_unsaved(keeper.unsaved, state.step)
+        else:
+            moved = moved.since(before) if moved is not None and before is not None else None
+            journal.end("preempted" if stopped else "done", state, seconds, taken, moved)
+        return Run(directory.path, lessons.store, trainer, state, exit_code)
+
+
+@contextmanager
+def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
+    """Around training: the rank that fails says so in `run.json`, and gives the directory back.
+
+    It ends all ranks, and rank 0 may have no time for it.
+    """
+    try:
+        yield
+    except RanksFailed:  # the rank that failed says why
+        raise
+    except BaseException as error:
+        note_failure(directory.path, world.rank, error)
+        directory.release()
+        raise
+
+
+def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState) -> tuple[TrainingState, bool]:
+    """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
+    trainer, journal = keeper.trainer, keeper.journal
+    total, talks = lessons.total_steps, trainer.world.is_root
+    costs = Costs(trainer.world, config.precision_in_words, config.watts, config.dollars_per_hour)
+    profile = None if config.profile is None else Profile(trainer.world, journal.directory, config.profile)
+    if profile is not None:
+        trainer.tell(profile.begins)
+    with progress("train", total, "step", talks, state.step) as advance:
+        stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
+        while state.step < total and not stopped and not _goes_stale(config, state):
+            epoch = state.epoch
+            steps = steps_of(config, lessons.train, epoch)
+            costs.begin()
+            for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
+                trainer.expect(following)
+                with nullcontext() if profile is None else profile.step(), costs.step():
+                    record = trainer.step(samples, state.step)
+                costs.add(record)
+                if profile is not None:
+                    profile.add(record)
+                state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
+                trainer.world.set_deadline(config.timeout)  # the first step may take longer
+                if state.step_in_epoch >= len(steps):
+                    record["epoch_costs"] = costs.of_epoch()
+                journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
+                advance(1, "" if record["loss"] is None else f"loss {record['loss']:.4f}")
+                may_save = state.step_in_epoch < len(steps) and state.step < total
+                stopped = keeper.boundary(state, may_save)
+                if stopped or state.step >= total:
+                    break
+            if not stopped:
+                # More are done than there are, where a run goes on with other steps. And
+                if state.step_in_epoch >= len(steps):  # else --max-steps ended it early: a resumed run finishes it
+                    state = replace(state, epoch=epoch + 1, step_in_epoch=0)
+                state, best = _validated(lessons, keeper, state, epoch)
+                stale = state.step < total and _goes_stale(config, state)
+                keeper.save(state, best, final=stale or state.step >= total)
+                if stale:
+                    journal.say(summary.stops_early(config, state))
+    return state, stopped
+
+
+def _goes_stale(config: TrainConfig, state: TrainingState) -> bool:
+    """Whether the best validation is as many epochs ago as `--stop-early` allows."""
+    if config.stop_early is None or state.best_epoch is None:
+        return False
+    return state.epoch - state.best_epoch >= config.stop_early
+
+
+def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: int) -> tuple[TrainingState, bool]:
+    """Evaluate the validation samples; returns the state, and whether it is the best so far. *Collective*."""
+    trainer, journal = keeper.trainer, keeper.journal
+    best = state.best is None  # without a figure, the newest is
+    if lessons.val:
+        record = trainer.evaluate(lessons.val, state.step)
+        journal.write({"split": "val", "epoch": epoch, "step": state.step, **record}, lessons.val)
+        figure = figure_of(record, lessons.tasks.main)
+        if figure is not None and (state.best is None or figure > state.best):
+            best, state = True, replace(state, best=figure)
+    journal.say_once_if_squashed()
+    return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
+
+
+def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer:
+    """The network of a configuration with all that trains it.
+
+    Raises:
+        ValueError: If the network cannot be made, or has nothing to train.
+    """
+    model = make_network(config, lessons.store, lessons.standard, lessons.tasks)
+    if config.init is not None:
+        begin_with(source(config.init), lessons.store, model)
+    model = model.to(world.device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
+    loader = PartLoader(
+        lessons.store,
+        world,
+        grouping=config.grouping,
+        tasks=lessons.tasks,
+        edge_weights=lessons.edge_weights,
+        target=lessons.target,
+        dtype=DTYPES[config.dtype],
+        seed=config.seed,
+        on_bad_event=config.on_bad_event,
+    )
+    for sample in lessons.without_truth:
+        loader.skipped[sample.name] = Skip(
+            sample.name, sample.record.event, f"it has no {lessons.tasks.missing(sample.record)}"
+        )
+    per_epoch = lessons.steps_per_epoch
+    planned = lessons.planned_steps  # not --max-steps: a run that is resumed later keeps its schedule
+    warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
+    return Trainer(
+        model=model,
+        optimizer=make_optimizer(
+            config.optimizer,
+            model,
+            model.layers,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            betas=parse_betas(config.betas),
+            lr_factors=None if config.lr_factors is None else parse_factors(config.lr_factors),
+        ),
+        loader=loader,
+        world=world,
+        schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),
+        clip=config.clip,
+        offload=config.offload,
+        seed=config.seed,
+        check_replicas_every=config.check_replicas_every,
+        sizes_every=config.log_every,
+    )

@@ -1,0 +1,254 @@
+"""The printed lines of a run: plain text of at most 120 characters, made on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from domainpar.common.words import between, byte_size, several, this_python
+from domainpar.nn.classifier import Exactness
+from domainpar.nn.program import means_of
+from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import TrainingState
+from domainpar.runs.own_files import PROFILE, TRACKERS
+from domainpar.tracking.config import Network, TrainConfig, flag, is_code
+from domainpar.tracking.networks.catalogue import options_of
+from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.memory import Expectation
+from domainpar.tracking.training.monitor.prices import in_words, mean_epoch
+from domainpar.tracking.training.parts import Skip
+from domainpar.tracking.training.sampler import Sample, deal
+from domainpar.tracking.training.scratch import Traffic
+from domainpar.tracking.training.tasks import Tasks, task_lines
+from partitioners import number_of_sectors
+
+WIDEST = 120  # of a printed line
+SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
+
+
+def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocator: str | None) -> list[str]:
+    """The ranks, the events and the network; `allocator`: the set-up of the C library's, None if there is none."""
+    world, store = trainer.world, lessons.store
+    records = store.events("train") + store.events("val")
+    edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    used = options_of(config.model)
+    sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
+    sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
+    sizes += "standardised features, " if config.standardises else ""
+    samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
+    lines = [
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"{means_of(world.device)} each",
+        f"events   : {store.path}",
+        f"           {samples} to train on, {len(lessons.val)} to validate with; "
+        f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
+        f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
+        + (" with edges in bf16" if config.precision == "bf16" else ""),
+    ]
+    lines += task_lines(lessons.tasks)
+    # Flags of the network that a network of the user's own does not take.
+    unused = [
+        f"{flag(name)} {getattr(config, name)}"
+        for name in ("hidden", "graph_iters", "dropout")
+        if is_code(config.model) and name not in used and getattr(config, name) != getattr(Network, name)
+    ]
+    lines += [f"WARNING: {config.model} does not take {', '.join(unused)}: nothing changes by it"] if unused else []
+    if config.mode == "naive":
+        number = number_of_sectors(config.sectors or 0)
+        sectors = several(number, "sector")
+        grid = "" if isinstance(config.sectors, int) else f" ({config.sectors} in phi x eta)"
+        lines.append(f"naive    : APPROXIMATE: {sectors} an event{grid}, no exchange, edges between them dropped")
+    return lines if allocator is None else [*lines, f"allocator: {allocator}"]
+
+
+def memory_expected(expectation: Expectation | None) -> list[str]:
+    """The expected memory of the run and the part it is for, with a warning where there is less."""
+    if expectation is None:
+        return ["memory   : not predicted for this network; what it takes is told in the end"]
+    rank = expectation.fullest
+    share, num_ranks = expectation.shares[rank], len(expectation.shares)
+    who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
+    ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
+    every = expectation.size.recompute_every
+    how = "" if every is None else f", with --recompute-every {every}"
+    first = (
+        f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for"
+    )
+    part = (
+        f"{several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event {expectation.sample}{how}"
+    )
+    lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
+    if expectation.size.in_files:
+        lines.append(
+            f"           {byte_size(share.in_files)} of tables lie in files of --scratch: the same bits, more seconds"
+        )
+    every = expectation.size.leanest_recompute()
+    recompute = "" if every is None else f"--recompute-every {every}, "
+    for shortage in expectation.shortages():
+        lines += [
+            f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {byte_size(shortage.expected)}, "
+            f"{byte_size(shortage.free)} are free: the system may end the run.",
+            f"         To take less: {recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters",
+        ]
+    return lines
+
+
+def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
+    """The memory that the run took, beside the expected one if it was predicted.
+
+    `taken`: bytes of each rank's peak above the bare process, None where it could not be measured.
+    """
+    peaks = [(peak, rank) for rank, peak in enumerate(taken) if peak is not None]
+    if not peaks:
+        return "memory   : no more than before the run"
+    peak, rank = max(peaks)
+    who = "" if len(taken) == 1 else f" on rank {rank}, the most of any"
+    if expectation is None:
+        return f"memory   : {byte_size(peak)} at most{who}, above the bare process"
+    expected = expectation.shares[rank].expected
+    return f"memory   : {byte_size(peak)} at most{who}, above the bare process; {byte_size(expected)} were expected"
+
+
+def files_taken(moved: Traffic | None, steps: int) -> list[str]:
+    """The price of tables in files: what all ranks moved to and from disks; none where they were not."""
+    if moved is None or not steps:
+        return []
+    each = [f"{bytes_moved / steps / 1e9:.2f} GB" for bytes_moved in moved]
+    return [f"scratch  : a step had {each[0]} from the disk and gave it {each[1]}; what memory kept did not move"]
+
+
+def exactness(promise: Exactness) -> list[str]:
+    """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
+    if not promise.bitwise:
+        return [f"exactness: the answer of any number of ranks to rounding: {promise.problem}"]
+    if promise.problem:
+        warning = "exactness: WARNING: the answer of any number of ranks to rounding only, since"
+        return [warning, f"           {promise.problem}"]
+    return ["exactness: the same bits on any number of ranks (self-test passed)"]
+
+
+def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
+    """The steps ahead, and the way to stop them."""
+    if state.step >= total_steps:
+        return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
+    steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
+    return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
+
+
+def exchanged(forward: int, backward: int, sums: int) -> str:
+    """The exchanges between the ranks of an event on its way through the network."""
+    over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
+    return f"exchanges: {forward} on the way forward, {backward} on the way back of an event{over_all}"
+
+
+def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
+    """A note on ranks that owned nothing, with a way out: its kind and its lines; none if all had work.
+
+    `more`: whether a step could take more samples than those of this training step or validation.
+    """
+    idle = [rank for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
+    if len(idle) in (0, world.size):
+        return "", []
+    hands = deal(samples, world.num_data_groups)
+    groups = sorted({world.group_of(rank) for rank in idle})
+    few, validates = not all(hands[group] for group in groups), record["split"] == "val"
+    theirs = samples if few else hands[groups[0]]
+    name = theirs[0].name + (", ..." if len(theirs) > 1 else "")
+    when = f"the validation after step {record['step']}" if validates else f"training step {record['step']}"
+    ranks = ", ".join(map(str, idle[:8])) + (", ..." if len(idle) > 8 else "")
+    of_groups = f"{world.num_data_groups} groups of ranks, {several(len(samples), 'sample')} ({name})"
+    if few and validates:
+        why = f"{of_groups}; training steps are not slower for it"
+    elif few:
+        why = f"{of_groups}: " + ("more --events-per-step, " if more else "") + "fewer ranks or a larger --domain-size"
+    elif any(record["owned_nodes"][rank] for rank in world.groups[groups[0]]):
+        why = f"no tile of {name} is theirs: fewer ranks, a smaller --domain-size or more tiles (prepare --tiles)"
+    else:
+        why = f"{name} has no hits, or was left out"
+    lines = [
+        f"note: {len(idle)} of {world.size} ranks own nothing in {when} ({ranks}). The result is the same;",
+        f"      {why}",
+    ]
+    return f"{record['split']}, {'few samples' if few else 'few tiles'}", lines
+
+
+def left_out(skipped: Sequence[Skip]) -> list[str]:
+    """The events, or sectors, that were left out since they could not be used, with the reasons."""
+    if not skipped:
+        return []
+    lines = [f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:"]
+    lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
+    return lines + ([f"         and {len(skipped) - 8} more; run.json lists them all"] if len(skipped) > 8 else [])
+
+
+def costs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What an epoch cost on average; nothing where none was finished."""
+    mean = mean_epoch(epochs)
+    return [] if mean is None else [f"epochs   : {len(epochs)}, on average {in_words(mean)}"]
+
+
+def last_lines(
+    directory: Path,
+    config: TrainConfig,
+    state: TrainingState,
+    how: str,
+    tasks: Tasks,
+    *,
+    seconds: float,
+    sha256: str,
+    exact: bool,
+    geometry: bool,
+) -> list[str]:
+    """The end of the run, its results, and the command to type next.
+
+    Args:
+        directory: The run.
+        config: The configuration.
+        state: Where training stands.
+        how: `done` or `preempted`: stopped on request, with a checkpoint.
+        tasks: What was learnt.
+        seconds: Its duration.
+        sha256: Hash of the parameters.
+        exact: Whether it is the hash on any number of ranks.
+        geometry: Whether hits have positions, so that tracks can be grown.
+    """
+    best = "" if state.best is None else f"; best validation {tasks.told(state.best)} at step {state.best_step}"
+    tracks = " --tracks grow" if geometry and tasks.edge_weight else ""
+    # Scores that compare like with like are those of sectors, too.
+    naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"
+    more = [name for name, asked in ((f"{PROFILE.parent}/", config.profile), (f"{TRACKERS}/", config.log)) if asked]
+    files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
+    return [
+        f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
+        f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
+        f"results in {directory}: {files}",
+        f"next: {score if how == 'done' else resume_command(directory, config)}",
+    ]
+
+
+def stops_early(config: TrainConfig, state: TrainingState) -> str:
+    """Why a run ends before its last step."""
+    epochs = several(config.stop_early or 0, "epoch")
+    return f"stopping : no better validation than that of step {state.best_step} in {epochs} (--stop-early)"
+
+
+def resume_command(directory: Path, config: TrainConfig) -> str:
+    """The command that resumes a run."""
+    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_model(config)}"
+
+
+def own_model(config: TrainConfig) -> str:
+    """The flag that names a network of the user's own, which no file names, for a command; else nothing."""
+    return f" --model {config.model}" if is_code(config.model) else ""
+
+
+def lost(failed_saves: int, lost_records: int) -> list[str]:
+    """The losses by a full disk of a run that ended well all the same; nothing if there are none."""
+    losses = [several(failed_saves, "checkpoint")] * bool(failed_saves)
+    losses += [several(lost_records, "line") + " of metrics.jsonl"] * bool(lost_records)
+    return [f"WARNING: {' and '.join(losses)} could not be written"] if losses else []

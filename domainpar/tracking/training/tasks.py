@@ -1,0 +1,283 @@
+"""What a network is to learn: scores of edges, labels of nodes and of events, each with its weight in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.common.agreement import gather, on_all
+from domainpar.common.problems import Problem, told
+from domainpar.nn.heads import EDGE, Head
+from domainpar.nn.standard import Sums, mean_and_scale
+from domainpar.parallel.world import World
+from domainpar.runs.directory import read_run
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.texts import parse_aux
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.events.labels import OF_PARTICLES, Label, is_known
+from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
+from domainpar.tracking.training.pretrained import source
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A label that is learnt.
+
+    Attributes:
+        label: Which.
+        weight: Of its loss.
+        mean, scale: Of numbers: what the network says times `scale`, plus `mean`, is in the units of the label.
+        usual_nodes: Nodes of a training event, on average.
+    """
+
+    label: Label
+    weight: float = 1.0
+    mean: float = 0.0
+    scale: float = 1.0
+    usual_nodes: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.label.name
+
+    @property
+    def head(self) -> Head:
+        """What the network is read for: a logit for each class, or one number."""
+        return Head(self.name, self.label.of, max(1, self.label.classes), self.usual_nodes)
+
+    def labels(self, event: StoredEvent, ids: IntArray) -> FloatArray:
+        """Labels of some nodes, float64 [n], or the one of the event, [1]; as the network is to say them.
+
+        Raises:
+            StoreError: If the file is damaged.
+            Problem: If the event has no such label, or a class that the network does not know.
+        """
+        if self.label.of == "node":
+            values = event.read_label(self.name, ids)
+        elif self.name in event.graph_labels:
+            values = np.array([event.graph_labels[self.name]], np.float64)
+        else:
+            raise event.place.problem(f"the event has no label {self.name}", "--on-bad-event skip leaves it out")
+        if not self.label.classes:
+            standardised: FloatArray = (values - self.mean) / self.scale
+            return standardised
+        if len(bad := np.flatnonzero(values >= self.label.classes)):
+            what = f"label {self.name} is {values[bad[0]]:g}, and the network knows {self.label.classes} classes"
+            raise event.place.problem(what, "classes of all events are counted when a training begins")
+        return values
+
+    def values(self, said: FloatArray) -> npt.NDArray[Any]:
+        """What the network said, [n, columns], as labels: the likeliest class, int64 [n], or a number, float64 [n]."""
+        if self.label.classes:
+            return np.asarray(said.argmax(axis=1))
+        return np.asarray(said[:, 0] * self.scale + self.mean)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All that a network learns.
+
+    Attributes:
+        edge_weight: Weight of the loss of edges; 0: it does not score them.
+        labels: Labels that it learns.
+        main: The name of what it is there for, a label or the edges: that tells the best checkpoint.
+    """
+
+    edge_weight: float = 1.0
+    labels: tuple[Task, ...] = ()
+    main: str = EDGE.name
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """What the network is read for."""
+        return (*((EDGE,) if self.edge_weight else ()), *(task.head for task in self.labels))
+
+    def missing(self, record: EventRecord) -> str | None:
+        """What an event lacks to be learnt from, as far as its record tells; None if that is nothing."""
+        if self.edge_weight and not record.has_labels:
+            return "truth"
+        theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
+        return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
+
+    def told(self, figure: float) -> str:
+        """What tells the best checkpoint (`rundir.figure_of`), for the user."""
+        if self.main == EDGE.name:
+            return f"pooled edge AUC {figure:.4f}"
+        of_classes = self._main_task.label.classes
+        return f"accuracy of {self.main} {figure:.4f}" if of_classes else f"RMSE of {self.main} {-figure:.4g}"
+
+    @property
+    def _main_task(self) -> Task:
+        return next(task for task in self.labels if task.name == self.main)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any] | None) -> Tasks:
+        """Read the output of `to_json`; runs of earlier versions have none, and score edges."""
+        if item is None:
+            return cls()
+        labels = tuple(Task(**{**task, "label": Label(*task["label"])}) for task in item["labels"])
+        return cls(item["edge_weight"], labels, item["main"])
+
+
+EDGES = Tasks()
+"""Edges alone."""
+
+
+def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
+    """What a configuration asks for, with numbers standardised over the training events. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if no event has a label of this name, or it is of another kind, or none of the
+            training events knows one.
+    """
+    tasks = on_all(world.transport, lambda: _asked(config, store))
+    if not tasks.labels:
+        return tasks
+    tasks = _as_begun(tasks, config)
+    records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
+    if not records:  # refused with the reason when events are checked
+        return tasks
+    skips = config.on_bad_event == "skip"
+    share = records[world.rank :: world.size]
+    sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels, skips) for it in share])
+    of_events: list[Any] = []
+    for rank, of_rank in enumerate(gather(world.transport, sums)):
+        for record, found in zip(records[rank :: world.size], of_rank):
+            if isinstance(found, dict):  # it is left out, on all ranks alike
+                store.unreadable[record.event] = Problem(**found)
+            else:
+                of_events.append(found)
+    usual_nodes = sum(record.num_nodes for record in records) / max(len(records), 1)
+    return on_all(world.transport, lambda: _standardised(tasks, of_events, max(usual_nodes, 1.0)))
+
+
+def _asked(config: TrainConfig, store: EventStore) -> Tasks:
+    """The tasks of a configuration, not standardised yet."""
+    theirs = {label.name: label for label in OF_PARTICLES if store.settings.get("source") != "pyg"} | store.labels
+    edge_weight, labels, main = 1.0, [], EDGE.name
+    if config.task != "edge":
+        of, _, kind = config.task.partition("-")
+        fitting = [label for label in theirs.values() if label.of == of and bool(label.classes) == (kind == "class")]
+        chosen = [label for label in fitting if label.name == config.label]
+        if config.label is None:
+            chosen = [label for label in fitting if label.name in store.labels] or fitting
+        if len(chosen) != 1:
+            names = ", ".join(label.name for label in fitting)
+            asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
+            hint = f"--label takes one of {names}" if names else f"its events have {_told(theirs) or 'no labels'}"
+            raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
+        edge_weight, labels, main = 0.0, [Task(chosen[0])], chosen[0].name
+    for name, weight in parse_aux(config.aux).items() if config.aux else ():
+        if name == EDGE.name:
+            edge_weight = weight
+        elif name not in theirs:
+            raise Problem(f"--aux: store {store.path} has no label {name}", f"it has {_told(theirs) or 'none'}")
+        elif name == config.label or (labels and name == labels[0].name):
+            raise Problem(f"--aux {name}: that is what --task {config.task} is about", "name it once")
+        else:
+            labels.append(Task(theirs[name], weight))
+    of_graph = [task.name for task in labels if task.label.of == "graph"]
+    if of_graph and config.mode == "naive":
+        what = f"label {of_graph[0]} is one of the whole event, and --mode naive shows the network sectors of it"
+        raise Problem(what, "leave out --mode naive")
+    return Tasks(edge_weight, tuple(labels), main)
+
+
+def going_on(tasks: Tasks, config: TrainConfig, store: EventStore) -> Tasks:
+    """What a run goes on to learn: what it began with, with the weights that are asked for now.
+
+    Raises:
+        Problem: If other labels are asked for, or another one as what it is there for.
+    """
+    asked = _asked(config, store)
+    (heads, main), (now, now_main) = (([head.name for head in each.heads], each.main) for each in (tasks, asked))
+    if (heads, main) != (now, now_main):
+        what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(now)}"
+        what += "" if heads != now else f", with {now_main} in place of {main} as what it is there for"
+        raise Problem(what, "leave them as they were, or begin another run: --init takes weights of the same network")
+    labels = tuple(replace(task, weight=of.weight) for task, of in zip(tasks.labels, asked.labels))
+    return Tasks(asked.edge_weight, labels, main)
+
+
+def _told(labels: Mapping[str, Label]) -> str:
+    return ", ".join(label.what for label in labels.values())
+
+
+def _as_begun(tasks: Tasks, config: TrainConfig) -> Tasks:
+    """The same in the units of the network that a run begins with: heads say numbers in these."""
+    if config.init is None:
+        return tasks
+    theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).get("tasks")).labels}
+    labels = []
+    for task in tasks.labels:
+        known = theirs.get(task.name)
+        same = known is not None and known.head == task.head._replace(usual_nodes=known.usual_nodes)
+        labels.append(replace(known, weight=task.weight, label=task.label) if known is not None and same else task)
+    return replace(tasks, labels=tuple(labels))
+
+
+def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task], skips: bool) -> list[Any] | dict[str, Any]:
+    """Of each label of an event that is known: their number, and exact sums of numbers; or why it is left out."""
+    try:
+        with store.open(record) as event:
+            everything = np.arange(event.num_nodes)
+            values = [replace(task, mean=0.0, scale=1.0).labels(event, everything) for task in tasks]
+    except Problem as problem:
+        if not skips:
+            raise
+        return told(problem)
+    known = [of[is_known(task.label, of)] for task, of in zip(tasks, values)]
+    # Labels lie in float32, and are not standardised yet.
+    return [Sums.of(of.astype(np.float32)[:, None]) for of in known]
+
+
+def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes: float) -> Tasks:
+    """The same with means and scales of numbers, given the sums over each event."""
+    labels = []
+    for number, task in enumerate(tasks.labels):
+        tables = [Sums(*event[number]) for event in of_events]
+        if not any(table.rows for table in tables):
+            raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
+        if task.usual_nodes != 1.0:  # it has the units of the network that it begins with
+            labels.append(task)
+            continue
+        if task.label.classes:
+            labels.append(replace(task, usual_nodes=usual_nodes))
+            continue
+        (mean,), (scale,) = mean_and_scale(tables)
+        labels.append(replace(task, mean=mean, scale=scale, usual_nodes=usual_nodes))
+    return replace(tasks, labels=tuple(labels))
+
+
+def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, npt.NDArray[Any]]:
+    """What a network said of an event as labels, by the names of their arrays: `node_NAME` [N], `graph_NAME` [1].
+
+    Classes are int16, with the logits of all beside them, `node_NAME_logits` [N, classes]; numbers float64.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for task in tasks.labels:
+        said = readings[task.name].reshape(-1, task.head.columns)
+        name, values = f"{task.label.of}_{task.name}", task.values(said.astype(np.float64))
+        arrays[name] = values.astype(np.int16) if task.label.classes else values
+        if task.label.classes:
+            arrays[f"{name}_logits"] = said
+    return arrays
+
+
+def task_lines(tasks: Tasks) -> Iterator[str]:
+    """What is learnt, in words; nothing where that is edges alone."""
+    for task in tasks.labels:
+        unit = "" if task.label.classes else f", mean {task.mean:.3g}, deviation {task.scale:.3g}"
+        yield f"learns   : {task.label.what}{unit}" + ("" if task.weight == 1 else f", weight {task.weight:g}")
+    if tasks.labels and tasks.edge_weight:
+        yield "learns   : edges" + ("" if tasks.edge_weight == 1 else f", weight {tasks.edge_weight:g}")

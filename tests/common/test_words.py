@@ -1,0 +1,126 @@
+"""What commands tell the user to type, how they count, and that none of them is silent for long."""
+
+import re
+import sys
+import threading
+
+import pytest
+
+from domainpar.common import timeouts, words
+from domainpar.testing import patient
+
+
+def test_one_is_said_without_an_s_and_equal_numbers_are_said_once():
+    assert [words.several(1, "step"), words.several(1200, "step")] == ["1 step", "1,200 steps"]
+    told = [words.between(counts, "hit") for counts in ([1, 1], [7, 7], [0, 1], [9, 1000])]
+    assert told == ["1 hit", "7 hits", "0 to 1 hit", "9 to 1,000 hits"]
+
+
+def test_the_first_of_many_names_are_told():
+    assert words.some_of(["a", "b"]) == "a, b"
+    assert words.some_of([*"abcdefghij"]) == "a, b, c, d, e, f, g, h and 2 more"
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, []), (2, ["2"]), (64, ["8"])])
+def test_no_more_ranks_are_proposed_than_the_machine_has_cores(monkeypatch, cores, ranks):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert words.on_ranks()[2:] == ranks
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """A virtual environment in the working directory, with an mpiexec; another Python on the path."""
+    for program in (".venv/bin/python", ".venv/bin/mpiexec", "elsewhere/python"):
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    return tmp_path
+
+
+def test_a_python_that_the_shell_would_not_find_is_named_by_its_path(environment, monkeypatch):
+    monkeypatch.setenv("PATH", str(environment / "elsewhere"))
+    assert (words.this_python(), words.its_mpiexec()) == (".venv/bin/python", ".venv/bin/mpiexec")
+
+
+def test_in_an_active_environment_names_will_do(environment, monkeypatch):
+    monkeypatch.setenv("PATH", str(environment / ".venv/bin"))
+    assert (words.this_python(), words.its_mpiexec()) == ("python", "mpiexec")
+
+
+# --- signs of life ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of our own for the signs of life of this process."""
+    clock = Clock()
+    monkeypatch.setattr(words.VOICE, "_clock", clock)
+    monkeypatch.setattr(words.VOICE, "silence", timeouts.SILENCE)
+    words.VOICE.spoke()
+    return clock
+
+
+def _after(clock, seconds):
+    clock.now += seconds
+    return words.VOICE.look()
+
+
+def test_a_work_that_says_nothing_for_long_is_named_with_how_far_it_is(clock, capsys):
+    words.VOICE._began = clock()
+    words.VOICE.phase = "optimizer"  # of a step that was taken before
+    with words.progress("learn a map", 1200, "event", talks=True, done=3) as advance:
+        assert _after(clock, 9) == pytest.approx(1)
+        advance(2, "loss 0.5")
+        assert _after(clock, 1) == timeouts.SILENCE  # after how many seconds it may be time again
+        with words.VOICE.doing("compare"):
+            words.VOICE.phase = "load"
+            _after(clock, 10)
+        words.VOICE.say("a line")
+        _after(clock, 9)
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["[10 s] learn a map: 5 of 1,200 events, loss 0.5", "[20 s] compare (load)"]
+    assert out == "a line\n"
+    _after(clock, 100)
+    assert capsys.readouterr().err == "", "nothing is at hand"
+
+
+def test_a_rank_that_does_not_talk_shows_no_work(clock, capsys):
+    with words.progress("learn a map", 12, "event", talks=False) as advance:
+        advance()
+        _after(clock, 100)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_the_bar_goes_on_and_no_line_is_added(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with words.progress("learn a map", 12, "event", talks=True):
+        capsys.readouterr()
+        _after(clock, 100)
+        assert re.fullmatch(r"\rlearn a map: +0%.*0/12.*", capsys.readouterr().err)
+
+
+def test_a_thread_looks_while_a_process_works_and_ends_with_it(monkeypatch):
+    looked = threading.Event()
+    monkeypatch.setattr(words.Voice, "look", lambda voice: looked.set() or 1000.0)
+
+    def fail():
+        with words.Voice().heard("train"):
+            assert looked.wait(patient(60))
+            assert "signs of life" in {thread.name for thread in threading.enumerate()}
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert "signs of life" not in {thread.name for thread in threading.enumerate()}

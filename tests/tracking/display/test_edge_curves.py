@@ -1,0 +1,88 @@
+"""ROC curve, efficiency and purity of edges: the numbers of the training, and nothing invented for odd events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_run import ODD, drawn, write_run
+
+from domainpar.parallel.world import World
+from domainpar.tracking.display.edges import ROC_POINTS, edge_chart, edge_curves
+from domainpar.tracking.display.run_files import read_run_files
+from domainpar.tracking.training.metrics import EdgeMetrics, metrics_over
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return read_run_files(write_run(tmp_path_factory.mktemp("edges"), naive=4))
+
+
+def counts_of(event):
+    metrics = EdgeMetrics()
+    metrics.add(event.logit, event.edge_class)
+    return metrics.count(World.alone().transport)
+
+
+def test_auc_efficiency_and_purity_are_those_of_the_training(files):
+    curves = edge_curves(files)
+    event = files.read_event(files.choose_event())
+    counts = counts_of(event)
+    assert curves.auc == pytest.approx(counts.auc, abs=1e-12)
+    read = [files.read_event(record) for record in files.store.records if record.event in curves.events]
+    told_by_infer = metrics_over([counts_of(event) for event in read])
+    assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc_mean"], abs=1e-12)
+    assert curves.efficiency[50] == pytest.approx(counts.efficiency, abs=1e-12)
+    assert curves.purity[50] == pytest.approx(counts.purity, abs=1e-12)
+
+
+def test_the_thinned_roc_curve_keeps_its_ends_and_its_area(files):
+    curves = edge_curves(files)
+    assert curves.roc.shape[1] <= ROC_POINTS
+    assert curves.roc[:, 0].tolist() == [0, 0]
+    assert curves.roc[:, -1].tolist() == [1, 1]
+    assert (np.diff(curves.roc) >= 0).all()
+    assert np.trapezoid(curves.roc[1], curves.roc[0]) == pytest.approx(curves.auc, abs=2e-3)
+
+
+def test_every_edge_is_in_one_bin_or_has_no_score(files):
+    curves = edge_curves(files)
+    event = files.read_event(files.choose_event())
+    in_bins = int((curves.targets + curves.fakes + curves.others).sum())
+    assert in_bins + curves.unscored == event.num_edges
+    assert int(curves.targets.sum()) + curves.unscored_targets == int((event.edge_class == 1).sum())
+    assert curves.unscored_targets > 0
+
+
+def test_an_edge_without_a_score_is_lost_at_every_cut(files):
+    curves = edge_curves(files)
+    scored = int(curves.targets.sum())
+    assert curves.efficiency[0] == pytest.approx(scored / (scored + curves.unscored_targets))
+
+
+def test_the_ceiling_of_a_graph_without_its_last_edge_says_so(tmp_path):
+    files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=4)]))
+    assert edge_curves(files).ceiling.segments == 5
+    assert edge_curves(files).ceiling.in_graph == 4
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_odd_events_have_curves_or_none(tmp_path, odd):
+    curves = edge_curves(read_run_files(write_run(tmp_path, [drawn(**odd)])))
+    if not odd.get("truth", True):
+        assert curves is None
+        return
+    assert curves.auc is None  # one kind of edges at most
+    assert np.isfinite(curves.roc).all()
+    assert ((curves.efficiency >= 0) | np.isnan(curves.efficiency)).all()
+
+
+def test_without_scores_or_events_there_are_no_curves(tmp_path):
+    assert edge_curves(read_run_files(write_run(tmp_path / "a", scores=False))) is None
+
+
+def test_each_area_is_told_with_its_name(files):
+    curves = edge_curves(files)
+    panel = edge_chart(files, curves, None, None).panels[0]
+    assert f"AUC {curves.auc:.4f}" in panel.series[0].name
+    assert "The AUC beside it is pooled" in panel.caption
+    assert f"The mean of the AUC over events is {curves.mean_auc:.4f} (" in panel.caption

@@ -1,0 +1,370 @@
+"""Files made to do harm: nothing of them is run, nothing leaves its directory, nothing absurd is allocated."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import resource
+import zipfile
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from marks import fault
+from random_events import random_assignment, random_event
+from refused import refused
+from test_pyg import GRAPH, payloads, save_bare, save_old
+
+torch = pytest.importorskip("torch")
+
+from domainpar.tracking.events import acorn, heptrkx, pyg  # noqa: E402
+from domainpar.tracking.events.store import (  # noqa: E402  # noqa: E402
+    EventStore,
+    StoredEvent,
+    event_file_name,
+    write_event,
+    write_manifest,
+    zip_files,
+)
+from domainpar.tracking.events.store.archive import unpacked_size  # noqa: E402
+
+KINDS = ("system", "check_call", "exec", "eval", "timeit")
+
+
+@contextmanager
+def little_memory(megabytes=512):
+    """Any allocation of much more than the process has now fails."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + megabytes * 2**20, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# --- programs in files -----------------------------------------------------------------------------------------------
+
+
+def save_in_npz(thing, path):
+    arrays = {"X": np.zeros((3, 3)), "y": np.array([thing, thing, thing], object)}
+    np.savez(path, **arrays, **dict.fromkeys(("Ri_rows", "Ri_cols", "Ro_rows", "Ro_cols"), np.arange(3)))
+
+
+def save_as_npz(thing, path):
+    path.write_bytes(pickle.dumps(thing))
+
+
+WAYS = {
+    "pyg, zip": (lambda thing, path: torch.save({**GRAPH, "z": thing}, path), "event7.pyg", "pyg"),
+    "pyg, old format": (lambda thing, path: save_old({**GRAPH, "z": thing}, path), "event7.pt", "pyg"),
+    "pyg, pickle": (lambda thing, path: save_bare({**GRAPH, "z": thing}, path), "event7.pyg", "pyg"),
+    "pyg, alone": (save_bare, "event7.pt", "pyg"),
+    "acorn, zip": (lambda thing, path: torch.save({**GRAPH, "z": thing}, path), "event7.pyg", "acorn"),
+    "acorn, old format": (lambda thing, path: save_old({**GRAPH, "z": thing}, path), "event7.pyg", "acorn"),
+    "acorn, pickle": (lambda thing, path: save_bare({**GRAPH, "z": thing}, path), "event7.pyg", "acorn"),
+    "npz, object array": (save_in_npz, "event7.npz", "heptrkx"),
+    "npz, pickle": (save_as_npz, "event7.npz", "heptrkx"),
+}
+
+
+@fault(19)
+def test_of_all_hostile_files_none_is_run_and_what_pickles_ask_for_is_named(tmp_path):
+    mark, executed, tried = tmp_path / "was-run", 0, 0
+    for save, name, reader in WAYS.values():
+        for kind in KINDS:
+            path = tmp_path / name
+            save(payloads(mark)[kind], path)
+            named = (
+                "cannot be read" if reader == "heptrkx" else rf"refused, nothing of it was run: it asks for .*\.{kind}"
+            )
+            with refused(named, "7", path):
+                {"pyg": pyg.read_event, "acorn": acorn.read_event, "heptrkx": heptrkx_event}[reader](path)
+            executed, tried = executed + mark.exists(), tried + 1
+            mark.unlink(missing_ok=True)
+            path.unlink()
+    print(f"hostile files executed: {executed} of {tried}")
+    assert (executed, tried) == (0, 5 * len(WAYS))
+
+
+def heptrkx_event(path):
+    return heptrkx.read_event(path.parent, "7")
+
+
+# --- names that lead elsewhere ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    graph = random_event(3)
+    record = write_event(tmp_path / event_file_name(graph.hits.event_id), graph, random_assignment(3, 40, 6), 6)
+    write_manifest(tmp_path, [record], {})
+    return EventStore(tmp_path)
+
+
+def manifest_with(store, **changed):
+    """The manifest with other values of its event, as somebody writes it who leaves the checksum out."""
+    path = store.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["content_sha256"]
+    manifest["events"][0] |= changed
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+ELSEWHERE = (
+    "../event000000003.zarr.zip",
+    "/etc/passwd",
+    "a/b.zarr.zip",
+    "..",
+    ".hidden",
+    "",
+    "C:\\x",
+    "x\0y",
+    "a b",
+    7,
+)
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_a_path_that_leads_out_of_the_store_is_refused(store, path):
+    with refused("path .* is not a plain name", None, manifest_with(store, path=path)):
+        EventStore(store.path)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_events_name_that_would_lead_its_scores_elsewhere_is_refused_in_the_manifest(store, name):
+    with refused("event .* is not a plain name", None, manifest_with(store, event=name)):
+        EventStore(store.path)
+
+
+def rewritten(path, changes):
+    """The file with other members, as somebody writes it whose checksums are right."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for name, change in changes.items():
+        content = change(members.get(name))
+        members[name] = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def in_json(**changed):
+    """Change values of a JSON object; `attributes` are changed one by one."""
+
+    def change(content):
+        described = json.loads(content)
+        attributes = changed.get("attributes", {})
+        described |= {name: value for name, value in changed.items() if name != "attributes"}
+        described["attributes"] = described.get("attributes", {}) | attributes
+        return described
+
+    return change
+
+
+def event_file(store):
+    return store.path / store.records[0].path
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", ""])
+def test_an_events_name_that_would_lead_its_scores_elsewhere_is_refused_in_its_file(store, name):
+    path = rewritten(event_file(store), {"zarr.json": in_json(attributes={"event": name})})
+    with refused("which cannot name a file", "000000003", path):
+        StoredEvent(path)
+
+
+@pytest.mark.parametrize("member", ["../x", "/etc/passwd", "edges/../../x", "edges/src/c/0/../9", "x.py"])
+def test_members_that_no_array_needs_are_refused(store, member):
+    path = rewritten(event_file(store), {member: lambda _: b"x"})
+    with refused("cannot read the archive: .*which no array needs", "000000003", path):
+        StoredEvent(path)
+
+
+@pytest.mark.parametrize("member", ["edges/src/c/99", "edges/src/c/0/0", "c/0", "edges/other/c/0", "edges/c/0"])
+def test_chunks_that_belong_to_no_array_are_refused(store, member):
+    path = rewritten(event_file(store), {member: lambda _: b"x"})
+    with refused(f"cannot read the archive: .*{member} belongs to no array", "000000003", path):
+        StoredEvent(path)
+
+
+OFFSETS = {
+    "ends before it begins": lambda ptr: [*ptr[:2], ptr[2] + 50, *ptr[3:]],
+    "begins after 0": lambda ptr: [1, *ptr[1:]],
+    "ends early": lambda ptr: [*ptr[:-1], ptr[-1] - 1],
+    "is negative": lambda ptr: [ptr[0], -3, *ptr[2:]],
+}
+
+
+@pytest.mark.parametrize("name", ["node_ptr", "edge_ptr"])
+@pytest.mark.parametrize("change", OFFSETS.values(), ids=OFFSETS)
+def test_offsets_of_tiles_that_do_not_ascend_from_0_to_the_end_are_refused(store, monkeypatch, name, change):
+    """By a program that writes stores otherwise: each checksum is right."""
+    record, other = store.records[0], zip_files.stored_order
+
+    def changed(*args):
+        order = other(*args)
+        return replace(order, **{name: np.array(change(getattr(order, name).tolist()))})
+
+    monkeypatch.setattr(zip_files, "stored_order", changed)
+    write_event(event_file(store), random_event(3), random_assignment(3, 40, 4), 4)
+    with refused(f"cannot read the tiles: .*tiles/{name} does not describe 4 ranges", record.event, event_file(store)):
+        StoredEvent(event_file(store))
+
+
+def test_a_store_may_be_linked_and_nothing_is_written_through_a_link(store, tmp_path):
+    real = tmp_path / "elsewhere.zip"
+    event_file(store).rename(real)
+    event_file(store).symlink_to(real)
+    before = real.read_bytes()
+    with EventStore(store.path).open(store.records[0]) as event:
+        assert event.num_nodes == 40
+    write_event(event_file(store), random_event(4, event_id="000000003"), np.zeros(40, int), 1)
+    assert real.read_bytes() == before
+    assert not event_file(store).is_symlink()
+
+
+# --- sizes that nobody has -------------------------------------------------------------------------------------------
+
+
+def frame(size):
+    """The start of a zstd frame of one segment that claims so many bytes."""
+    return b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"\x01\x00\x00"
+
+
+def test_the_size_that_a_frame_claims_is_read_whatever_bytes_it_takes():
+    from numcodecs import zstd
+
+    for size in (1, 255, 256, 300, 65_791, 65_792, 10**6):
+        assert unpacked_size(zstd.compress(bytes(size), 1)[:18]) == size
+    assert unpacked_size(frame(2**60)) == 2**60
+    for nothing in (b"", b"\x28\xb5\x2f\xfd", b"not a frame at all", frame(5)[:9]):
+        assert unpacked_size(nothing) is None
+
+
+def crc_of(content):
+    import google_crc32c
+
+    return content + google_crc32c.value(content).to_bytes(4, "little")
+
+
+ABSURD = {
+    "a chunk that unpacks to an exabyte": (
+        {"edges/src/c/0": lambda _: crc_of(frame(2**60))},
+        r"cannot read edges/src: .*claims 1152921504606846976 bytes, a chunk has 480",
+    ),
+    "a chunk that does not say": ({"edges/src/c/0": lambda _: b"x" * 40}, "claims None bytes"),
+    "chunks of an exabyte": (
+        {
+            "edges/src/zarr.json": in_json(
+                chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**60]}},
+            )
+        },
+        "has chunks of 4611686018427387904 bytes, at most 268435456 are read",
+    ),
+    "a shape of an exabyte": (
+        {"edges/src/zarr.json": in_json(shape=[2**60])},
+        r"1 of \d{16} chunks of edges/src are there",
+    ),
+    "more nodes than rows": (
+        {"zarr.json": in_json(attributes={"num_nodes": 2**60})},
+        "its shape is .*expected .115292",
+    ),
+    "another codec": (
+        {"edges/src/zarr.json": in_json(codecs=[{"name": "bytes"}, {"name": "gzip"}])},
+        "is encoded by .'bytes', 'gzip'., expected",
+    ),
+    "bytes in the other order": (
+        {
+            "edges/src/zarr.json": in_json(
+                codecs=[{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "zstd"}, {"name": "crc32c"}]
+            )
+        },
+        "expected little-endian bytes",
+    ),
+    "another order in the type": ({"edges/src/zarr.json": in_json(data_type=">i4")}, "holds >i4, expected numbers"),
+    "a type of one machine": ({"edges/src/zarr.json": in_json(data_type="float128")}, "holds float128, expected"),
+    "another format of zarr": ({"edges/src/zarr.json": in_json(zarr_format=2)}, "is of zarr's format 2, expected 3"),
+    "an array in place of the file": ({"zarr.json": in_json(node_type="array")}, "no zarr.json of a group"),
+    "a field that is not known": ({"edges/src/zarr.json": in_json(scale=2)}, "is described by scale, which is not"),
+    "axes without end beside none": (
+        {
+            "edges/src/zarr.json": in_json(
+                shape=[0, 3 * 10**8], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [1, 1]}}
+            )
+        },
+        "edges/src",
+    ),
+    "a chunk that nobody could have packed": ({"edges/src/c/0": lambda chunk: chunk + bytes(2000)}, "has 2... bytes"),
+    "a chunk with a second one behind it": (
+        {"edges/src/c/0": lambda chunk: crc_of(chunk[:-4] + frame(3 * 2**30))},
+        "destination buffer too small",
+    ),
+    "a chunk with another checksum": (
+        {"edges/src/c/0": lambda chunk: chunk[:-1] + bytes([chunk[-1] ^ 1])},
+        "edges/src/c/0 is damaged",
+    ),
+    "objects": ({"edges/src/zarr.json": in_json(data_type="string")}, "cannot read the archive"),
+    "a description nested too deep": ({"edges/src/zarr.json": lambda _: b"[" * 10**6}, "cannot read the archive"),
+    "a description too long": (
+        {"edges/src/zarr.json": lambda _: b" " * (2**24 + 1)},
+        "has 16777217 bytes, at most 16777216 are read",
+    ),
+}
+
+
+@fault(18)
+@pytest.mark.parametrize(("changes", "message"), ABSURD.values(), ids=ABSURD)
+def test_an_event_that_claims_absurd_sizes_is_refused_before_anything_is_allocated(store, changes, message):
+    path = rewritten(event_file(store), changes)
+    with little_memory(), refused(message, "000000003", path), StoredEvent(path) as event:
+        event.read_edges("src", np.arange(event.num_edges))
+
+
+def test_a_packed_member_is_refused_however_small_it_is(store):
+    path = event_file(store)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with refused("is packed; members are stored as they are", "000000003", path):
+        StoredEvent(path)
+
+
+def test_a_manifest_of_absurd_depth_or_size_is_refused(store, monkeypatch):
+    path = store.path / "manifest.json"
+    path.write_bytes(b'{"events":' * 10**5)
+    with refused("nested too deep|cannot be read", None, path):
+        EventStore(store.path)
+    monkeypatch.setattr("domainpar.tracking.events.store.manifest.LARGEST_MANIFEST", 1000)
+    with refused("it has 1000000 bytes, at most 1000 are read", None, path):
+        EventStore(store.path)
+
+
+def test_an_npz_array_that_claims_more_than_its_member_holds_is_refused_before_it_is_allocated(tmp_path):
+    path = tmp_path / "event7.npz"
+    np.savez(path, X=np.zeros((3, 3)), **dict.fromkeys(("y", "Ri_rows", "Ri_cols", "Ro_rows", "Ro_cols"), np.arange(3)))
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**40, 3)})
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["X.npy"] = header.getvalue() + bytes(72)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with little_memory(), refused("X.npy claims 26388279066624 bytes and holds 72", "7", path):
+        heptrkx_event(path)
+
+
+@pytest.mark.parametrize("reader", [pyg.read_event, acorn.read_event])
+@pytest.mark.parametrize("value", [torch.zeros(1).expand(2**40), torch.zeros(1, 1).expand(2**40, 2)])
+def test_a_tensor_that_repeats_one_value_without_end_is_refused_before_it_is_copied(tmp_path, reader, value):
+    path = tmp_path / "event7.pyg"
+    torch.save({**GRAPH, "x": value}, path)
+    with little_memory(), refused("x claims .* values, more than the .* bytes of the file can hold", "7", path):
+        reader(path)

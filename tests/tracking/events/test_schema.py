@@ -1,0 +1,174 @@
+"""The schema of the store: written events fit it, others are refused, and docs/reference/store.md shows it."""
+
+import json
+import zipfile
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from marks import fault
+from random_events import random_assignment, random_event
+from refused import refused
+
+from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.store import (
+    EventStore,
+    StoredEvent,
+    WholeEvent,
+    event_file_name,
+    write_event,
+    write_manifest,
+)
+from domainpar.tracking.events.store.schema import ARRAYS, LETTERS, SCHEMA_VERSION, check_arrays, names_in, table
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "store.md"
+SIZES = {"N": 4, "E": 5, "K": 2, "K+1": 3, "F": 2, "G": 1}
+SHAPES = {**SIZES, "P": 3, "L": 2, "J": 1, "C": 2}
+
+
+def arrays_of_a_file(**changed):
+    """Shape and type of every array, as a file may have them; None takes one out."""
+    arrays = {
+        name: (tuple(SHAPES.get(letter) or int(letter) for letter in array.shape), array.file_dtypes[0])
+        for name, array in ARRAYS.items()
+    } | {name.replace("__", "/"): array for name, array in changed.items()}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def test_the_page_shows_the_table_of_the_schema():
+    made = "\n".join(table())
+    assert made in PAGE.read_text(encoding="utf-8"), f"write this into docs/reference/store.md:\n{made}"
+    assert f"schema version {SCHEMA_VERSION}." in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_schema_has_every_column_of_hits_and_particles():
+    # What clusters tell becomes node features.
+    assert {field.name for field in fields(Hits)} - {"event_id", "particles", "clusters"} <= set(names_in("nodes"))
+    assert set(names_in("particles")) == {field.name for field in fields(Particles)}
+    assert {letter for array in ARRAYS.values() for letter in array.shape} - {"3"} <= set(LETTERS)
+
+
+def test_a_file_with_all_arrays_and_one_without_what_a_source_did_not_give_fit():
+    check_arrays(arrays_of_a_file(), SIZES)
+    optional = {name.replace("/", "__"): None for name, array in ARRAYS.items() if array.optional}
+    without_particles = {f"particles__{name}": None for name in names_in("particles")}
+    check_arrays(arrays_of_a_file(**optional), SIZES)
+    check_arrays(arrays_of_a_file(**(optional | without_particles)), SIZES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edges__src": None}, "edges/src is missing"),
+        ({"tiles__joining": None}, "tiles/joining is missing"),
+        ({"particles__pt": None}, "particles/pt is missing"),
+        ({"edges__colour": ((5,), "int32")}, "edges/colour is no array of schema version 2"),
+        ({"edges__label": ((4,), "uint8")}, r"edges/label: its shape is \(4,\), expected \(5,\)"),
+        ({"nodes__features": ((4,), "float32")}, r"nodes/features: its shape is \(4,\), expected \(4, 2\)"),
+        ({"nodes__position": ((4, 2), "float32")}, r"nodes/position: its shape is \(4, 2\), expected \(4, 3\)"),
+        ({"tiles__dst_tile": ((2,), "int64")}, r"tiles/dst_tile: its shape is \(2,\), expected \(1,\)"),
+        ({"particles__eta": ((2,), "float32")}, r"particles/eta: its shape is \(2,\), expected \(3,\)"),
+        ({"edges__dst": ((5,), "float32")}, "edges/dst: it holds float32, expected int32 or int64"),
+        ({"nodes__weight": ((4,), "float64")}, "nodes/weight: it holds float64, expected float32"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named(changed, said):
+    with pytest.raises(ValueError, match=said):
+        check_arrays(arrays_of_a_file(**changed), SIZES)
+
+
+def test_a_number_that_its_type_cannot_hold_is_refused_and_never_wrapped(tmp_path):
+    graph = random_event(1)
+    layer = graph.hits.layer.astype(np.int64)
+    layer[3] = 2**31
+    with refused("nodes/layer has values from 2 to 2147483648, more than int32 holds", "000000001", None):
+        write_event(tmp_path / "x", replace(graph, hits=replace(graph.hits, layer=layer)), np.zeros(40, int), 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_event_is_read_in_the_order_of_its_source(tmp_path):
+    for number, (positions, labels) in enumerate([(True, True), (False, False)]):
+        graph = random_event(number, positions=positions, labels=labels)
+        path = tmp_path / event_file_name(graph.hits.event_id)
+        write_event(path, graph, random_assignment(3, graph.num_nodes, 6), 6)
+        with StoredEvent(path) as event:
+            whole = WholeEvent(event)
+            assert np.array_equal(whole.edge_index, graph.edge_index)
+            assert np.array_equal(whole.edges("features"), graph.edge_features)
+            for name in ("hit_id", "layer", "position", "particle_id"):
+                stored, given = whole.nodes(name), getattr(graph.hits, name)
+                assert stored is None if given is None else np.array_equal(stored, given)
+            label = whole.edges("label")
+            assert label is None if graph.label is None else np.array_equal(label, graph.label)
+
+
+SETTINGS = {
+    "simulate": (
+        {"source": "simulate", "num_hits": 500, "phi_slope": 0.001, "z0": 200.0, "same_layer": True,
+         "partitioner": "phi-eta, or metis without positions", "tiles": 16, "seed": 7},
+        "--source simulate --events 1 --hits 500 --seed 3 --val-split 0.1 --test-split 0.2 --phi-slope 0.001 "
+        "--same-layer --tiles 16",
+    ),
+    "trackml": (
+        {"source": "trackml", "layer_pairs": [[[8, 2], [8, 4]], [[8, 4], [8, 6]]], "partitioner": "metis",
+         "tiles": "some 4600 edges each, small events finer"},
+        "--source trackml --input DIRECTORY_OF_ITS_FILES --seed 5 --val-split 0.1 --test-split 0.2 "
+        "--layer-pairs '8.2-8.4, 8.4-8.6' --partitioner metis",
+    ),
+    "acorn": (
+        {"source": "acorn", "node_features": ["r", "z"], "node_scales": [1000.0, 1.0], "edge_features": None,
+         "hard_cuts": {"pt": [1, float("inf")]}, "pt_unit": "MeV"},
+        "--source acorn --input DIRECTORY_OF_ITS_FILES --seed 5 --val-split 0.1 --test-split 0.2 "
+        """--node-features 'r, z' --node-scales '1000.0, 1.0' --pt-unit MeV --hard-cuts '{"pt": [1, .inf]}'""",
+    ),
+}  # fmt: skip
+
+
+def of_version(version, path):
+    """The manifest and the event of a store, as another version of this program wrote them."""
+    for file, member in ((path.parent / "manifest.json", None), (path, "zarr.json")):
+        if member is None:
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": version}))
+            continue
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        described = json.loads(members[member])
+        described["attributes"]["schema_version"] = version
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, content in (members | {member: json.dumps(described).encode()}).items():
+                archive.writestr(name, content)
+
+
+@fault(18)
+@pytest.mark.parametrize("source", SETTINGS)
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_store_of_another_version_is_refused_with_the_command_that_makes_it_anew(tmp_path, source, version):
+    settings, flags = SETTINGS[source]
+    path = tmp_path / event_file_name("000000003")
+    record = write_event(path, random_event(3), np.zeros(40, int), 1)
+    write_manifest(tmp_path, [record], settings, {"val_split": 0.1, "test_split": 0.2, "split_seed": 5})
+    of_version(version, path)
+    said = f"it is of schema version {version}, this program reads and writes version 2"
+    with refused(said, None, tmp_path / "manifest.json") as refusal:
+        EventStore(tmp_path)
+    assert refusal.value.hint == f"prepare it anew: python -m domainpar.prepare --store {tmp_path} --overwrite {flags}"
+    with refused(said, "000000003", path):
+        StoredEvent(path)
+
+
+def test_a_store_of_another_version_is_replaced_when_that_is_asked_for_and_never_else(tmp_path):
+    graph = random_event(3)
+    source = Source((graph.hits.event_id,), lambda _: graph, lambda _: [], {"source": "random"})
+    store = prepare(source, tmp_path, num_tiles=2, partitioner="contiguous")
+    path = tmp_path / store.records[0].path
+    new = path.read_bytes()
+    of_version(1, path)
+    old = path.read_bytes()
+    with refused("it is of schema version 1, .*replace this one with --overwrite"):
+        prepare(source, tmp_path, num_tiles=2, partitioner="contiguous")
+    assert path.read_bytes() == old
+    prepare(source, tmp_path, num_tiles=2, partitioner="contiguous", overwrite=True)
+    assert path.read_bytes() == new

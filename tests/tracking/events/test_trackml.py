@@ -1,0 +1,237 @@
+"""The TrackML reader: what the files say, or an error that names event, file and columns."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from marks import fault
+from refused import refused
+
+from domainpar.common.problems import Problem
+from domainpar.tracking.events.trackml import event_files, list_events, read_event
+
+HITS = """hit_id,x,y,z,volume_id,layer_id,module_id
+1,-69.5,-0.8,-1502.5,7,2,1
+2,30.0,40.0,12.5,8,2,101
+5,3.0,-4.0,0.0,8,4,7
+"""
+TRUTH = """hit_id,particle_id,weight
+5,0,0.0
+1,4503668346847232,0.25
+2,4503668346847233,0.75
+"""
+PARTICLES = """particle_id,vx,vy,vz,px,py,pz,q,nhits
+4503668346847232,0.1,0.2,-6.5,3.0,4.0,0.0,-1,11
+4503668346847240,0.0,0.0,1.0,0.0,0.0,2.0,1,3
+"""
+
+
+@pytest.fixture
+def event(tmp_path):
+    write(tmp_path, hits=HITS, truth=TRUTH, particles=PARTICLES)
+    return tmp_path
+
+
+def write(directory, suffix=".csv", **parts):
+    for part, text in parts.items():
+        path = directory / f"event000000042-{part}{suffix}"
+        if suffix.endswith(".gz"):
+            path.write_bytes(gzip.compress(text.encode()))
+        else:
+            path.write_text(text)
+
+
+def test_hits_keep_the_order_of_the_file_and_truth_is_matched_by_hit_id(event):
+    hits = read_event(event, "000000042")
+    assert hits.hit_id.tolist() == [1, 2, 5]
+    assert hits.position.tolist() == [[-69.5, np.float32(-0.8), -1502.5], [30, 40, 12.5], [3, -4, 0]]
+    assert (hits.volume.tolist(), hits.layer.tolist(), hits.module.tolist()) == ([7, 8, 8], [2, 2, 4], [1, 101, 7])
+    assert hits.particle_id.tolist() == [4503668346847232, 4503668346847233, 0]
+    assert hits.weight.tolist() == [0.25, 0.75, 0]
+    assert hits.event_id == "000000042"
+
+
+def test_particles_give_pt_eta_vertex_charge_and_nhits(event):
+    particles = read_event(event, "000000042").particles
+    assert particles.particle_id[:2].tolist() == [4503668346847232, 4503668346847240]
+    assert particles.pt[0] == 5
+    assert particles.eta[0] == 0
+    assert particles.vertex[0].tolist() == [np.float32(0.1), np.float32(0.2), -6.5]
+    assert (particles.nhits[:2].tolist(), particles.charge[:2].tolist()) == ([11, 3], [-1, 1])
+    assert np.isnan(particles.eta[1]), "without transverse momentum there is no pseudorapidity"
+
+
+def test_a_particle_with_hits_that_the_table_does_not_list_is_appended_as_unknown(event):
+    particles = read_event(event, "000000042").particles
+    assert particles.particle_id[2] == 4503668346847233
+    assert (particles.nhits[2], particles.charge[2]) == (1, 0)
+    assert np.isnan([particles.pt[2], particles.eta[2], *particles.vertex[2]]).all()
+
+
+def test_gzipped_files_read_the_same(event, tmp_path_factory):
+    other = tmp_path_factory.mktemp("gz")
+    write(other, ".csv.gz", hits=HITS, truth=TRUTH, particles=PARTICLES)
+    plain, packed = read_event(event, "000000042"), read_event(other, "000000042")
+    assert plain.hit_id.tolist() == packed.hit_id.tolist()
+    assert plain.particles.pt.tolist() == pytest.approx(packed.particles.pt.tolist(), nan_ok=True)
+
+
+def test_truth_needs_only_two_columns_and_particles_only_one(tmp_path):
+    write(tmp_path, hits=HITS, truth="hit_id,particle_id\n1,7\n2,7\n5,0\n", particles="particle_id\n7\n")
+    hits = read_event(tmp_path, "000000042")
+    assert hits.weight is None
+    assert (hits.particles.nhits.tolist(), hits.particles.charge.tolist()) == ([2], [0])
+    assert np.isnan(hits.particles.pt).all()
+
+
+def test_events_without_truth_or_particles_are_read(tmp_path):
+    write(tmp_path, hits=HITS)
+    hits = read_event(tmp_path, "000000042")
+    assert (hits.particle_id, hits.weight, hits.particles) == (None, None, None)
+
+
+def test_a_first_column_of_row_numbers_without_a_name_is_left_alone(tmp_path):
+    numbered = "\n".join(f"{'' if i == 0 else i - 1},{line}" for i, line in enumerate(HITS.splitlines()))
+    write(tmp_path, hits=numbered)
+    assert read_event(tmp_path, "000000042").hit_id.tolist() == [1, 2, 5]
+
+
+def test_an_event_without_hits_is_an_event(tmp_path):
+    write(tmp_path, hits=HITS.splitlines()[0] + "\n", truth="hit_id,particle_id\n")
+    assert len(read_event(tmp_path, "000000042")) == 0
+
+
+def test_events_of_a_directory_are_listed_sorted(event):
+    (event / "event7-hits.csv.gz").write_bytes(b"")
+    (event / "detectors.csv").write_text("")
+    assert list_events(event) == ["000000042", "7"]
+    assert [path.name for path in event_files(event, "000000042")] == [
+        f"event000000042-{part}.csv" for part in ("hits", "truth", "particles")
+    ]
+
+
+def test_directories_without_events_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no TrackML events"):
+        list_events(tmp_path)
+    with pytest.raises(ValueError, match="not a directory"):
+        list_events(tmp_path / "nowhere")
+    with refused("^no hits in", "9"):
+        read_event(tmp_path, "9")
+
+
+@fault(22)
+@pytest.mark.parametrize(
+    ("part", "text", "message"),
+    [
+        ("hits", "", "cannot be read, EmptyDataError"),
+        ("hits", HITS.replace("layer_id", "layer"), r"no column layer_id; found \['hit_id', .*'layer', .*expected"),
+        ("hits", HITS.replace("5,3.0", "2,3.0"), r"hit_id appear more than once, the first is 2 in rows \[1, 2\]"),
+        ("hits", HITS.replace("40.0", "nan"), "column y holds 1 values that are empty or not finite.* in row 1"),
+        ("hits", HITS.replace("40.0", "inf"), "column y holds 1 values .*inf in row 1"),
+        ("hits", HITS.replace("40.0", "forty"), "not a number"),
+        ("hits", HITS.replace(",8,4,7", ""), "not a number, or an empty field"),
+        ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows name no such hit .first: hit_id 5"),
+        ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv have no row here"),
+        ("truth", TRUTH.replace("particle_id", "pid"), "no column particle_id"),
+        ("truth", TRUTH.replace("5,0,0.0", "1,0,0.0"), "the first is 1 in rows"),
+        ("truth", TRUTH.replace("0.25", ""), "column weight holds 1 values"),
+        ("particles", PARTICLES.replace("particle_id", "id"), "no column particle_id"),
+        ("particles", PARTICLES.replace("7240", "7232"), "particle_id appear more than once"),
+        ("particles", PARTICLES.replace("4503668346847240", "0"), "lists a particle 0"),
+        ("particles", PARTICLES.replace("4.0,0.0,-1", "inf,0.0,-1"), "column py holds 1 values"),
+    ],
+)
+def test_bad_files_are_refused_with_event_and_file(event, part, text, message):
+    write(event, **{part: text})
+    faulty = "truth" if message.startswith("1 rows name no such hit") else part
+    with refused(message, "000000042", event / f"event000000042-{faulty}.csv"):
+        read_event(event, "000000042")
+
+
+FIVE = "particle_id_pv,particle_id_sv,particle_id_part,particle_id_gen,particle_id_subpart"
+OF_ACTS = {
+    "hits since version 44": ("hits", f"{FIVE},geometry_id,tx,ty,tz,tt,tpx,tpy,tpz,te,index"),
+    "hits before, and of traccc": ("hits", "particle_id,geometry_id,tx,ty,tz,tt,tpx,tpy,tpz,te,deltapx,index"),
+    "space points": ("hits", "measurement_id,geometry_id,x,y,z,var_r,var_z"),
+    "particles": ("particles", f"{FIVE},particle_type,process,vx,vy,vz,vt,px,py,pz,m,q"),
+    "cells": ("cells", "geometry_id,hit_id,channel0,channel1,timestamp,value"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ACTS)
+def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
+    part, columns = OF_ACTS[name]
+    write(tmp_path, **{"hits": HITS, part: f"{columns}\n"})
+    (tmp_path / "detectors.csv").write_text("volume_id\n")
+    with pytest.raises(Problem) as refused:
+        read_event(tmp_path, "000000042", clusters=part == "cells")
+    assert str(refused.value).startswith(f"these are {part} of ACTS or traccc, not of TrackML: no column ")
+    assert "docs/your_data.md, at ACTS" in refused.value.hint
+    assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
+
+
+@pytest.mark.parametrize("part", ["measurements", "measurement-simhit-map", "spacepoints"])
+def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
+    (tmp_path / f"event000000000-{part}.csv").write_text("measurement_id,geometry_id\n")
+    with pytest.raises(Problem, match="as ACTS and traccc write them"):
+        list_events(tmp_path)
+
+
+HINTS = {
+    "another separator": (HITS.replace(",", ";").encode(), ".csv", "separated by ';' here; write commas"),
+    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
+    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names in the first line"),
+    "nothing": (b"", ".csv", "the file is empty"),
+    "nothing, gzipped": (b"", ".csv.gz", "the file is empty"),
+    "UTF-16": (
+        HITS.encode("utf-16"),
+        ".csv",
+        "it is written in UTF-16: iconv -f UTF-16 -t UTF-8 event000000042-hits.csv",
+    ),
+    "gzipped and named plain": (gzip.compress(HITS.encode()), ".csv", "it is gzipped, and its name says otherwise"),
+    "plain and named gzipped": (HITS.encode(), ".csv.gz", "it is not gzipped, and its name says otherwise"),
+    "truncated": (gzip.compress(HITS.encode())[:-12], ".csv.gz", "is it truncated?"),
+}
+
+
+@pytest.mark.parametrize(("content", "suffix", "hint"), HINTS.values(), ids=HINTS)
+def test_a_file_that_is_no_csv_is_refused_with_what_its_first_bytes_say(tmp_path, content, suffix, hint):
+    (tmp_path / f"event000000042-hits{suffix}").write_bytes(content)
+    with pytest.raises(Problem) as error:
+        read_event(tmp_path, "000000042")
+    assert hint in error.value.hint
+
+
+def test_a_file_that_is_there_plain_and_gzipped_is_refused(event):
+    write(event, ".csv.gz", truth=TRUTH)
+    twice = "truth are there twice, as event000000042-truth.csv and as event000000042-truth.csv.gz"
+    with refused(twice, "000000042", event / "event000000042-truth.csv"):
+        read_event(event, "000000042")
+
+
+def test_a_particle_0_comes_with_what_to_do_about_it(event):
+    write(event, particles=PARTICLES.replace("4503668346847240", "0"))
+    with pytest.raises(Problem) as error:
+        read_event(event, "000000042")
+    assert "add 1 to every particle_id of a particle, in this file and in truth" in error.value.hint
+    (event / "event000000042-truth.csv").unlink()
+    with pytest.raises(Problem) as error:
+        read_event(event, "000000042")
+    assert error.value.hint == "there is no truth file that could use the particles: remove this file"
+
+
+@pytest.mark.parametrize("size", [0, 20, -12])
+def test_truncated_gzip_files_are_refused(tmp_path, size):
+    write(tmp_path, ".csv.gz", hits=HITS)
+    path = tmp_path / "event000000042-hits.csv.gz"
+    path.write_bytes(path.read_bytes()[:size])
+    with refused("^cannot be read", "000000042", path):
+        read_event(tmp_path, "000000042")
+
+
+def test_big_particle_ids_keep_every_digit(tmp_path):
+    particle = 864691128455135233  # above 2^53: a float would change it
+    write(tmp_path, hits=HITS, truth=f"hit_id,particle_id\n1,{particle}\n2,0\n5,{particle}\n")
+    assert read_event(tmp_path, "000000042").particle_id.tolist() == [particle, 0, particle]

@@ -1,0 +1,39 @@
+"""What is measured of a network's step: its messages are those that it sends, its operations those that it makes."""
+
+import pytest
+from random_store import write_random_store
+
+from domainpar.parallel.world import World
+from domainpar.testing import run_ranks
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.planner.work import measure_work
+from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.run import make_trainer
+
+
+def sent(world, store, config):
+    """Exchanges of a step, bytes that this rank sent, and its ghosts."""
+    lessons = open_lessons(config, store, world)
+    trainer = make_trainer(config, lessons, world)
+    part = trainer.loader.load(lessons.train[0])
+    world.take_counters()  # of planning
+    record = trainer.step(lessons.train[:1], 0)
+    return sum(trainer.exchanges), record["halo_bytes"][world.rank], part.graph.plan.num_ghosts
+
+
+@pytest.mark.parametrize("model", ["interaction", "gcn"])
+def test_exchanges_and_bytes_of_ghosts_are_those_of_a_step(tmp_path, model):
+    store = write_random_store(tmp_path / "store", num_train=1)
+    config = TrainConfig(model=model, hidden=16, graph_iters=2)
+    world = World.alone()
+    lessons = open_lessons(config, store, world)
+    work = measure_work(config, make_trainer(config, lessons, world), lessons, lessons.train[0], 1000, 0.0)
+    found = run_ranks(sent, 3, store, config, domain_size=3)
+    assert {exchanges for exchanges, _, _ in found} == {work.exchanges}
+    ghosts = sum(count for _, _, count in found)
+    assert sum(num_bytes for _, num_bytes, _ in found) == pytest.approx(work.bytes_of_ghost * ghosts)
+    assert set(work.seconds) == {None, *([1] if model == "gcn" else [])}
+    assert work.operations.of_edge > 0
+    assert all(line.of_edge > 0 for line in work.seconds.values())
+    assert (work.formula is None) == (model == "gcn")
+    assert work.bare == 1000

@@ -1,0 +1,128 @@
+"""Counts of several events add up to those of all of them together, are written as JSON, and mix with no others."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drawn_tracks import EVERY, drawn, random_case
+
+from domainpar.tracking.events.graph import Particles
+from domainpar.tracking.reco.performance.counts import BOTH_WEIGHTS, TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.truth import EventTruth
+
+
+def random_event_counts(seed, cuts):
+    track_id, truth, _ = random_case(seed)
+    rng = np.random.default_rng(seed)
+    position = rng.normal(0, 300, (len(truth), 3)).astype(np.float32)
+    truth = replace(truth, position=position, border=rng.random(len(truth)).astype(np.float32), border_sectors=4)
+    return track_id, truth, count_tracks(track_id, truth, cuts)
+
+
+def side_by_side(first, second):
+    """One event that holds two, particles and tracks of the second renamed."""
+    (tracks, truth, _), (more_tracks, more_truth, _) = first, second
+    shift, names = 10_000, 1000
+    more_ids = np.where(more_truth.particle_id != 0, more_truth.particle_id + shift, 0)
+    table, more_table = truth.particles, replace(
+        more_truth.particles, particle_id=more_truth.particles.particle_id + shift
+    )  # fmt: skip
+    joined = {
+        name: np.concatenate([getattr(truth, name), getattr(more_truth, name)])
+        for name in ("surface", "position", "border")
+    }
+    return np.concatenate([tracks, np.where(more_tracks >= 0, more_tracks + names, -1)]), EventTruth(
+        particle_id=np.concatenate([truth.particle_id, more_ids]),
+        particles=Particles(
+            *(
+                np.concatenate([getattr(table, name), getattr(more_table, name)])
+                for name in ("particle_id", "pt", "eta", "vertex", "nhits", "charge")
+            )
+        ),
+        border_sectors=4,
+        **joined,
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_sum_of_two_events_is_what_both_together_count(seed):
+    cuts = TrackCuts(target={"nhits": [2, 7]}, min_hits=3)
+    first, second = random_event_counts(seed, cuts), random_event_counts(seed + 1000, cuts)
+    found = total([first[2], second[2]])
+    together = count_tracks(*side_by_side(first, second), cuts)
+    assert found.events == 2
+    assert found.trackml_score == first[2].trackml_score + second[2].trackml_score
+    same = {"events": 1, "trackml_score": together.trackml_score, "weights": together.weights}
+    assert replace(found, **same) == together
+
+
+def test_sums_do_not_depend_on_their_grouping():
+    cuts = TrackCuts(**EVERY)
+    a, b, c = (random_event_counts(seed, cuts)[2] for seed in (1, 2, 3))
+    assert (a + b) + c == a + (b + c) == total([a, b, c])
+
+
+def test_an_empty_event_adds_an_event_and_nothing_else():
+    counts = count_tracks(*drawn("aaaaab....", "0000011111"))
+    found = counts + count_tracks(*drawn("", ""))
+    assert found == replace(counts, events=2, trackml_score=(*counts.trackml_score, None))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "name"),
+    [({"min_hits": 4}, "min_hits"), ({"fraction": 0.6}, "fraction"), ({"target": {}}, "target"),
+     ({"majority_pt": 0.9}, "majority_pt")],
+)  # fmt: skip
+def test_counts_with_other_cuts_are_not_added(cuts, name):
+    track_id, truth = drawn("aaaaa", "00000")
+    with pytest.raises(ValueError, match=f"counts with {name} .* have no sum"):
+        count_tracks(track_id, truth) + count_tracks(track_id, truth, TrackCuts(**cuts))
+
+
+def test_counts_with_other_sectors_or_other_bins_are_not_added():
+    track_id, truth = drawn("aaaaa", "00000")
+    counts = count_tracks(track_id, truth)
+    with pytest.raises(ValueError, match="counts with border_sectors None and 8 have no sum"):
+        counts + count_tracks(track_id, replace(truth, border_sectors=8))
+    written = counts.to_json()
+    written["binned"]["two_way"]["eta"]["edges"][3] += 0.1
+    with pytest.raises(ValueError, match="different bins"):
+        counts + TrackCounts.from_json(written)
+    del written["binned"]["two_way"]["holes"]
+    with pytest.raises(ValueError, match="different quantities"):
+        counts + TrackCounts.from_json(written)
+
+
+def test_a_sum_over_events_with_and_without_weights_says_so():
+    track_id, truth = drawn("aaaaa", "00000")
+    weighted = count_tracks(track_id, replace(truth, weight=np.ones(5, np.float32)))
+    assert (weighted + weighted).weights == "truth"
+    assert (weighted + count_tracks(track_id, truth)).weights == BOTH_WEIGHTS
+    assert (weighted + count_tracks(track_id, truth) + weighted).weights == BOTH_WEIGHTS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_come_back_from_json_as_they_were(seed):
+    counts = random_event_counts(seed, TrackCuts(target={"pt": [1, np.inf]}))[2]
+    written = json.dumps(counts.to_json(), allow_nan=False, sort_keys=True)
+    assert TrackCounts.from_json(json.loads(written)) == counts == TrackCounts.from_json(counts.to_json())
+
+
+def test_everything_in_the_json_is_a_plain_value():
+    def plain(value):
+        if isinstance(value, dict):
+            return all(type(name) is str and plain(part) for name, part in value.items())
+        return all(map(plain, value)) if type(value) is list else type(value) in (int, float, str, type(None))
+
+    assert plain(random_event_counts(2, TrackCuts())[2].to_json())
+
+
+def test_json_of_another_version_is_refused_by_name():
+    written = count_tracks(*drawn("aaaaa", "00000")).to_json()
+    del written["styles"]["atlas"]["pairs"]
+    with pytest.raises(ValueError, match=r"StyleCounts.*missing pairs, unknown nothing"):
+        TrackCounts.from_json(written)
+    with pytest.raises(ValueError, match=r"missing nothing, unknown colour"):
+        TrackCounts.from_json({**count_tracks(*drawn("", "")).to_json(), "colour": 1})

@@ -1,0 +1,92 @@
+"""Rates are None without anything to divide by, intervals are Wilson's, and the table stays in its columns."""
+
+import math
+
+import pytest
+from drawn_tracks import EVERY, drawn
+
+from domainpar.tracking.reco.performance.counts import count_tracks
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.rates import WIDTH, mean_trackml_score, table, wilson
+
+
+@pytest.mark.parametrize(("part", "whole"), [(0, 1), (1, 1), (3, 10), (5, 10), (999, 1000), (0, 40), (40, 40)])
+@pytest.mark.parametrize("z", [1.0, 1.1, 1.96])
+def test_the_ends_of_the_interval_are_z_standard_deviations_from_the_share(part, whole, z):
+    low, high = wilson(part, whole, z)
+    assert 0 <= low <= part / whole <= high <= 1
+    for end in (low, high):
+        distance = abs(part / whole - end)
+        assert distance == pytest.approx(z * math.sqrt(end * (1 - end) / whole), abs=1e-12) or end in (0, 1)
+    assert (low == 0) == (part == 0)
+    assert (high == 1) == (part == whole)
+
+
+def test_a_published_interval_comes_out():
+    # Newcombe, Statist. Med. 17 (1998) 857, table I: 81 of 263 and 15 of 148, Wilson's without continuity correction
+    assert wilson(81, 263, 1.959964) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148, 1.959964) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+
+
+def test_nothing_has_no_interval_and_more_than_everything_is_refused():
+    assert wilson(0, 0) is None
+    with pytest.raises(ValueError, match="3 of 2"):
+        wilson(3, 2)
+    with pytest.raises(ValueError, match="-1 of 2"):
+        wilson(-1, 2)
+
+
+def test_the_mean_score_leaves_out_events_without_one():
+    good, none = count_tracks(*drawn("aaabb", "00011")), count_tracks(*drawn("...", "000"))
+    half = count_tracks(*drawn("aaabbb", "000..."))
+    assert mean_trackml_score(good + none + half) == pytest.approx((1 + 0.5) / 2)
+    assert mean_trackml_score(none) is None
+
+
+def counted(particles, tracks, **cuts):
+    return count_tracks(*drawn(particles, tracks), TrackCuts(**cuts))
+
+
+def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_ceiling():
+    found = table({"ceiling": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")})
+    rows = {row.split()[0]: row.split()[1:] for row in found[:6] if row.split()[0] in ("ceiling", "mine", "network")}
+    assert list(rows) == ["network", "ceiling", "mine"]
+    assert rows["network"] == ["0", *"--------"]
+    assert rows["ceiling"] == ["1", "1.0000", "0.5000..1.0000", *["0.0000"] * 3, *["1.0000"] * 3]
+    assert rows["mine"] == ["0", "0.0000", "0.0000..0.5000", "-", "-", "-", "0.0000", "0.0000", "0.0000"]
+    assert "ceiling: perfect scores" in " ".join(found)
+    assert "LHC, per track of one: network -, ceiling 1.0000, mine -" in " ".join(found)
+
+
+def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
+    counts = {"network": counted("aaaaaaaaaa", "0000011111", target={"pt": [1.0, 5.0]}, min_hits=4)}
+    text = " ".join(table(counts))
+    assert "1 event, 1 target particle (pt: [1.0, 5.0]), tracks of at least 4 hits, atlas matching of more than" in text
+    assert "weight 1 for every labelled hit" in text
+    assert "ceiling" not in text
+    assert " 1.0000  0.5000..1.0000  0.0000      0.0000      1.0000 " in text
+    assert " 0.0000  0.0000..0.5000  0.0000      0.0000           - " in " ".join(table(counts, "one_way"))
+    assert "at least 0.75 of the hits" in " ".join(table({"network": counted("a", "0", fraction=0.75)}))
+
+
+def test_fakes_are_counted_per_particle_and_duplicates_per_track_as_well():
+    # a is found twice; the track of b and c halves is one fake; d and e were not found: 5 targets, 3 tracks
+    counts = {"network": counted("aaaaaaaaaabbbcccdddeee", "0000011111222222......", target={}, min_hits=3)}
+    text = " ".join(table(counts))
+    assert "fakes per target particle: network 0.2000; tracks of any pT that match no particle: network 0.3333" in text
+    assert "duplicates per track: network 0.3333" in text
+    assert "fakes per target particle: network -; tracks of any pT that match no particle: network -" in " ".join(
+        table({"network": counted("", "")})
+    )
+
+
+def test_no_line_is_wider_than_promised_whatever_the_target():
+    target = {"particle_id": ["not_in", list(range(100))], "pt": [1, 2]}
+    for row in table({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "classical")}):
+        assert len(row) <= WIDTH
+
+
+def test_no_counts_make_no_table_and_an_unknown_style_is_refused():
+    assert table({}) == []
+    with pytest.raises(ValueError, match="'ATLAS' is unknown; choose one of atlas, one_way, two_way"):
+        table({"network": counted("a", "0", **EVERY)}, "ATLAS")

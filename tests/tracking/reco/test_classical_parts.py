@@ -1,0 +1,73 @@
+"""Parts of the helix-following finder on drawn cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from domainpar.tracking.events import detector
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.classical.finder import layout, resolve, table_of
+
+
+def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):
+    """Track of each hit when candidates are given best first."""
+    starts = np.cumsum([0, *(len(track) for track in tracks)])
+    rows = np.array([row for track in tracks for row in track], np.int64)
+    track_of = np.full(num_hits, -1, np.int64)
+    count = resolve(starts, rows, np.arange(len(tracks)), track_of, 0, max_shared, min_hits)
+    return track_of.tolist(), count
+
+
+def test_shared_hits_stay_with_the_better_track():
+    assert resolved([0, 1, 2, 3], [3, 4, 5]) == ([0, 0, 0, 0, 1, 1, -1, -1, -1, -1], 2)
+
+
+def test_a_track_that_lost_too_much_frees_what_it_had():
+    assert resolved([0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6]) == ([0, 0, 0, 0, 1, 1, 1, -1, -1, -1], 2)
+    assert resolved([0, 1, 2, 3], [3, 4, 5], [4, 5], min_hits=3)[1] == 1
+
+
+def test_no_candidates_leave_all_hits_free():
+    assert resolved() == ([-1] * 10, 0)
+
+
+def test_ways_run_outward_and_hold_every_surface_once():
+    places, ways = layout()
+    barrels, minus, plus = (way[way >= 0] for way in ways)
+    assert sorted([*barrels, *minus, *plus]) == list(range(len(detector.SURFACES)))
+    assert places["is_barrel"][barrels].all()
+    assert (np.diff(places["coordinate"][barrels]) > 0).all()
+    assert (places["coordinate"][minus] < 0).all()
+    assert (np.diff(places["coordinate"][minus]) <= 0).all()
+    assert (np.diff(places["coordinate"][plus]) >= 0).all()
+
+
+def test_the_hits_of_a_simulated_event_lie_within_their_surfaces_extents():
+    event = simulate_event(5, 3000)
+    hits, _, _ = table_of(event.position, event.volume, event.layer, event.module)
+    place = layout()[0][hits["surface"]]
+    along = np.where(place["is_barrel"], hits["z"], hits["r"])
+    # Corners of flat modules lie a little further out.
+    assert ((place["low"] - 1 < along) & (along < place["high"] + 4)).all()
+    off = np.where(place["is_barrel"], hits["r"], hits["z"]) - place["coordinate"]
+    assert np.abs(off).max() < 6.5
+
+
+@pytest.mark.parametrize("count", [0, 200])
+def test_the_hit_table_is_the_event_by_surface_and_phi(count):
+    event = simulate_event(6, 300)
+    chosen = slice(0, count)
+    position, volume, layer, module = (
+        column[chosen] for column in (event.position, event.volume, event.layer, event.module)
+    )
+    hits, ptr, rows = table_of(position, volume, layer, module)
+    assert sorted(rows) == list(range(min(count, len(event))))
+    assert ptr[0] == 0
+    assert ptr[-1] == len(rows)
+    np.testing.assert_array_equal(hits["x"], position[rows, 0])
+    for i, surface in enumerate(detector.SURFACES):
+        mine = slice(ptr[i], ptr[i + 1])
+        assert (volume[rows[mine]] == surface.volume).all()
+        assert (layer[rows[mine]] == surface.layer).all()
+        assert (np.diff(hits["phi"][mine]) >= 0).all()

@@ -1,0 +1,141 @@
+"""Memory of networks without a formula, and runs that are held to a limit."""
+
+import json
+
+import pytest
+import torch
+from random_store import write_random_store
+
+from domainpar.common.agreement import Refused
+from domainpar.parallel.world import World
+from domainpar.testing import run_ranks
+from domainpar.tracking.config import BITWISE, TrainConfig
+from domainpar.tracking.networks.catalogue import ON_STAGES, PUBLISHED_ON_STAGES
+from domainpar.tracking.training import forecast
+from domainpar.tracking.training.memory import OF_PROCESS
+from domainpar.tracking.training.run import train
+
+SIZES = {"hidden": 16, "graph_iters": 4, "epochs": 1, "lr": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"), 2, 1, 400, 3000, compared=False)
+
+
+def _trained(world, store, out, flags):
+    return train(TrainConfig(out=str(out), **SIZES, **flags), store, world).trainer.model.recompute_every
+
+
+def trained(store, out, num_ranks=1, **flags):
+    """How much was recomputed, and what the run wrote of itself."""
+    everywhere = run_ranks(_trained, num_ranks, store, out, flags)
+    assert len(set(everywhere)) == 1
+    return everywhere[0], json.loads((out / "run.json").read_text())
+
+
+@pytest.mark.parametrize("model", ["acorn2", "acorn", "own_models:evolving"])
+def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(store, tmp_path, model):
+    expected, hashes = [], set()
+    for every in (None, 2, 1):
+        _, about = trained(store, tmp_path / str(every), model=model, recompute_every=every)
+        expected.append(about["memory"]["expected_bytes"][0])
+        hashes.add(about["parameters_sha256"])
+    assert len(hashes) == 1
+    fixed = OF_PROCESS + (0 if model in BITWISE else forecast.OF_TORCH)
+    assert expected[0] - fixed > 1.5 * (min(expected[1:]) - fixed)
+
+
+def test_tensors_are_counted_from_when_they_are_made_until_nobody_holds_them():
+    x = torch.ones(1000)
+    with forecast._Tensors() as counted:
+        y = x * 2
+        z = y[:500] * 3
+        del y
+        w = z + 1
+        x.add_(1)
+    assert counted.peak == 4000 + 2000, "of y and z; views and what was there before take nothing"
+    assert counted._now == z.nbytes + w.nbytes
+
+
+def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(forecast, "EDGES_OF_A_PIECE", 500)
+    peaks = []
+
+    def peak(model, part, every):
+        peaks.append(part.graph.num_edges)
+        return 7000 + 300 * part.graph.num_edges
+
+    monkeypatch.setattr(forecast, "_peak", peak)
+    _, about = trained(store, tmp_path / "run", model="gcn", allocator="system")
+    few, many = peaks
+    assert few < many < 3200
+    edges = 3000 + 37
+    kept = 3 * 3000 + 3 * 37 - edges  # of the other events
+    data = 72 * (edges + kept)
+    fixed = 7000 + OF_PROCESS + forecast.OF_TORCH
+    assert about["memory"]["expected_bytes"][0] == pytest.approx(fixed + 300 * edges + data, abs=16)
+
+
+def way(store, tmp_path, **flags):
+    return trained(store, tmp_path / "run", model="acorn2", **flags)[0]
+
+
+def sizes(monkeypatch, of_edge):
+    """Pretend how many bytes an edge takes, by how much is computed again."""
+    monkeypatch.setattr(forecast, "_measured", lambda trainer, lessons, sample, every: (of_edge[every], 0))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize(("gib", "expected"), [(400, None), (60, 2), (20, 1)])
+def test_auto_recomputes_no_more_than_a_limit_makes_necessary(store, tmp_path, monkeypatch, num_ranks, gib, expected):
+    gibibyte_of_event = 2**30 / 3037 * 1.05 * num_ranks
+    sizes(monkeypatch, {None: 100 * gibibyte_of_event, 2: 25 * gibibyte_of_event, 1: 10 * gibibyte_of_event})
+    flags = {"recompute_every": "auto", "memory_limit": float(gib)}
+    assert trained(store, tmp_path / "run", num_ranks, model="acorn2", **flags)[0] == expected
+
+
+def test_of_built_in_networks_as_little_as_possible_is_computed_again(store, tmp_path):
+    flags = {"recompute_every": "auto"}
+    assert trained(store, tmp_path / "run", **flags)[0] is None
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("every", "hint"), [("auto", "more ranks, a smaller"), (None, "--recompute-every auto, more ranks")]
+)
+def test_a_limit_that_cannot_be_met_is_refused_before_a_file_is_touched(store, tmp_path, num_ranks, every, hint):
+    flags = {"model": "acorn2", "recompute_every": every, "memory_limit": 0.001}
+    with pytest.raises(Refused, match="--memory-limit 0.001 GiB: event .* will take .* of the bare process") as refused:
+        trained(store, tmp_path / "run", num_ranks, **flags)
+    assert hint in refused.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_cannot_be_measured_is_refused_by_what_it_says(store, tmp_path, monkeypatch):
+    def broken(self, *args):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("domainpar.nn.published.InteractionGNN2.logits", broken)
+    config = TrainConfig(out=str(tmp_path / "run"), model="acorn2", memory_limit=9.0, **SIZES)
+    with pytest.raises(Refused, match="cannot be run on a piece of an event: RuntimeError: no such thing"):
+        train(config, store, World.alone())
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, "keep"),
+        ({"recompute_every": 2}, "keep"),
+        ({"model": "acorn2"}, "keep"),
+        ({"model": "acorn2", "recompute_every": 1}, "lean"),
+        ({"model": "mine:net", "recompute_every": "auto"}, "lean"),
+        ({"model": "acorn2", "recompute_every": 1, "allocator": "system"}, "system"),
+    ],
+)
+def test_freed_memory_is_given_back_where_torch_computes_again(flags, expected):
+    assert TrainConfig(**flags).way_with_freed_memory == expected
+
+
+def test_the_names_of_networks_on_stages_are_known_without_torch():
+    assert set(BITWISE) == {*ON_STAGES, *PUBLISHED_ON_STAGES}

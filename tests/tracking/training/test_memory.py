@@ -1,0 +1,213 @@
+"""Memory of a run: what is expected before the first step, what is seen afterwards, and what both are counted from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from random_events import random_assignment, random_event
+from random_store import write_graph, write_random_store
+
+from domainpar.common import limits
+from domainpar.nn.memory import ModelSize
+from domainpar.parallel.allocator import set_up_allocator
+from domainpar.testing import run_ranks
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.store import EventStore, write_manifest
+from domainpar.tracking.training import memory, summary
+from domainpar.tracking.training.memory import Expectation, MemoryMeter, Share, free_memory
+from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.run import train
+from domainpar.tracking.training.sampler import samples_of
+
+MIB, GIB = 2**20, 2**30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_random_store(tmp_path_factory.mktemp("store"), num_edges=700, compared=False)
+
+
+# --- expected ---------------------------------------------------------------------------------------------------------
+
+
+def _expect(world, store, size, kept_edges):
+    samples = samples_of(EventStore(store).events("train"), None)
+    part = PartLoader(EventStore(store), world).load(samples[-1])
+    expected = MemoryMeter(CPU).expect(size, part, kept_edges, world)
+    graph = part.graph
+    bytes_of_part = size.bytes_of(
+        np.array([graph.plan.num_local]), np.array([graph.num_edges]), np.array([len(graph.tiles.pair_rows)])
+    )
+    return expected, (graph.num_owned, graph.plan.num_ghosts, graph.num_edges), int(bytes_of_part[0])
+
+
+def test_every_rank_knows_what_all_ranks_will_hold(store):
+    size = ModelSize(hidden=16, graph_iters=2)
+    found = run_ranks(_expect, 3, store, size, 0)
+    assert len({expected for expected, _, _ in found}) == 1
+    for share, (_, counts, of_part) in zip(found[0][0].shares, found):
+        assert (share.owned, share.ghosts, share.edges) == counts
+        assert share.expected == of_part + memory.OF_PROCESS
+    assert sum(share.owned for share in found[0][0].shares) == 170
+
+
+def test_data_of_other_events_that_stay_in_memory_are_counted(store):
+    size = ModelSize(hidden=16, graph_iters=2)
+    (alone, counts, _), (among, _, _) = (run_ranks(_expect, 1, store, size, kept)[0] for kept in (0, 100_000))
+    assert among.shares[0].expected - alone.shares[0].expected == (100_000 - counts[2]) * size.data_bytes
+
+
+def _kept_edges(world, store, keep_edges):
+    return PartLoader(EventStore(store), world, keep_edges=keep_edges).kept_edges(
+        samples_of(EventStore(store).events(), None)
+    )
+
+
+def test_parts_of_all_events_stay_as_long_as_there_is_room(store):
+    edges = 700 + 737 + 774 + 811
+    assert run_ranks(_kept_edges, 2, store, 10_000) == [edges // 2] * 2
+    assert run_ranks(_kept_edges, 2, store, 1000) == [1000] * 2
+
+
+def share(expected, where="here", free=8 * GIB, card=""):
+    return Share(
+        owned=900, ghosts=100, edges=12_345, expected=expected, bare=400 * MIB, where=where, free=free, card=card
+    )
+
+
+def test_ranks_of_one_machine_share_its_memory():
+    shares = (share(3 * GIB), share(4 * GIB, "there", 5 * GIB), share(6 * GIB), share(5 * GIB, "roomy", 5 * GIB))
+    expected = Expectation("7", ModelSize(), shares)
+    assert expected.fullest == 2
+    assert expected.shortages() == [memory.Shortage("here", 2, 9 * GIB, 8 * GIB)]
+
+
+def test_gpus_are_told_apart_by_what_they_are_whatever_ranks_call_them():
+    """Each rank may see one GPU, which it calls 0; and those that share one may call it by several numbers."""
+    own = tuple(share(5 * GIB, "GPU 0 of n1", card=card) for card in "ABCD")
+    assert Expectation("7", ModelSize(), own).fits(None)
+    shared = (share(5 * GIB, "GPU 0 of n1", card="A"), share(6 * GIB, "GPU 1 of n1", card="A"))
+    assert Expectation("7", ModelSize(), shared).shortages() == [memory.Shortage("GPU 0 of n1", 2, 11 * GIB, 8 * GIB)]
+
+
+def test_what_is_expected_is_said_with_the_part_it_is_for():
+    lines = summary.memory_expected(Expectation("7", ModelSize(), (share(3 * GIB), share(3 * GIB + 300 * MIB))))
+    assert lines == [
+        "memory   : 3.29 GiB expected on the fullest of 2 ranks (rank 1), above 400 MiB of the bare process, for",
+        "           12,345 edges and 900 nodes and 100 ghosts of event 7",
+    ]
+    alone = summary.memory_expected(Expectation("7", ModelSize(), (share(3 * GIB),)))
+    assert alone == [
+        "memory   : 3.00 GiB expected, above 400 MiB of the bare process, for 12,345 edges and 900 nodes of event 7"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "way"),
+    [
+        (ModelSize(graph_iters=8), "To take less: --recompute-every 3, more ranks"),
+        (ModelSize(graph_iters=8, recompute_every=3), "To take less: more ranks"),
+        (ModelSize(graph_iters=2), "To take less: more ranks"),
+    ],
+)
+def test_a_run_that_will_not_fit_is_warned_with_what_helps(size, way):
+    lines = summary.memory_expected(Expectation("7", size, (share(6 * GIB, "node" * 4), share(7 * GIB, "node" * 4))))
+    assert "WARNING: 2 ranks on nodenodenodenode will want 13.00 GiB, 8.00 GiB are free" in lines[2]
+    assert way in lines[3]
+    assert all(len(line) <= 120 for line in lines)
+
+
+# --- seen -------------------------------------------------------------------------------------------------------------
+
+
+def hold(count):
+    """Take memory, write to it, and free it."""
+    np.ones(count, np.uint8)
+
+
+def _taken(world, before, during):
+    hold(before)
+    watch = MemoryMeter(CPU)
+    hold(during)
+    return watch.taken(world)
+
+
+def test_a_peak_is_counted_from_when_it_is_watched():
+    set_up_allocator()  # what was freed before and kept is not in use
+    (taken,) = run_ranks(_taken, 1, 300 * MIB, 100 * MIB)[0]
+    assert 95 * MIB < taken < 130 * MIB
+
+
+def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypatch):
+    def refused(*args):
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(memory.Path, "write_text", refused)
+    assert run_ranks(_taken, 1, 300 * MIB, 100 * MIB)[0] == [None]
+
+
+def test_what_was_taken_is_said_beside_what_was_expected():
+    expected = Expectation("7", ModelSize(), (share(3 * GIB), share(GIB)))
+    assert summary.memory_taken(expected, [None, 2 * GIB]) == (
+        "memory   : 2.00 GiB at most on rank 1, the most of any, above the bare process; 1.00 GiB were expected"
+    )
+    assert summary.memory_taken(expected, [None, None]) == "memory   : no more than before the run"
+
+
+def _run(world, store, out, flags):
+    train(TrainConfig(hidden=16, graph_iters=1, epochs=1, out=str(out), **flags), store, world, "so")
+
+
+@pytest.mark.parametrize("flags", [{}, {"mode": "naive", "sectors": 2}], ids=["halo", "naive"])
+def test_a_run_leaves_both_figures_of_every_rank_for_its_largest_event(store, tmp_path, capsys, flags):
+    run_ranks(_run, 2, store, tmp_path / "run", flags)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["allocator"] == "so"
+    assert about["memory"]["sample"].startswith("000000002")  # of three to train on; one larger to validate with
+    assert {name: len(about["memory"][name]) for name in ("bare_bytes", "expected_bytes", "peak_bytes")} == {
+        "bare_bytes": 2,
+        "expected_bytes": 2,
+        "peak_bytes": 2,
+    }
+    lines = [line[:9] for line in capsys.readouterr().out.splitlines()]
+    assert lines.count("allocator") == 1
+    assert lines.count("memory   ") == 2
+
+
+@pytest.mark.slow
+def test_what_is_expected_is_near_what_training_takes(tmp_path):
+    graph = random_event(0, 20_000, 150_000)
+    record = write_graph(tmp_path, graph, np.sort(random_assignment(1, 20_000, 32)), 32, "train")
+    write_manifest(tmp_path, [record], {})
+    flags = ["--store", str(tmp_path), "--out", str(tmp_path / "run"), "--max-steps", "2", "--threads", "1"]
+    subprocess.run([sys.executable, "-m", "domainpar.train", *flags], check=True, capture_output=True)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["memory"]
+    assert 0.75 < about["peak_bytes"][0] / about["expected_bytes"][0] < 1.35
+
+
+def test_on_a_gpu_it_is_the_gpus_memory(monkeypatch):
+    held = {"now": 5 * MIB, "peak": 9 * MIB}
+    faked = {
+        "memory_allocated": lambda device: held["now"],
+        "max_memory_allocated": lambda device: held["peak"],
+        "reset_peak_memory_stats": lambda device: held.update(peak=held["now"]),
+        "mem_get_info": lambda device: (3 * GIB, 4 * GIB),
+    }
+    for name, function in faked.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    watch = MemoryMeter(torch.device("cuda", 1))
+    assert free_memory(torch.device("cuda", 1))[0].startswith("GPU 1 of ")
+    assert free_memory(torch.device("cuda", 1))[1] == 3 * GIB
+    held["peak"] = 7 * MIB
+    assert run_ranks(lambda world: watch.taken(world), 1) == [[2 * MIB]]
+
+
+def test_a_limit_is_less_than_what_the_machine_has_free(monkeypatch):
+    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(8 * MIB, 5 * MIB))
+    assert free_memory(CPU)[1] == 5 * MIB
