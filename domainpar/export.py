@@ -89,9 +89,9 @@ def export(config: ExportConfig) -> Path:
 
     write, run_file = _FORMATS[config.format]()
     run = as_run(config.run) if config.run else newest_run()
-    about = read_run(run)
+    kept = read_run(run).store
     trained = config_of_run(run, config.model)
-    store = EventStore(Path(config.store) if config.store else store_of_run(run, about))
+    store = EventStore(Path(config.store) if config.store else store_of_run(run, kept))
     network, state = load_network(run, trained, config.checkpoint, store, World.alone())
     try:
         # A copy: what is shared keeps its type.
@@ -100,7 +100,7 @@ def export(config: ExportConfig) -> Path:
         raise Problem(f"the network of {run} has no exact export: {error}", "train one that has") from error
     metadata = _metadata(run, store, module, parameters_sha256(network), state.step)
     out = Path(config.out or run / f"model.{config.format}")
-    seen = {name for name, _ in (about["store"].get("events") or {}).get("train", [])}
+    seen = {name for name, _ in (kept.events or {}).get("train", ())}
     with store.open(_event(config, store, seen)) as event:
         inputs = _inputs(event)
         exact = Exact.of(module, inputs, config.tolerance, event)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from domainpar.runs.checkpoint_files import CheckpointFiles, json_bytes
+from domainpar.common.atomic_files import json_bytes
+from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.tracking.config import SHIPPED
 from domainpar.tracking.events.store import MODULE_MAP
 from domainpar.tracking.training.pretrained import PLACE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles
-from domainpar.tracking.events.own_events import OwnEvents, kept_events, kept_place
+from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
 from domainpar.tracking.reco.performance.counts import count_tracks, total
@@ -56,7 +56,7 @@ def write_run(directory, graphs=None, *, scores=True, tracks=True, naive=None, s
         "store": {
             **kept_place(store.path, run),
             "digest": store.digest,
-            "events": kept_events(store),
+            "events": asdict(OwnEvents.of(store)),
             "learned_from": store.learned_from,
             "feature_names": [],
             "edge_feature_names": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import uuid
 from pathlib import Path
@@ -50,3 +51,8 @@ def sync_directory(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def json_bytes(values: object) -> bytes:
+    """JSON with sorted keys, a value a line: the same bytes for the same values."""
+    return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from domainpar.common import faults
 from domainpar.common.agreement import on_all, on_root
+from domainpar.common.atomic_files import json_bytes
 from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE
 from domainpar.nn.optimizers import optimizer_name
 from domainpar.parallel.world import World
-from domainpar.runs.checkpoint_files import CheckpointFiles, Choice, json_bytes, name_of
+from domainpar.runs.checkpoint_files import CheckpointFiles, Choice, name_of
 
 
 @dataclass(frozen=True)

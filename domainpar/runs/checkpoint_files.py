@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from domainpar.common import faults
-from domainpar.common.atomic_files import PARTIAL, sync_directory, write_synced, write_whole
+from domainpar.common.atomic_files import PARTIAL, json_bytes, sync_directory, write_synced, write_whole
 from domainpar.common.problems import Problem
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -240,11 +240,6 @@ class CheckpointFiles:
                 replaced.rename(final)
         for partial in self.directory.glob(f"{PARTIAL}*"):
             _remove(partial)
-
-
-def json_bytes(values: object) -> bytes:
-    """JSON with sorted keys, a value a line: the same bytes for the same values."""
-    return (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _sha256(content: bytes) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +14,9 @@ from typing import Any, Literal
 from domainpar.common.atomic_files import write_synced, write_whole
 from domainpar.common.lock import RUN, Claim, left_behind
 from domainpar.common.problems import Problem
-from domainpar.runs.checkpoint_files import CheckpointFiles, json_bytes
+from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.runs.own_files import remove, strangers_in_run
+from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, run_record
 
 RUNS = Path("runs")
 _BYTES_TO_TRY = 65536
@@ -84,7 +84,7 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
                     removed = remove(path for path in paths if path.name != RUN.lock)
                     notes += [f"--overwrite removed the run in {directory}: {', '.join(removed)}"] * bool(removed)
                 (directory / "checkpoints").mkdir(exist_ok=True)
-                RunFile(directory / "run.json").update(state="starting")
+                RunFile(directory / RUN_FILE).update(state="starting")
         except BaseException:
             claim.release()
             raise
@@ -99,16 +99,11 @@ def goes_on(out: str | None, resume: Resume) -> bool:
     return resume is True or (resume == "auto" and can_go_on(Path(out or "")))
 
 
-def began_with(out: str | None, resume: Resume) -> dict[str, Any]:
-    """The entry `store` in `run.json` of a run that continues; nothing for one that begins."""
-    path = Path(out or "") / "run.json"
-    return dict(RunFile.read(path).content.get("store") or {}) if goes_on(out, resume) and path.is_file() else {}
-
-
-def begun_tasks(out: str | None, resume: Resume) -> dict[str, Any] | None:
-    """What a run that continues learns, by its `run.json`; None for one that begins, or began in an earlier version."""
-    path = Path(out or "") / "run.json"
-    return RunFile.read(path).content.get("tasks") if goes_on(out, resume) and path.is_file() else None
+def began_with(out: str | None, resume: Resume) -> RunRecord | None:
+    """The record of a run that continues; None for one that begins, or had not begun when it ended."""
+    path = Path(out or "") / RUN_FILE
+    record = run_record(path) if goes_on(out, resume) and path.is_file() else None
+    return record if record is not None and record.store.given else None
 
 
 def can_go_on(directory: Path) -> bool:
@@ -127,11 +122,11 @@ def newest_run() -> Path:
         begun[path.parent] = path.stat().st_mtime
         # Damaged, or of an earlier version: the file's time has to do, and whoever takes the run says what is wrong.
         with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
-            content = RunFile.read(path).content
-            if content.get("state") == "starting":  # it has not begun to train
+            record = run_record(path)
+            if record.state == "starting":  # it has not begun to train
                 del begun[path.parent]
             else:
-                begun[path.parent] = datetime.fromisoformat(content["started"]).timestamp()
+                begun[path.parent] = datetime.fromisoformat(record.started).timestamp()
     if not begun:
         raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
     return max(begun, key=lambda run: (begun[run], run))
@@ -157,63 +152,27 @@ def figure_of(record: Mapping[str, Any], main: str) -> float | None:
     return figure
 
 
-def state_of(directory: Path, content: Mapping[str, Any]) -> str:
-    """The state of a run by its `run.json`; `died` if that says that it is at work, and its process is gone."""
-    state = str(content.get("state") or "unknown")
+def state_of(directory: Path, record: RunRecord) -> str:
+    """The state of a run by its record; `died` if that says that it is at work, and its process is gone."""
     # A process that was killed could not change the word.
-    return "died" if state in ("starting", "running") and left_behind(directory, RUN) else state
+    at_work = record.state in ("starting", "running")
+    return "died" if at_work and left_behind(directory, RUN) else record.state or "unknown"
 
 
-@dataclass
-class RunFile:
-    """`run.json`: facts about a run, and its state.
-
-    Attributes:
-        path: The file.
-        content: Its entries.
-    """
-
-    path: Path
-    content: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> RunFile:
-        """The file of an earlier run.
-
-        Raises:
-            Problem: If it cannot be read.
-        """
-        try:
-            return cls(path, dict(json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError) as error:
-            what = f"{path} cannot be read: {type(error).__name__}: {error}"
-            raise Problem(what, "copy it anew, or name another run", file=path) from error
-
-    def update(self, **changes: Any) -> None:
-        """Change some entries and replace the file.
-
-        Raises:
-            OSError: If that is impossible; the file is as it was then.
-        """
-        self.content |= changes
-        write_whole(self.path, json_bytes(self.content))
-
-
-def read_run(directory: Path) -> dict[str, Any]:
-    """The content of the `run.json` of a run that has begun, and so knows its store.
+def read_run(directory: Path) -> RunRecord:
+    """The record of a run that has begun, and so knows its store.
 
     Raises:
         ValueError: If there is no run, or its file cannot be read.
     """
-    path = directory / "run.json"
+    path = directory / RUN_FILE
     if not path.is_file():
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
-    content = RunFile.read(path).content
-    store = content.get("store")
+    record = run_record(path)
     for name in ("path", "digest", "feature_names", "edge_feature_names"):
-        if not isinstance(store, dict) or name not in store:
+        if name not in record.store.given:
             raise Problem(f"{path} cannot be read: it does not say store.{name}", "name another run")
-    return content
+    return record
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
@@ -228,8 +187,8 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
         for path, text in texts.items():
             path.parent.mkdir(exist_ok=True)
             write_whole(path, text.encode())
-        file = RunFile.read(directory / "run.json")
-        if file.content.get("state") != "failed":
+        file = RunFile(directory / RUN_FILE, run_record(directory / RUN_FILE))
+        if file.record.state != "failed":
             said = str(error).splitlines()[0] if board else str(error)  # the rest is the board
             file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {said}")
 

@@ -10,7 +10,7 @@ from random_store import write_random_store
 
 from domainpar.common.problems import Problem, expected
 from domainpar.runs.checkpoint_files import FILES, CheckpointFiles
-from domainpar.runs.directory import RunFile
+from domainpar.runs.records import run_record
 from domainpar.testing import run_command
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.diagnosis.files import event_problem
@@ -40,7 +40,7 @@ READERS = {
     "event1.zarr.zip": StoredEvent,
     "event1.scores.zarr.zip": read_scores,
     "scores.json": lambda path: list_of(path.parent),
-    "run.json": RunFile.read,
+    "run.json": run_record,
     "config.yaml": lambda path: config_of_run(path.parent),
     "tracks.json": lambda path: tuning.read(path.parent),
     "machine.yaml": Machine.read,

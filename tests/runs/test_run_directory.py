@@ -14,13 +14,13 @@ from domainpar.common.problems import Problem
 from domainpar.runs import directory as rundir
 from domainpar.runs.directory import (
     RunDirectory,
-    RunFile,
     can_go_on,
     choose_directory,
     newest_run,
     note_failure,
     state_of,
 )
+from domainpar.runs.records import RunFile, RunRecord, run_record
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,9 @@ def test_the_newest_run_is_the_one_that_was_started_last_whatever_it_is_called()
         file.update(state="done", **({} if started is None else {"started": started}))
         os.utime(file.path, (0, 0))  # of a run that does not say when, the file's time has to do
     assert str(newest_run()) == "runs/on-8"
-    RunFile.read(Path("runs/0007/run.json")).update(started="2026-03-01T12:00:00.501+00:00")
+    RunFile(Path("runs/0007/run.json"), run_record(Path("runs/0007/run.json"))).update(
+        started="2026-03-01T12:00:00.501+00:00"
+    )
     assert str(newest_run()) == "runs/0007"
     Path("runs/a/run.json").write_text("{")  # damaged, and written last: it is taken, and whoever takes it says so
     assert str(newest_run()) == "runs/a"
@@ -216,16 +218,19 @@ def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_
 @pytest.mark.parametrize("state", ["starting", "running"])
 def test_a_run_whose_process_is_gone_has_ended_without_a_word(here, state):
     directory = choose_directory("run", resume=False, overwrite=False)
-    assert state_of(directory.path, {"state": state}) == state
+    assert state_of(directory.path, RunRecord.of(state=state)) == state
     gone = replace(Holder.here(), started=0.0)  # another process had this number
     (directory.path / RUN.lock).write_text(json.dumps(asdict(gone)))
-    assert state_of(directory.path, {"state": state}) == "died"
+    assert state_of(directory.path, RunRecord.of(state=state)) == "died"
     elsewhere = replace(gone, host="elsewhere")
     (directory.path / RUN.lock).write_text(json.dumps(asdict(elsewhere)))
-    assert state_of(directory.path, {"state": state}) == state, "who is there cannot be seen from here"
+    assert state_of(directory.path, RunRecord.of(state=state)) == state, "who is there cannot be seen from here"
     (directory.path / RUN.lock).unlink()
-    assert state_of(directory.path, {"state": state}) == "died"
-    assert [state_of(directory.path, {"state": "done"}), state_of(directory.path, {})] == ["done", "unknown"]
+    assert state_of(directory.path, RunRecord.of(state=state)) == "died"
+    assert [state_of(directory.path, record) for record in (RunRecord.of(state="done"), RunRecord.of())] == [
+        "done",
+        "unknown",
+    ]
 
 
 def test_the_choice_travels_to_other_ranks_as_text():
@@ -238,7 +243,8 @@ def test_run_json_is_replaced_whole_and_read_back(here):
     file = RunFile(here / "run.json")
     file.update(state="running", ranks=3)
     file.update(state="done")
-    assert RunFile.read(here / "run.json").content == {"ranks": 3, "state": "done"}
+    assert json.loads((here / "run.json").read_text()) == {"ranks": 3, "state": "done"}
+    assert run_record(here / "run.json") == file.record
     assert [path.name for path in here.iterdir()] == ["run.json"]
 
 
@@ -246,7 +252,7 @@ def test_run_json_is_replaced_whole_and_read_back(here):
 def test_a_damaged_run_json_is_named(here, text):
     (here / "run.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"run\.json cannot be read: "):
-        RunFile.read(here / "run.json")
+        run_record(here / "run.json")
 
 
 def test_a_failure_is_noted_by_the_first_rank_that_fails(here):

@@ -125,7 +125,10 @@ def _of_scores(run: RunFiles) -> Mapping[str, Any]:
     if run.scores is None:
         return {}
     split = run.split_to_judge()
-    conditions = {"store_digest": run.scores.about.get("store_digest"), "target of edges": run.target or "all"}
+    conditions: dict[str, Any] = {
+        "store_digest": run.scores.record.store_digest,
+        "target of edges": run.target or "all",
+    }
     if split is not None:
         conditions |= {"split": split, "events": len(run.events(split))}
     network = run.performance.get(split or "", {}).get("network")

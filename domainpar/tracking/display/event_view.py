@@ -76,11 +76,11 @@ def split_of(run: RunFiles, num_parts: int | None) -> Split:
     seed = int(run.settings.get("seed") or 0)
     if num_parts is not None:
         return Split(num_parts, "parts, as asked for", grouping, seed)
-    sectors = run.scores.about.get("sectors") if run.scores and run.scored_naive else None
+    sectors = run.scores.record.sectors if run.scores and run.scored_naive else None
     if sectors := sectors or (run.settings.get("sectors") if run.approximate else None):
         words = "independent sectors (approximate: naive mode)"
         return Split(number_of_sectors(sectors), words, "contiguous", seed, sectors)
-    num_ranks = int(run.about.get("domain_size") or 1)
+    num_ranks = run.record.domain_size or 1
     if num_ranks > 1:
         return Split(num_ranks, "parts, as in the training", grouping, seed)
     return Split(DEFAULT_PARTS, "parts", grouping, seed)

@@ -6,6 +6,7 @@ import numpy as np
 
 from domainpar.common.words import several
 from domainpar.runs.own_files import PROFILE
+from domainpar.runs.records import Table, read_file
 from domainpar.tracking.display.chart import (
     BLUE,
     GREEN,
@@ -19,7 +20,7 @@ from domainpar.tracking.display.chart import (
     Panel,
     Series,
 )
-from domainpar.tracking.display.run_files import RunFiles, Table, table_of
+from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import Rows
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, PALE)
@@ -34,7 +35,7 @@ def profile_of(run: RunFiles) -> Table | None:
         Problem: If it cannot be read.
     """
     path = run.directory / PROFILE
-    return table_of(path) if path.is_file() else None
+    return read_file(path, dict) if path.is_file() else None
 
 
 def operations(profile: Table) -> tuple[Rows, ...]:

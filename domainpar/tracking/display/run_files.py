@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from domainpar.common.problems import Problem
 from domainpar.common.words import this_python
 from domainpar.runs.directory import state_of
+from domainpar.runs.records import (
+    RUN_FILE,
+    SCORES_FILE,
+    Hashes,
+    RunRecord,
+    ScoredEvent,
+    ScoresRecord,
+    Table,
+    read_file,
+    run_record,
+)
 from domainpar.tracking.config import ConfigError, target_conditions
 from domainpar.tracking.config.texts import loaded_yaml
 from domainpar.tracking.display.event_data import EventData, read_event_data
@@ -36,8 +44,6 @@ from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
 
-Table = Mapping[str, Any]
-
 SPLITS = ("val", "test", "train")
 """Splits in the order of interest: events that training did not see come first."""
 
@@ -48,30 +54,18 @@ class ScoreFiles:
 
     Attributes:
         directory: Its path.
-        about: The content of `scores.json`.
-        timings: That of `timings.json`; None where it is missing.
+        record: What `scores.json` says.
+        timings: The content of `timings.json`; None where it is missing.
     """
 
     directory: Path
-    about: Table
+    record: ScoresRecord
     timings: Table | None
 
-    @property
-    def events(self) -> dict[str, Table]:
-        """The entries of the scored events, by name."""
-        return {str(listed["event"]): listed for listed in self.about["events"]}
-
-    @property
-    def store(self) -> Table:
-        """Places and digest of the store that was scored, as far as they are kept."""
-        kept = self.about.get("store") or {}
-        return {"digest": self.about.get("store_digest"), **(kept if isinstance(kept, dict) else {"path": kept})}
-
-    @property
-    def tracks(self) -> Table | None:
-        """Method, options and finders of the tracks; None without tracks."""
-        tracks: Table | None = self.about.get("tracks")
-        return tracks
+    @cached_property
+    def events(self) -> dict[str, ScoredEvent]:
+        """The scored events, by name."""
+        return self.record.by_event
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class RunFiles:
 
     Attributes:
         directory: Its path.
-        about: The content of `run.json`, its state as it is now.
+        record: What `run.json` says, with the state as it is now.
         settings: The content of `config.yaml`; empty where it is missing.
         records: The lines of `metrics.jsonl`, in order; none where it is missing.
         scores: The output of `infer`; None where it did not run.
@@ -104,7 +98,7 @@ class RunFiles:
     """
 
     directory: Path
-    about: Table
+    record: RunRecord
     settings: Table
     records: tuple[Table, ...]
     scores: ScoreFiles | None
@@ -120,7 +114,7 @@ class RunFiles:
     @property
     def learns_edges(self) -> bool:
         """Whether the network scores edges; else it tells labels alone."""
-        return _learns_edges(self.about)
+        return self.record.learns_edges
 
     @property
     def approximate(self) -> bool:
@@ -130,7 +124,7 @@ class RunFiles:
     @property
     def scored_naive(self) -> bool:
         """Whether its scores are of independent sectors, however it was trained; False without scores."""
-        return self.scores is not None and self.scores.about.get("mode") == "naive"
+        return self.scores is not None and self.scores.record.mode == "naive"
 
     @property
     def how_trained(self) -> str:
@@ -141,7 +135,7 @@ class RunFiles:
     def how_scored(self) -> str:
         """How the run trained and scored: exactly on whole events, or approximately on sectors, and of which kind."""
         if self.scores is not None and self.scored_naive:
-            return f"naive, {self.scores.about.get('sectors')} sectors (approximate)"
+            return f"naive, {self.scores.record.sectors} sectors (approximate)"
         if self.scores is not None and self.approximate:
             return f"trained naive on {self.settings.get('sectors')} sectors (approximate), scored whole"
         return self.how_trained
@@ -156,7 +150,7 @@ class RunFiles:
     @property
     def target(self) -> str:
         """Target particles of the training, as the user wrote them; empty for every particle."""
-        target = self.scores.about.get("target") if self.scores else self.settings.get("target")
+        target = self.scores.record.target if self.scores else self.settings.get("target")
         return str(target or "")
 
     @cached_property
@@ -166,14 +160,14 @@ class RunFiles:
         if first is None:
             return Tracking(TrackCuts(), STYLES[0])
         cuts = TrackCuts(first.min_hits, first.fraction, _conditions(first.target), first.majority_pt)
-        tracks: Table = (self.scores.tracks if self.scores else None) or {}
+        tracks: Table = (self.scores.record.tracks if self.scores else None) or {}
         style = tracks.get("matching_style")
         return Tracking(cuts, style if style in STYLES else STYLES[0])
 
     @cached_property
     def own(self) -> OwnEvents | None:
         """The events of the run; None where they are not known."""
-        return own_events(self.about, self.store)
+        return own_events(self.record)
 
     def known_as(self, record: EventRecord) -> str:
         """The split of an event, and its part in the training: by its bytes, whatever store it lies in."""
@@ -185,7 +179,7 @@ class RunFiles:
         if own_split is not None:
             return f"{record.split} split, but {'trained on' if own_split == 'train' else 'validated with'}"
         assert self.store is not None  # a record is one of a store
-        in_maps = InMaps.of(self.about, self.store)
+        in_maps = InMaps.of(self.record, self.store)
         with self.store.open(record) as event:
             if in_maps.hold(event):
                 return f"{record.split} split, not trained on, but the module map was learned from it"
@@ -198,7 +192,7 @@ class RunFiles:
         Raises:
             ValueError: If they were written by another version.
         """
-        splits: Table = ((self.scores.tracks if self.scores else None) or {}).get("performance") or {}
+        splits: Table = ((self.scores.record.tracks if self.scores else None) or {}).get("performance") or {}
         return {
             split: {name: TrackCounts.from_json(counts) for name, counts in by_finder.items()}
             for split, by_finder in splits.items()
@@ -248,7 +242,7 @@ class RunFiles:
             raise ValueError(f"{self.directory}: its events are not there; name their place with --store.")
         scores = None
         if self.scores is not None and record.event in self.scores.events:
-            scores = self.scores.directory / str(self.scores.events[record.event]["path"])
+            scores = self.scores.directory / self.scores.events[record.event].path
         return read_event_data(self.store, record, scores, _conditions(self.target), self.tracking.cuts.target)
 
 
@@ -264,21 +258,21 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         ValueError: If there is no run, or one of its files is there but cannot be read; if a directory that was named
             is not one of scores or events.
     """
-    if not (directory / "run.json").is_file():
-        raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one.")
+    if not (directory / RUN_FILE).is_file():
+        raise ValueError(f"{directory} is not a run: it has no {RUN_FILE}; name the directory of one.")
     missing: list[str] = []
-    written = table_of(directory / "run.json")
+    record = run_record(directory / RUN_FILE)
     # A killed process leaves `running` behind; the state as it is now is another.
-    about = {**written, "state": state_of(directory, written)}
+    record = replace(record, state=state_of(directory, record))
     settings: Table = {}
     if (directory / "config.yaml").is_file():
-        settings = table_of(directory / "config.yaml", loaded_yaml)
+        settings = read_file(directory / "config.yaml", dict, parse=_yaml)
     else:
         missing.append("No config.yaml: the run ended before it wrote its configuration.")
-    records = _records(directory / "metrics.jsonl", about, missing)
-    score_files = _scores(directory, about, scores, missing)
-    event_store = _store(directory, about, score_files, store, missing)
-    if score_files is not None and score_files.tracks is None and _learns_edges(about):
+    records = _records(directory / "metrics.jsonl", record, missing)
+    score_files = _scores(directory, record, scores, missing)
+    event_store = _store(directory, record, score_files, store, missing)
+    if score_files is not None and score_files.record.tracks is None and record.learns_edges:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
             "--tracks grow --overwrite"
@@ -287,7 +281,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
     return RunFiles(
         directory=directory,
-        about=about,
+        record=record,
         settings=settings,
         records=records,
         scores=score_files,
@@ -296,106 +290,93 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     )
 
 
-@contextmanager
-def _refused_by_name(path: Path, wrong: str = "cannot be read", remedy: str = "copy it anew") -> Iterator[None]:
-    """Refuse a file that cannot be read, or in which a key or a value is not as it was written, by its name."""
+def _yaml(text: str) -> Any:
     try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        what = error.what if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
-        raise Problem(f"{path} {wrong}: {what}", remedy, file=path) from error
+        return loaded_yaml(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
 
 
-def table_of(path: Path, parse: Callable[[str], Any] = json.loads) -> Table:
-    """The content of a file of names with values.
-
-    Raises:
-        Problem: Naming the file, if it cannot be read or holds something else.
-    """
-    with _refused_by_name(path):
-        content = parse(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise Problem(f"{path} holds a {type(content).__name__}, expected names with values", "copy it anew", file=path)
-    return content
-
-
-def _learns_edges(about: Table) -> bool:
-    return bool((about.get("tasks") or {}).get("edge_weight", 1.0))
-
-
-def _records(path: Path, about: Table, missing: list[str]) -> tuple[Table, ...]:
+def _records(path: Path, run: RunRecord, missing: list[str]) -> tuple[Table, ...]:
     if not path.is_file():
-        imported = about.get("imported")
-        why = f"{imported['framework']} trained the network" if imported else "the run has not finished a step"
+        why = f"{run.imported['framework']} trained the network" if run.imported else "the run has not finished a step"
         missing.append(f"No metrics.jsonl: {why}.")
         return ()
-    with _refused_by_name(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
+
+    def lines(text: str) -> dict[str, list[Table]]:
+        written = text.splitlines()
         # The last line of a run that is under way may be half written.
-        finished = [line for line in lines[:-1] if line] + [line for line in lines[-1:] if line.endswith("}")]
-        records = tuple(_with_area(json.loads(line), "edge_auc_pooled") for line in finished)
+        finished = [line for line in written[:-1] if line] + [line for line in written[-1:] if line.endswith("}")]
+        records = [_with_area(json.loads(line), "edge_auc_pooled") for line in finished]
         _ = [(record["split"], record["step"]) for record in records]
-    return records
+        return {"records": records}
+
+    return read_file(path, lambda content: tuple(content["records"]), parse=lines)
 
 
 def _with_area(figures: Table, name: str) -> Table:
-    """Figures with the name that their area under the ROC curve has; earlier versions called each `edge_auc`."""
+    """Figures with the name that their area under the ROC curve has; shipped networks call each `edge_auc`."""
     return {name if key == "edge_auc" else key: value for key, value in figures.items()}
 
 
-def _scores(run: Path, of_run: Table, named: Path | None, missing: list[str]) -> ScoreFiles | None:
+def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]) -> ScoreFiles | None:
     """The scores, all that is shown of them being there, and made with weights of this run."""
     directory = named or run / "scores"
-    path, of_times = directory / "scores.json", directory / "timings.json"
+    path, of_times = directory / SCORES_FILE, directory / "timings.json"
     if not path.is_file():
         if named is not None:
-            raise ValueError(f"{named} holds no scores: it has no scores.json; name a directory that infer wrote.")
+            raise ValueError(f"{named} holds no scores: it has no {SCORES_FILE}; name a directory that infer wrote.")
         missing.append(
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
             f"{this_python()} -m domainpar.infer --run {run}"
-            + ("" if of_run.get("store", {}).get("path") else " --store STORE")
-            + (" --tracks grow" if _learns_edges(of_run) else "")
+            + ("" if of_run.store.path else " --store STORE")
+            + (" --tracks grow" if of_run.learns_edges else "")
         )
         return None
-    about = table_of(path)
-    not_as_written = {"wrong": "is not what infer writes", "remedy": "run infer again"}
-    with _refused_by_name(path, **not_as_written):
-        for listed in about["events"]:
-            name, event = str(listed["path"]), listed["event"]
+
+    def shown(content: Table) -> ScoresRecord:
+        record = ScoresRecord.read(content)
+        if lacking := {"events", "metrics"} - record.given:
+            raise ValueError(f"it does not say {min(lacking)}")
+        metrics = {split: _with_area(of_split, "edge_auc_mean") for split, of_split in record.metrics.items()}
+        record = record.changed(metrics=metrics)
+        for listed in record.events:
             # A file of scores must not be able to make us open a file elsewhere.
-            if Path(name).name != name or not isinstance(event, str):
-                raise ValueError(f"the file of event {event!r} is {name!r}, expected a name in this directory")
-        metrics = {split: _with_area(of, "edge_auc_mean") for split, of in about["metrics"].items()}
-        about = {**about, "metrics": metrics}
-        _ = [(str(split), int(of_split["events"])) for split, of_split in metrics.items()]
-        for by_finder in ((about.get("tracks") or {}).get("performance") or {}).values():
+            if not listed.path or Path(listed.path).name != listed.path or not isinstance(listed.event, str):
+                what = f"the file of event {listed.event!r} is {listed.path!r}, expected a name in this directory"
+                raise ValueError(what)
+        _ = [(str(split), int(of_split["events"])) for split, of_split in record.metrics.items()]
+        for by_finder in ((record.tracks or {}).get("performance") or {}).values():
             _ = [TrackCounts.from_json(counts) for counts in by_finder.values()]
-    sha256, saved = str(about.get("parameters_sha256")), of_run.get("saved")
-    # Wherever both lie now. A run of an earlier version does not name its weights, and is trusted.
-    if isinstance(saved, dict) and sha256 not in saved.values():
-        origin = f" ({os.path.normpath(directory / str(about['run']))})" if about.get("run") else ""
+        return record
+
+    record = read_file(path, shown, "run infer again")
+    sha256 = record.parameters_sha256
+    # Wherever both lie now. A shipped run does not name its weights, and is trusted.
+    if of_run.saved is not None and sha256 not in of_run.saved.values():
+        origin = f" ({os.path.normpath(directory / record.run)})" if record.run else ""
         raise ValueError(
             f"{path} holds the scores of another run{origin}, with weights (sha256 {sha256[:12]}) that {run} never "
             "had; show that run, or infer with this one."
         )
-    timings = table_of(of_times) if of_times.is_file() else None
-    with _refused_by_name(of_times, **not_as_written):
-        for event in timings["events"] if timings is not None else ():
-            _ = (event["event"], float(event["seconds_network"]), float(event["seconds_all"]))
-    return ScoreFiles(directory, about, timings)
+
+    def times(content: Table) -> Table:
+        _ = [(of["event"], float(of["seconds_network"]), float(of["seconds_all"])) for of in content["events"]]
+        return content
+
+    timings = read_file(of_times, times, "run infer again") if of_times.is_file() else None
+    return ScoreFiles(directory, record, timings)
 
 
 def _store(
-    run: Path, about: Table, scores: ScoreFiles | None, named: Path | None, missing: list[str]
+    run: Path, of_run: RunRecord, scores: ScoreFiles | None, named: Path | None, missing: list[str]
 ) -> EventStore | None:
     """The store that holds the events that were scored, or else those of the run, by their hashes."""
-    if scores is not None and scores.store:
-        kept, beside = scores.store, scores.directory
-        hashes = tuple((name, str(listed.get("event_sha256") or "")) for name, listed in scores.events.items())
-        if not all(sha256 for _, sha256 in hashes):  # an earlier version kept the digest of the store alone
-            hashes = ()
+    if scores is not None and scores.record.store.path:
+        kept, beside = scores.record.store, scores.directory
+        hashes: Hashes = tuple((name, listed.event_sha256) for name, listed in scores.events.items())
     else:
-        kept, beside = about.get("store") or {}, run
+        kept, beside = of_run.store, run
         own = OwnEvents.read(kept)
         hashes = () if own is None else own.train + own.val
     path = named or find_store(kept, beside, hashes)
@@ -407,7 +388,7 @@ def _store(
         return None
     try:
         store = EventStore(path)
-        if (differs := difference(store, hashes, kept.get("digest"))) is None:
+        if (differs := difference(store, hashes)) is None:
             return store
         raise ValueError(
             f"{path} holds other events than these ({differs[1]}); name with --store the one that was used."

@@ -134,7 +134,7 @@ def build_page(
         _ranks(run),
         *_profile(run),
     )
-    facts = f"{run.how_scored} · {summary.STATES.get(str(run.about.get('state')), 'state unknown')}"
+    facts = f"{run.how_scored} · {summary.STATES.get(run.record.state, 'state unknown')}"
     missing = run.missing + (() if other is None else tuple(f"{other.directory}: {text}" for text in other.missing))
     return Page(run.directory, facts, sections, missing)
 

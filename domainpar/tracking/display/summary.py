@@ -13,7 +13,8 @@ from typing import Any
 from domainpar.common.words import its_mpiexec, several, this_python
 from domainpar.parallel.launcher import detect
 from domainpar.runs.directory import figure_of
-from domainpar.tracking.display.run_files import SPLITS, RunFiles, Table
+from domainpar.runs.records import RunRecord, StoreRecord, Table
+from domainpar.tracking.display.run_files import SPLITS, RunFiles
 from domainpar.tracking.events.own_events import told_of
 from domainpar.tracking.training.monitor.prices import in_words, mean_epoch
 
@@ -57,16 +58,15 @@ class Rows:
 
 def facts(run: RunFiles) -> Rows:
     """Network, events, duration, machine and promise of a run; only what its files hold."""
-    about, settings = run.about, run.settings
-    state, ranks, kept = str(about.get("state") or "unknown"), about.get("ranks"), _mapping(about, "store")
+    record, settings = run.record, run.settings
     records = run.records_of("train")
     steps, of_ranks = "none", ""
     if records:
         epochs = f" of {settings['epochs']}" if settings.get("epochs") else ""
         steps = f"{records[-1]['step']:,}, in epoch {int(records[-1].get('epoch', 0)) + 1}{epochs}"
-    if ranks:
-        threads = several(int(about.get("threads") or 1), "thread")
-        of_ranks = f"{several(int(ranks), 'rank')}, {about.get('domain_size')} to an event, {threads} each"
+    if record.ranks:
+        threads = several(record.threads or 1, "thread")
+        of_ranks = f"{several(record.ranks, 'rank')}, {record.domain_size} to an event, {threads} each"
         of_ranks += f", on {settings['device']}" if settings.get("device") else ""
     events = ""
     if run.own is not None:
@@ -76,24 +76,24 @@ def facts(run: RunFiles) -> Rows:
         sectors = settings.get("sectors")
         mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event, edges between them dropped"
     facts = {
-        "state": STATES.get(state, state) + (f": {about['error']}" if about.get("error") else ""),
+        "state": STATES.get(record.state, record.state) + (f": {record.error}" if record.error else ""),
         "mode": mode,
-        "network": _network(about, settings),
-        "parameters": f"sha256 {about['parameters_sha256'][:16]}" if about.get("parameters_sha256") else "",
-        "trained on": f"{_store(kept)}{events}" if kept else "",
+        "network": _network(record, settings),
+        "parameters": f"sha256 {record.parameters_sha256[:16]}" if record.parameters_sha256 else "",
+        "trained on": f"{_store(record.store)}{events}" if record.store.given else "",
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
         "steps": steps,
-        "time": _duration(about.get("seconds")),
+        "time": _duration(record.seconds),
         "an epoch": _epoch(records),
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
         "exactness": _exactness(run),
         "scored": _scored(run),
-        "started": str(about.get("started") or ""),
-        "machine": ", ".join(str(about[name]) for name in ("host", "machine") if about.get(name)),
-        "versions": ", ".join(f"{name} {version}" for name, version in _mapping(about, "versions").items() if version),
+        "started": record.started,
+        "machine": ", ".join(filter(None, (record.host, record.machine))),
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items() if version),
     }
     return Rows((), tuple((name, text) for name, text in facts.items() if text))
 
@@ -149,7 +149,7 @@ def _of_validations(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
     records = run.records_of("val")
     if not records:
         return {}
-    main = _mapping(run.about, "tasks").get("main", "edge")
+    main = (run.record.tasks or {}).get("main", "edge")
     # As training takes them: the first of equal ones, and without any figure the newest.
     figures = [-math.inf if (figure := figure_of(record, main)) is None else figure for record in records]
     best = records[figures.index(max(figures)) if max(figures) > -math.inf else -1]
@@ -161,10 +161,9 @@ def _of_validations(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
 
 def _of_scores(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
     """Each split that was scored: how it was counted, and the metrics; nothing without scores."""
-    metrics: Table = (run.scores.about.get("metrics") if run.scores else None) or {}
     return {
         split: (_where(split, run.called(run.how_scored), several(int(of["events"]), "event")), of)
-        for split, of in metrics.items()
+        for split, of in (run.scores.record.metrics if run.scores else {}).items()
     }
 
 
@@ -174,10 +173,9 @@ def _where(split: str, how: str, counted: str) -> dict[str, str]:
 
 def command(run: RunFiles) -> str:
     """The command that does the same again, from the run's own configuration, into another directory."""
-    model = run.about.get("model_code")
-    ranks = run.about.get("ranks") or 1
+    model, ranks = run.record.model_code, run.record.ranks or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
-    words += ["--model", str(model)] if model else []
+    words += ["--model", model] if model else []
     # `.` and `..` have no name that "-again" could be put behind.
     directory = run.directory if run.directory.name not in ("", "..") else run.directory.resolve()
     words += ["--out", str(directory.with_name(f"{directory.name}-again"))]
@@ -187,12 +185,12 @@ def command(run: RunFiles) -> str:
 
 def started_as(run: RunFiles) -> str | None:
     """The command that started the run, behind the launcher that its environment shows; None where it is not kept."""
-    argv = run.about.get("argv")
-    if not isinstance(argv, list) or not argv:
+    argv = run.record.argv
+    if not argv:
         return None
     words = ["python"]
     with suppress(ValueError):  # an environment that no launcher leaves
-        launcher = detect({str(name): str(value) for name, value in _mapping(run.about, "environment").items()})
+        launcher = detect({str(name): str(value) for name, value in run.record.environment.items()})
         if launcher.kind == "torchrun":
             words = ["torchrun", "..."]  # its environment does not hold the number of machines
         elif launcher.command in ("mpiexec", "srun"):
@@ -200,17 +198,17 @@ def started_as(run: RunFiles) -> str | None:
     return shlex.join([*words, "-m", f"domainpar.{Path(str(argv[0])).stem}", *map(str, argv[1:])])
 
 
-def _network(about: Table, settings: Table) -> str:
+def _network(record: RunRecord, settings: Table) -> str:
     if not settings:
         return ""
-    model = about.get("model_code") or settings.get("model")
+    model = record.model_code or settings.get("model")
     shown = {
         "hidden": f", width {settings.get('hidden')}",
         "graph_iters": f", {settings.get('graph_iters')} iterations",
         "shared_weights": ", shared weights" if settings.get("shared_weights") else "",
         "dropout": f", dropout {settings['dropout']}" if settings.get("dropout") else "",
     }
-    options = about.get("model_options")
+    options = record.model_options
     used = {"shared_weights", *(shown if options is None else options)}  # a user's own network may take none
     return f"{model}" + "".join(text for name, text in shown.items() if name in used)
 
@@ -218,18 +216,18 @@ def _network(about: Table, settings: Table) -> str:
 def _left_out(run: RunFiles) -> str:
     """Events that training or inference left out since they could not be used; empty if none were."""
     texts: list[str] = []
-    scored = run.scores.about if run.scores else {}
-    for work, about, name in (("in training", run.about, "sample"), ("in scoring", scored, "event")):
-        skipped = [str(entry.get(name)) for entry in about.get("skipped") or () if isinstance(entry, dict)]
+    scored = run.scores.record.skipped if run.scores else ()
+    for work, entries, name in (("in training", run.record.skipped, "sample"), ("in scoring", scored, "event")):
+        skipped = [str(entry.get(name)) for entry in entries]
         if skipped:
             names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
             texts.append(f"{several(len(skipped), name)} {work}: {names}")
     return "; ".join(texts) + (" (could not be used)" if texts else "")
 
 
-def _store(kept: Table) -> str:
+def _store(kept: StoreRecord, digest: str | None = None) -> str:
     """A store by its name and digest."""
-    return f"{kept.get('absolute') or kept.get('path')}, digest {str(kept.get('digest'))[:16]}"
+    return f"{kept.absolute or kept.path}, digest {str(digest or kept.digest)[:16]}"
 
 
 def _duration(seconds: Any) -> str:
@@ -242,10 +240,10 @@ def _duration(seconds: Any) -> str:
 
 
 def _exactness(run: RunFiles) -> str:
-    if "bitwise_problem" not in run.about:
+    if "bitwise_problem" not in run.record.given:
         return ""
     naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
-    if problem := run.about["bitwise_problem"]:
+    if problem := run.record.bitwise_problem:
         return f"{naive}the answer of any number of ranks to rounding only: {problem}"
     return f"{naive}the same bits on any number of ranks (self-test passed)"
 
@@ -253,13 +251,13 @@ def _exactness(run: RunFiles) -> str:
 def _scored(run: RunFiles) -> str:
     if run.scores is None:
         return ""
-    about, store = run.scores.about, run.scores.store
-    other = "" if store.get("digest") == _mapping(run.about, "store").get("digest") else f", of {_store(store)}"
+    record = run.scores.record
+    same = record.store_digest == run.record.store.digest
     text = (
-        f"{several(len(run.scores.events), 'event')}, {run.how_scored}, {about.get('checkpoint')} checkpoint "
-        f"(step {about.get('step')}){other}"
+        f"{several(len(run.scores.events), 'event')}, {run.how_scored}, {record.checkpoint} checkpoint "
+        f"(step {record.step})" + ("" if same else f", of {_store(record.store, record.store_digest)}")
     )
-    return "; ".join([text, *(told_of(about["trained_on"]) if "trained_on" in about else [])])
+    return "; ".join([text, *(told_of(record.trained_on) if "trained_on" in record.given else [])])
 
 
 def short(value: Any) -> str:
@@ -270,8 +268,3 @@ def short(value: Any) -> str:
 def percent(share: float | None) -> str:
     """A share for a table; a dash where there was nothing to divide by."""
     return "–" if share is None else f"{share:.2%}"
-
-
-def _mapping(about: Table, name: str) -> Mapping[str, Any]:
-    value = about.get(name)
-    return value if isinstance(value, dict) else {}

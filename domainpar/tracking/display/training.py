@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from domainpar.common.words import several
+from domainpar.runs.records import Table
 from domainpar.tracking.display.chart import (
     BLUE,
     GREEN,
@@ -23,7 +24,7 @@ from domainpar.tracking.display.chart import (
     Series,
     log_axis,
 )
-from domainpar.tracking.display.run_files import RunFiles, Table
+from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from partitioners.quality import imbalance
 

@@ -1,26 +1,20 @@
-"""The events of a run and the place of their store, as `run.json` and `scores.json` keep them. No torch.
-
-Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
-file that keeps it, so that run and store may be moved together, and from the root, so that one of them may be.
-"""
+"""The events of a run and the place of their store, as records keep them (`runs.records`). No torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
+from domainpar.runs.records import Hashes, RunRecord, StoreRecord
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
-
-Hashes = tuple[tuple[str, str], ...]
-Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,19 +36,9 @@ class OwnEvents:
         return cls(*(tuple((record.event, record.sha256) for record in store.events(split)) for split in splits))
 
     @classmethod
-    def read(cls, kept: Table) -> OwnEvents | None:
-        """Those that `store` of a `run.json` tells; None for a run of a version that did not keep them.
-
-        Raises:
-            Problem: If it does not tell them as it should.
-        """
-        if (events := kept.get("events")) is None:
-            return None
-        try:
-            return cls(*(tuple((str(name), str(sha)) for name, sha in events[split]) for split in ("train", "val")))
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"run.json cannot be read: its events are listed otherwise: {type(error).__name__}: {error}"
-            raise Problem(what, "name another run") from error
+    def read(cls, kept: StoreRecord) -> OwnEvents | None:
+        """Those that the record of a run tells; None where it does not."""
+        return None if kept.events is None else cls(kept.events["train"], kept.events["val"])
 
     def without(self, events: Collection[str]) -> OwnEvents:
         """The same without some events, by name."""
@@ -124,9 +108,9 @@ class InMaps:
     told: bool
 
     @classmethod
-    def of(cls, about: Table, store: EventStore) -> InMaps:
-        """Those of a run, by its `run.json`, and of a store."""
-        both = (about.get("store") or {}).get("learned_from"), store.learned_from
+    def of(cls, run: RunRecord, store: EventStore) -> InMaps:
+        """Those of a run and of a store."""
+        both = run.store.learned_from, store.learned_from
         return cls(frozenset(of for known in both for of in (known or {}).values()), None not in both)
 
     def hold(self, event: StoredEvent) -> bool:
@@ -164,40 +148,22 @@ def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
     return f"{number:,} of these {several(count['events'] or 0, f'{split} event')}"
 
 
-def own_events(about: Table, store: EventStore | None) -> OwnEvents | None:
-    """The events of a run by its `run.json`, or by its store where that is still the one it was trained on.
-
-    Returns:
-        The events; None if the run is of a version that did not keep them, and its store has changed or is not known.
-    """
-    kept: Table = about.get("store") or {}
-    own = OwnEvents.read(kept)
-    if own is None and store is not None and store.digest == kept.get("digest"):
-        own = OwnEvents.of(store)
+def own_events(run: RunRecord) -> OwnEvents | None:
+    """The events that a run learned from; None where its record does not tell."""
+    own = OwnEvents.read(run.store)
     # Of an event that was left out nothing was learnt. (Of one whose sector was, the others may have been.)
-    left_out = {skip.get("event") for skip in about.get("skipped") or () if skip.get("sample") == skip.get("event")}
+    left_out = {str(skip.get("event")) for skip in run.skipped if skip.get("sample") == skip.get("event")}
     return own if own is None or not left_out else own.without(left_out)
 
 
-def difference(
-    store: EventStore, events: Iterable[tuple[str, str]], digest: str | None = None
-) -> tuple[str, str] | None:
-    """The first of some events that a store lacks, and what is wrong with it; None if it holds them all.
-
-    Args:
-        store: The store.
-        events: Name and sha256 of each. None of them: what was kept by an earlier version is known by its digest.
-        digest: Digest of the store that held them.
-    """
+def difference(store: EventStore, events: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """The first of some events, name and sha256 of each, that a store lacks, and what is wrong with it; or None."""
     hashes = {record.event: record.sha256 for record in store.records}
-    events = list(events)
     for event, sha256 in events:
         if event not in hashes:
             return event, f"{store.path} does not hold event {event}"
         if (here := hashes[event]) != sha256:
             return event, f"{store.path} holds event {event} with sha256 {here[:12]}, then it was {sha256[:12]}"
-    if not events and digest is not None and store.digest != digest:
-        return "", f"digest {store.digest[:12]}, not {digest[:12]}"
     return None
 
 
@@ -206,51 +172,50 @@ def kept_place(store: Path, beside: Path) -> dict[str, str]:
     return {"path": os.path.relpath(store, beside), "absolute": os.path.abspath(store)}
 
 
-def places(kept: Table, beside: Path) -> list[Path]:
+def places(kept: StoreRecord, beside: Path) -> list[Path]:
     """Possible places of the store that a file in the directory `beside` keeps: seen from there, and where it was."""
-    if not (path := str(kept.get("path") or "")):
+    if not kept.path:
         return []
-    # An earlier version kept the path as it was typed, seen from the directory of the command.
-    absolute = (os.path.join(os.path.abspath(beside), path), str(kept.get("absolute") or os.path.abspath(path)))
+    absolute = filter(None, (os.path.join(os.path.abspath(beside), kept.path), kept.absolute))
     paths, here = map(Path, dict.fromkeys(map(os.path.normpath, absolute))), Path.cwd()
     # As they would be typed: relative below this directory.
     return [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
 
 
-def not_there(kept: Table, beside: Path) -> str:
+def not_there(kept: StoreRecord, beside: Path) -> str:
     """That none of its `places` is there, in words."""
     first, *others = map(str, places(kept, beside))
     return f"neither {first} nor {others[0]} is there" if others else f"{first} is not there"
 
 
-def find_store(kept: Table, beside: Path, events: Iterable[tuple[str, str]]) -> Path | None:
+def find_store(kept: StoreRecord, beside: Path, events: Sequence[tuple[str, str]]) -> Path | None:
     """The place of a store that holds some events: the first of its `places` that does, or else that exists.
 
     Args:
-        kept: The entries of the file on the store: its places and digest.
+        kept: The record of the store.
         beside: The directory of the file that keeps it.
-        events: Name and sha256 of events that it has to hold; none where a version did not keep them.
+        events: Name and sha256 of events that it has to hold.
     """
     there = [place for place in places(kept, beside) if place.is_dir()]
     for place in there:
         with suppress(StoreError):  # whoever opens it says what is wrong with it
-            if difference(EventStore(place, check_files=False), events, kept.get("digest")) is None:
+            if difference(EventStore(place, check_files=False), events) is None:
                 return place
     return there[0] if there else None
 
 
-def store_of_run(run: Path, about: Table) -> Path:
+def store_of_run(run: Path, kept: StoreRecord) -> Path:
     """The place of the store of a run.
 
     Raises:
-        Problem: If it is in none of the places that its `run.json` knows.
+        Problem: If it is in none of the places that its record knows.
     """
-    if not about["store"].get("path"):
+    if not kept.path:
         raise Problem(f"{run} does not say of which store it is", "name one with --store")
-    own = OwnEvents.read(about["store"])
-    place = find_store(about["store"], run, () if own is None else own.train + own.val)
+    own = OwnEvents.read(kept)
+    place = find_store(kept, run, () if own is None else own.train + own.val)
     if place is None:
-        what = f"the store that {run} was trained on is not found: {not_there(about['store'], run)}"
+        what = f"the store that {run} was trained on is not found: {not_there(kept, run)}"
         raise Problem(what, "name its place with --store")
     return place
 
@@ -259,8 +224,3 @@ def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:
     """Fewest and most candidate edges a hit of some events; None without hits."""
     shares = [record.num_edges / record.num_nodes for record in records if record.num_nodes]
     return [min(shares), max(shares)] if shares else None
-
-
-def kept_events(store: EventStore) -> dict[str, Any]:
-    """The events of a run that is begun on a store, to be kept in `run.json`."""
-    return asdict(OwnEvents.of(store))

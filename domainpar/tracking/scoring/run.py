@@ -24,6 +24,7 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.runs.directory import newest_run, read_run, state_of
 from domainpar.runs.own_files import TUNING, UNFINISHED
+from domainpar.runs.records import ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
 from domainpar.tracking.display.comparison import run_beside
@@ -52,7 +53,14 @@ from domainpar.tracking.scoring.judgement import (
     track_options,
     track_target,
 )
-from domainpar.tracking.scoring.score_files import SCORES_SUFFIX, choose_directory, publish, write_list, write_timings
+from domainpar.tracking.scoring.score_files import (
+    FORMAT,
+    SCORES_SUFFIX,
+    choose_directory,
+    publish,
+    write_list,
+    write_timings,
+)
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.streaming import stream
@@ -73,7 +81,7 @@ class Job:
         options: How tracks are built; None for none.
         records: The events to score, in the order of the store.
         left_out: Events of the split that are known not to be readable.
-        about: Run, network and events, as `scores.json` lists them.
+        record: Run, network and how it scores, for `scores.json`.
         own: The events that the run was trained on; None if that is not known.
         in_maps: Those that module maps were learned from.
     """
@@ -82,7 +90,7 @@ class Job:
     options: TrackOptions | None
     records: list[EventRecord]
     left_out: list[LeftOut]
-    about: dict[str, Any]
+    record: ScoresRecord
     own: OwnEvents | None
     in_maps: InMaps
 
@@ -102,7 +110,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         return
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     if world.is_root:
-        print(*summary.first_lines(world, job.scorer.store, job.records, job.about, allocator), sep="\n", flush=True)
+        print(*summary.first_lines(world, job.scorer.store, job.records, job.record, allocator), sep="\n", flush=True)
     if config.tune:
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
@@ -133,7 +141,7 @@ def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
-        lines = summary.first_lines(world, scorer.store, job.records, job.about, allocator)
+        lines = summary.first_lines(world, scorer.store, job.records, job.record, allocator)
         print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
@@ -143,7 +151,7 @@ def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
 
 def _tuned(config: InferConfig, job: Job) -> Job:
     """Choose the cuts of tracks on validation events, and keep them with the run. *Collective*."""
-    scorer, world, run, options = job.scorer, job.scorer.world, Path(job.about["run"]), job.options
+    scorer, world, run, options = job.scorer, job.scorer.world, Path(job.record.run), job.options
     assert options is not None  # --tune asks for --tracks
     records = [record for record in scorer.store.events("val") if record.event not in scorer.store.unreadable]
     if not records:
@@ -170,23 +178,23 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    judgements = Judgements(records, outcomes, Tasks.from_json(job.about["learnt"]))
+    judgements = Judgements(records, outcomes, Tasks.from_json(job.record.learnt))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
     seen = None if job.own is None else job.own.counted(records, in_map if job.in_maps.told else None)
-    about = {
-        **job.about,
-        "metrics": metrics,
-        "tracks": about_tracks(config, job.options, performance),
-        "skipped": list(map(asdict, left_out)),
-        "trained_on": seen,
-    }
-    run, unfinished = Path(about["run"]), job.scorer.directory
+    record = job.record.changed(
+        metrics=metrics,
+        tracks=about_tracks(config, job.options, performance),
+        skipped=list(map(asdict, left_out)),
+        trained_on=seen,
+        events=[outcome.scored for outcome in in_order],
+    )
+    run, unfinished = Path(record.run), job.scorer.directory
     place = unfinished.parent  # where they are published
     # As seen from the scores, which may be moved together with run and store.
-    kept = {"run": os.path.relpath(run, place), "store": kept_place(job.scorer.store.path, place)}
+    store = StoreRecord.of(**kept_place(job.scorer.store.path, place))
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
-    write_list(unfinished, [outcome.scored for outcome in in_order], about | kept)
+    write_list(unfinished, record.changed(run=os.path.relpath(run, place), store=store))
     submitted = _submitted(unfinished, records, job.scorer.store) if config.format == "colliderml" else []
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
@@ -194,7 +202,7 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
     notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
-    last = summary.last_lines(in_order, metrics, directory, about, beside, BESIDE.get(config.format))
+    last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
     print(*tables, *notes, *last, sep="\n", flush=True)
 
 
@@ -225,10 +233,11 @@ def _set_up(config: InferConfig, world: World) -> Job:
         Refused: On all ranks alike, if they will not do.
     """
     run, trained = _choose_run(config, world)
-    of_run = on_root(world.transport, lambda: read_run(run))
-    tasks = Tasks.from_json(of_run.get("tasks"))
+    of_run = record_of_root(world.transport, lambda: read_run(run))
+    assert of_run is not None  # `read_run` raises where there is none
+    tasks = Tasks.from_json(of_run.tasks)
     agree(world.transport, _unfit(config, trained, tasks, run))
-    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, of_run))
+    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, of_run.store))
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, state = load_network(run, trained, config.checkpoint, store, world)
@@ -277,29 +286,22 @@ def _set_up(config: InferConfig, world: World) -> Job:
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
     )
-    about = {
+    record = ScoresRecord.of(
+        **FORMAT,
         **origin,
-        **_as_trained(trained, of_run["store"]),
-        "run": str(run),
-        "checkpoint": config.checkpoint,
-        "learnt": tasks.to_json(),
-        "store_digest": store.digest,
-        "filters": [_filter(of.get("filter")) for of in (of_run["store"], store.settings)],
-        "edges_per_hit": [of_run["store"].get("edges_per_hit"), edges_per_hit(records)],
-        "bitwise_problem": model.exactness(world.transport).problem,
-    }
-    own = on_all(world.transport, lambda: own_events(of_run, store))
-    return Job(scorer, options, records, left_out, about, own, in_maps)
-
-
-def _as_trained(trained: TrainConfig, events: Mapping[str, Any]) -> dict[str, Any]:
-    """How the network was trained, by its flags and by what its `run.json` says of its events."""
-    return {
-        "trained_mode": trained.mode,
-        "trained_sectors": trained.sectors,
-        "target": trained.target,
-        "joined_by": events.get("joined_by"),
-    }
+        trained_mode=trained.mode,
+        trained_sectors=trained.sectors,
+        target=trained.target,
+        joined_by=of_run.store.joined_by,
+        run=str(run),
+        checkpoint=config.checkpoint,
+        learnt=tasks.to_json(),
+        store_digest=store.digest,
+        filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
+        edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
+        bitwise_problem=model.exactness(world.transport).problem,
+    )
+    return Job(scorer, options, records, left_out, record, own_events(of_run), in_maps)
 
 
 def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
@@ -330,7 +332,7 @@ def _labelled(tasks: Tasks, *arguments: Any, **how: Any) -> list[EventScores] | 
     return [replace(one, labels=label_arrays(tasks, one.readings)) for one in scores]
 
 
-def _filter(told: dict[str, Any] | None) -> str:
+def _filter(told: Mapping[str, Any] | None) -> str:
     """The network that left edges of a store out, and the score it asked for; empty for none."""
     return f"{told['parameters_sha256'][:16]} at {told['least_score']:g}" if told else ""
 

@@ -16,55 +16,29 @@ to a user's own program: numpy arrays by name, and tables of hits and edges.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from domainpar.common.atomic_files import sync_directory, write_whole
+from domainpar.common.atomic_files import json_bytes, sync_directory, write_whole
 from domainpar.common.problems import Problem
 from domainpar.common.words import some_of
 from domainpar.runs.own_files import UNFINISHED, remove, strangers_in_scores
+from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, StoreRecord, scores_record
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.own_events import places
 from domainpar.tracking.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
 from domainpar.tracking.scoring.scores import CLASSICAL, NETWORK, EventScores
 
-LIST = "scores.json"
+LIST = SCORES_FILE
 TIMINGS = "timings.json"
 ARRAY_OF_TRACKS = {NETWORK: "track_id", CLASSICAL: "classical_track_id"}
 SCORES_SUFFIX = f".scores{SUFFIX}"
 SCHEMA_VERSION = 1
 FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
-
-
-@dataclass(frozen=True)
-class ScoredEvent:
-    """One event as `scores.json` lists it.
-
-    Attributes:
-        event: Name of the event.
-        path: File of its scores, relative to the directory.
-        sha256: Hash of the file.
-        logits_sha256: Hash of the logits alone, and of what the network said of labels, in the user's order: equal on
-            any number of ranks.
-        edges: Its edges.
-        unscored: Those of them that got no score.
-        tracks: Tracks that the scores gave; None if none were built.
-        event_sha256: Hash of the event's own file.
-    """
-
-    event: str
-    path: str
-    sha256: str
-    logits_sha256: str
-    edges: int
-    unscored: int
-    tracks: int | None = None
-    event_sha256: str = ""
 
 
 def choose_directory(path: Path, overwrite: bool) -> Path:
@@ -155,18 +129,14 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     )
 
 
-def write_list(directory: Path, events: Sequence[ScoredEvent], about: Mapping[str, Any]) -> None:
+def write_list(directory: Path, record: ScoresRecord) -> None:
     """Write `scores.json`, the last file; called on rank 0."""
-    _write_json(directory / LIST, {**FORMAT, **about, "events": [asdict(event) for event in events]})
+    write_whole(directory / LIST, json_bytes(record.plain()))
 
 
 def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]]) -> None:
     """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0."""
-    _write_json(directory / TIMINGS, {"ranks": num_ranks, "events": list(events)})
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    write_whole(directory / TIMINGS, json_bytes({"ranks": num_ranks, "events": list(events)}))
 
 
 # --- read back -------------------------------------------------------------------------------------------------------
@@ -255,7 +225,7 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
             scored.
         StoreError: If a file is missing or damaged.
     """
-    file, about_all = _find(Path(path), event)
+    file, kept = _find(Path(path), event)
     arrays, about = read_arrays(file)
     if {name: about.get(name) for name in FORMAT} != FORMAT:
         kind = f"{about.get('format')!r} version {about.get('schema_version')!r}"
@@ -266,14 +236,14 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
             what = f"store {store} does not hold the event as it was scored"
             raise Problem(what, "name its store", event=about["event"])
     else:  # as seen from the scores, and where it was
-        stores = filter(Path.is_dir, places(about_all.get("store") or {}, file.parent))
+        stores = filter(Path.is_dir, places(kept, file.parent))
         columns = next(filter(None, (_columns_of_store(about, place) for place in stores)), {})
     labels = {name: arrays.pop(name) for name in sorted(arrays) if name.startswith(("node_", "graph_"))}
     return Scores(about["event"], **arrays, labels=labels, about=about, **columns)
 
 
-def list_of(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The directory of the scores of a run, or of a directory of scores, and what its list says of them.
+def list_of(path: Path) -> tuple[Path, ScoresRecord]:
+    """The directory of the scores of a run, or of a directory of scores, and their record.
 
     Raises:
         Problem: If there are none.
@@ -281,35 +251,22 @@ def list_of(path: Path) -> tuple[Path, dict[str, Any]]:
     directory = next((place for place in (path, path / "scores") if (place / LIST).is_file()), None)
     if directory is None:
         raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
-    return directory, read_json(directory / LIST)
+    return directory, scores_record(directory / LIST)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a list of scores, or of a stream, says.
-
-    Raises:
-        Problem: If it cannot be read.
-    """
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        what = f"{path} cannot be read: {type(error).__name__}: {error}"
-        raise Problem(what, "copy it anew, or run infer again", file=path) from error
-
-
-def _find(path: Path, event: str | None) -> tuple[Path, Mapping[str, Any]]:
-    """The file of an event, and what the list of all of them says."""
+def _find(path: Path, event: str | None) -> tuple[Path, StoreRecord]:
+    """The file of an event, and the store of all of them."""
     if path.name.endswith(SCORES_SUFFIX):
         beside = path.parent / LIST
-        return path, read_json(beside) if beside.is_file() else {}
-    directory, about = list_of(path)
-    files = {listed["event"]: listed["path"] for listed in about["events"]}
+        return path, scores_record(beside).store if beside.is_file() else StoreRecord.of()
+    directory, record = list_of(path)
+    files = {listed.event: listed.path for listed in record.events}
     if event is None and len(files) == 1:
         (event,) = files
     if event not in files:
         what = "scores of several events" if event is None else f"no scores of event {event!r}"
         raise Problem(f"{directory} holds {what}", f"take one of {some_of(sorted(files))}: read_scores(path, event)")
-    return directory / files[event], about
+    return directory / files[event], record.store
 
 
 def _columns_of_store(about: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def scored_events(path: str | Path, least_score: float) -> Source:
         Problem: If there are no scores, or the events they belong to are not found.
         StoreError: From `read`, if a file is missing or damaged.
     """
-    directory, about = list_of(Path(path))
-    if not (about.get("learnt") or {}).get("edge_weight", 1.0):
+    directory, record = list_of(Path(path))
+    if not record.learns_edges:
         raise Problem(f"{directory} holds labels, and no scores of edges", "name a run that scores edges")
-    events = {listed["event"]: listed for listed in about["events"]}
-    hashes = [(name, listed["event_sha256"]) for name, listed in events.items()]
-    place = find_store(about["store"], directory, hashes)
+    events = record.by_event
+    hashes = [(name, listed.event_sha256) for name, listed in events.items()]
+    place = find_store(record.store, directory, hashes)
     if place is None:
-        what = f"the store of the events in {directory} is not found: {not_there(about['store'], directory)}"
+        what = f"the store of the events in {directory} is not found: {not_there(record.store, directory)}"
         raise Problem(what, "bring it back, or score its events again")
     store = EventStore(place)
     records = {record.event: record for record in store.events() if record.event in events}
@@ -47,16 +47,16 @@ def scored_events(path: str | Path, least_score: float) -> Source:
             raise Problem(f"{place} does not hold the event as it was scored", "score it again", event=name)
 
     def read(name: str) -> EventGraph:
-        return _graph(store, records[name], directory / events[name]["path"], least_score)
+        return _graph(store, records[name], directory / events[name].path, least_score)
 
     # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
-    by = {"parameters_sha256": about["parameters_sha256"], "least_score": least_score}
-    if about.get("mode") == "naive":
-        by["sectors"] = about["sectors"]
+    by = {"parameters_sha256": record.parameters_sha256, "least_score": least_score}
+    if record.mode == "naive":
+        by["sectors"] = record.sectors
     return Source(
         names=tuple(records),
         read=read,
-        files=lambda name: [directory / events[name]["path"]],
+        files=lambda name: [directory / events[name].path],
         settings={**store.settings, "filter": json.loads(json.dumps(by))},
         splits={name: record.split for name, record in records.items()},
         learned_from=store.learned_from,

@@ -12,9 +12,10 @@ from domainpar.common import faults
 from domainpar.common.agreement import gather
 from domainpar.common.compiling import clock
 from domainpar.parallel.world import World
+from domainpar.runs.records import ScoredEvent
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.tracking.part_loading import BadEvent, open_together
-from domainpar.tracking.scoring.score_files import ScoredEvent, write_scores
+from domainpar.tracking.scoring.score_files import write_scores
 from domainpar.tracking.scoring.scores import EventScores
 
 Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
@@ -103,7 +104,7 @@ class Scorer:
             # By size again: the ranks of a group hold its calls one after the other.
             in_order = [answers[group * of_group + rank] for rank in range(of_group) for group in range(num_groups)]
             yield [
-                Outcome(**answer | {"scored": ScoredEvent(**answer["scored"])})
+                Outcome(**answer | {"scored": ScoredEvent.read(answer["scored"])})
                 if "scored" in answer
                 else LeftOut(**answer)
                 for of_rank in in_order
@@ -129,7 +130,7 @@ class Scorer:
             else:
                 self.world.mark("write", number + self.world.domain.rank, record.event)
                 answers.append(self._finished(record, scores, seconds))
-        return [asdict(answer) for answer in answers]
+        return [asdict(it) | ({"scored": it.scored.plain()} if isinstance(it, Outcome) else {}) for it in answers]
 
     def _called(
         self, records: Sequence[EventRecord], root: int

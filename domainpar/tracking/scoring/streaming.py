@@ -27,6 +27,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.parallel.signals import StopFlag
 from domainpar.runs.own_files import STREAM, strangers_in_scores
+from domainpar.runs.records import read_file
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.events.store import (
     MANIFEST,
@@ -38,7 +39,7 @@ from domainpar.tracking.events.store import (
     read_attributes,
 )
 from domainpar.tracking.scoring import summary
-from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX, read_json
+from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.training.monitor.failure import fail_alike
 
@@ -158,7 +159,7 @@ def _claim(directory: Path, identity: dict[str, Any]) -> None:
             )
         write_whole(path, (json.dumps(identity, indent=1) + "\n").encode())
         return
-    there = read_json(path)
+    there = read_file(path, dict, "copy it anew, or run infer again")
     if differing := [name for name in identity if there.get(name) != identity[name]]:
         name = differing[0]
         raise Problem(

@@ -10,6 +10,7 @@ from typing import Any
 from domainpar.common.words import between, several, some_of, this_python
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
+from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import short, table
@@ -22,25 +23,25 @@ UNLIKE = 2.0
 
 
 def first_lines(
-    world: World, store: EventStore, records: Sequence[EventRecord], about: Mapping[str, Any], allocator: str | None
+    world: World, store: EventStore, records: Sequence[EventRecord], record: ScoresRecord, allocator: str | None
 ) -> list[str]:
     """Ranks, network and events, and the allocator."""
     sizes = [record.num_edges for record in records]
     mode = "whole events, halo exchange"
-    if about["mode"] == "naive":
-        mode = f"APPROXIMATE: {about['sectors']} sectors, no exchange, edges between them get no score"
-    in_bf16 = " with edges in bf16" if about["precision"] == "bf16" else ""
-    trained = "" if about["trained_mode"] == about["mode"] else f", trained in {about['trained_mode']} mode"
+    if record.mode == "naive":
+        mode = f"APPROXIMATE: {record.sectors} sectors, no exchange, edges between them get no score"
+    in_bf16 = " with edges in bf16" if record.precision == "bf16" else ""
+    trained = "" if record.trained_mode == record.mode else f", trained in {record.trained_mode} mode"
     exactness = "bits on any number of ranks (self-test passed)"
-    if about["bitwise_problem"]:
-        exactness = f"scores on any number of ranks to rounding only: {about['bitwise_problem']}"
-    sectors = about.get("trained_sectors")
+    if record.bitwise_problem:
+        exactness = f"scores on any number of ranks to rounding only: {record.bitwise_problem}"
+    sectors = record.trained_sectors
     trained_on = several(number_of_sectors(sectors or 1), "sector")
     otherwise = (
         f"note: trained on {trained_on} of an event, scored on whole events here; "
         f"as it was trained: --mode naive --sectors {sectors}"
     )
-    learned, here = about["filters"]
+    learned, here = record.filters
     unlike = (
         f"note: trained on edges {f'that filter {learned} left' if learned else 'of no filter'}, scored here on those "
         f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
@@ -48,11 +49,11 @@ def first_lines(
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         f"{means_of(world.device)} each, {mode}",
-        f"network  : {about['run']}, {about['checkpoint']} checkpoint (step {about['step']}){trained}, "
-        f"{about['dtype']}{in_bf16}, parameters sha256 {about['parameters_sha256'][:16]}",
-        *([otherwise] if sectors and about["mode"] == "halo" else []),
+        f"network  : {record.run}, {record.checkpoint} checkpoint (step {record.step}){trained}, "
+        f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
+        *([otherwise] if sectors and record.mode == "halo" else []),
         *([unlike] if learned != here else []),
-        *other_graphs(about["edges_per_hit"], about["joined_by"]),
+        *other_graphs(record.edges_per_hit, record.joined_by),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
@@ -129,9 +130,8 @@ def performance_lines(
 
 def last_lines(
     outcomes: Sequence[Outcome],
-    metrics: Mapping[str, Mapping[str, Any]],
     directory: Path,
-    about: Mapping[str, Any],
+    record: ScoresRecord,
     beside: Path | None,
     other_files: str | None,
 ) -> list[str]:
@@ -143,30 +143,38 @@ def last_lines(
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
     share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
-    of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if about["learnt"]["edge_weight"] else ""
-    and_tracks = "" if about["tracks"] is None else " and tracks"
+    of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if record.learns_edges else ""
+    and_tracks = "" if record.tracks is None else " and tracks"
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
         f"{sum(seconds) / len(seconds):.3g} s an event from its file to scores{and_tracks}, "
         f"{max(seconds):.3g} s the longest",
         *_track_lines(outcomes),
-        *(_metrics_line(split, values, about) for split, values in metrics.items() if "edge_auc_mean" in values),
-        *(_labels_line(split, values) for split, values in metrics.items() if values.get("labels")),
-        *(_ceiling_line(split, values["segments"]) for split, values in metrics.items() if values.get("segments")),
+        *(
+            _metrics_line(split, values, record)
+            for split, values in record.metrics.items()
+            if "edge_auc_mean" in values
+        ),
+        *(_labels_line(split, values) for split, values in record.metrics.items() if values.get("labels")),
+        *(
+            _ceiling_line(split, values["segments"])
+            for split, values in record.metrics.items()
+            if values.get("segments")
+        ),
     ]
     blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
-    if blind and about["learnt"]["edge_weight"]:
-        wanted = " for --target" if about["target"] else ""
+    if blind and record.learns_edges:
+        wanted = " for --target" if record.target else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")
-    run = quote(str(about["run"]))
+    run = quote(str(record.run))
     if beside is not None:  # the report is of the run on whole events, with the naive one at its side
-        whole, naive = (beside, about["run"]) if about["mode"] == "naive" else (about["run"], beside)
+        whole, naive = (beside, record.run) if record.mode == "naive" else (record.run, beside)
         run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
     first = directory / min(outcome.scored.path for outcome in outcomes)
-    shown = "edge_score[:10]" if about["tracks"] is None else "track_id[:10]"
-    if not about["learnt"]["edge_weight"]:
+    shown = "edge_score[:10]" if record.tracks is None else "track_id[:10]"
+    if not record.learns_edges:
         shown = "labels"
-    elsewhere = "" if directory == Path(about["run"]) / "scores" else f" --scores {quote(str(directory))}"
+    elsewhere = "" if directory == Path(record.run) / "scores" else f" --scores {quote(str(directory))}"
     opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown})"
     return [
         *lines,
@@ -189,9 +197,9 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _metrics_line(split: str, values: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def _metrics_line(split: str, values: Mapping[str, Any], record: ScoresRecord) -> str:
     shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc_mean"))
-    approximate = ", approximate" if about["mode"] == "naive" else ""
+    approximate = ", approximate" if record.mode == "naive" else ""
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
         f"edges among the candidates; AUC: the mean over events{approximate})"

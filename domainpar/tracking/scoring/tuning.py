@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from domainpar.common.atomic_files import write_whole
+from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.runs.own_files import TUNED
+from domainpar.runs.records import Table, read_file
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
@@ -132,7 +132,7 @@ def key_of(options: TrackOptions) -> str:
 def keep(run: Path, options: TrackOptions, chosen: dict[str, Any]) -> None:
     """Write the cuts that were chosen for such tracks into the directory of their run; those of others stay."""
     content = read(run) | {key_of(options): chosen}
-    write_whole(run / TUNED, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    write_whole(run / TUNED, json_bytes(content))
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -144,16 +144,15 @@ def read(run: Path) -> dict[str, Any]:
     path = run / TUNED
     if not path.is_file():
         return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
+
+    def checked(content: Table) -> dict[str, Any]:
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
             method = key.removesuffix(FOLLOWED).removesuffix(REFINED)
             TrackOptions(**{"method": method, **chosen["cuts"]})
-        return content
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        what = f"{path} cannot be read: {type(error).__name__}: {error}"
-        raise Problem(what, "remove it, or tune again", file=path) from error
+        return dict(content)
+
+    return read_file(path, checked, "remove it, or tune again")
 
 
 def told(options: TrackOptions, chosen: dict[str, Any]) -> str:

@@ -23,8 +23,9 @@ from torch import Tensor
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Place, Problem
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, parameters_sha256
-from domainpar.runs.directory import RunFile, choose_directory
+from domainpar.runs.directory import choose_directory
 from domainpar.runs.origin import describe_process
+from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
 from domainpar.tracking.config import ConfigError
 from domainpar.tracking.config.acorn import network_of
 from domainpar.tracking.config.group import whole
@@ -167,7 +168,7 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)
         sha256 = parameters_sha256(model)
-        RunFile.read(chosen.path / "run.json").update(
+        RunFile(chosen.path / RUN_FILE, run_record(chosen.path / RUN_FILE)).update(
             **describe_process(),
             state="done",
             steps=network.step,
@@ -175,15 +176,15 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
             parameters_sha256=sha256,
             model_code=None,
             model_options=options_of(network.model),
-            store={
-                "path": "",
-                "absolute": "",
-                "digest": "",
-                "events": None,
-                "feature_names": network.node_features,
-                "edge_feature_names": network.edge_features,
-                "scales": dict(network.scales),
-            },
+            store=StoreRecord.of(
+                path="",
+                absolute="",
+                digest="",
+                events=None,
+                feature_names=network.node_features,
+                edge_feature_names=network.edge_features,
+                scales=dict(network.scales),
+            ),
         )
     finally:
         chosen.release()

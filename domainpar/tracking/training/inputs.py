@@ -18,7 +18,8 @@ from domainpar.common.problems import Place, Problem, Where, told
 from domainpar.common.words import VOICE, several, some_of
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
-from domainpar.runs.directory import began_with, begun_tasks
+from domainpar.runs.directory import began_with
+from domainpar.runs.records import record_of_root
 from domainpar.tracking.config import TrainConfig, parse_weighting, target_conditions
 from domainpar.tracking.config.texts import parse_event_size
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
@@ -78,10 +79,11 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         Refused: On all ranks alike, if the events cannot be trained on.
     """
     store, skips = open_store(path, world, config.on_bad_event), config.on_bad_event == "skip"
-    kept = on_root(world.transport, lambda: began_with(config.out, config.resume))
-    own, digest = OwnEvents.read(kept), store.digest
-    if own is not None:  # an earlier version kept the digest only
-        store, digest = on_all(world.transport, lambda: own.taken_from(store, kept["absolute"])), kept["digest"]
+    began = record_of_root(world.transport, lambda: began_with(config.out, config.resume))
+    digest = store.digest
+    if began is not None and (own := OwnEvents.read(began.store)) is not None:
+        store = on_all(world.transport, lambda: own.taken_from(store, began.store.absolute))
+        digest = began.store.digest or ""
     on_all(world.transport, lambda: _check_partitioner(config, store))
     sectors = config.sectors if config.mode == "naive" else None
     on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
@@ -95,7 +97,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         told.append(line)
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
-    standard = on_all(world.transport, lambda: _standard(store, bool(kept))) if config.standardises else None
+    standard = on_all(world.transport, lambda: _standard(store, began is not None)) if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
     if config.stop_early is not None and not val:
@@ -161,10 +163,10 @@ def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     Raises:
         Refused: On all ranks alike, if it asks for what the store has not, or no longer for what it began with.
     """
-    kept = on_root(world.transport, lambda: begun_tasks(config.out, config.resume))
-    if kept is None:
+    began = record_of_root(world.transport, lambda: began_with(config.out, config.resume))
+    if began is None:
         return tasks_of(config, store, world)
-    return on_all(world.transport, lambda: going_on(Tasks.from_json(kept), config, store))
+    return on_all(world.transport, lambda: going_on(Tasks.from_json(began.tasks), config, store))
 
 
 def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
@@ -211,8 +213,8 @@ def store_to_resume(config: TrainConfig, world: World) -> str:
     """
 
     def find() -> str:
-        kept = began_with(config.out, config.resume)
-        return str(store_of_run(Path(config.out or ""), {"store": kept})) if kept else ""
+        began = began_with(config.out, config.resume)
+        return "" if began is None else str(store_of_run(Path(config.out or ""), began.store))
 
     return on_root(world.transport, find)
 

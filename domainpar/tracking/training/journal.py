@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
@@ -16,10 +16,11 @@ from domainpar.common.words import VOICE
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
 from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
-from domainpar.runs.directory import RunDirectory, RunFile
+from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
+from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
-from domainpar.tracking.events.own_events import edges_per_hit, kept_events, kept_place
+from domainpar.tracking.events.own_events import OwnEvents, edges_per_hit, kept_place
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.inputs import Lessons
@@ -50,7 +51,7 @@ class Journal:
     ) -> None:
         self.config, self.lessons, self.trainer, self.world = config, lessons, trainer, trainer.world
         self.directory = directory.path
-        self.file = RunFile(self.directory / "run.json", {"saved": {}})
+        self.file = RunFile(self.directory / RUN_FILE, RunRecord.of(saved={}))
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
         self._said: set[str] = set()
         self._costs: list[dict[str, Any]] = []
@@ -58,7 +59,7 @@ class Journal:
         self._tracker = Tracker(None, self.directory, {})
         self._expected: Expectation | None = None
         if directory.resume and self.world.is_root:
-            self.file = RunFile.read(self.file.path)
+            self.file.record = run_record(self.file.path)
 
     def begin(self, state: TrainingState, expected: Expectation | None, allocator: str | None) -> None:
         """Write and print the first facts of the run."""
@@ -72,22 +73,21 @@ class Journal:
         resolved = resolved_yaml(replace(config, store=os.path.abspath(store.path)))
         write_whole(self.directory / "config.yaml", resolved.encode())
         # Of the run before: they are no more true of this one.
-        for finished in ("error", "failed_saves", "lost_records"):
-            self.file.content.pop(finished, None)
+        self.file.record = self.file.record.without("error", "failed_saves", "lost_records")
         self.file.update(
             **describe_process(),
             state="running",
-            store={
+            store=StoreRecord.of(
                 **kept_place(store.path, self.directory),
-                "digest": state.dataset,
-                "events": kept_events(store),
-                "feature_names": store.feature_names,
-                "edge_feature_names": store.edge_feature_names,
-                "filter": store.settings.get("filter"),
-                "scales": store.scales,
-                "learned_from": store.learned_from,
-                "edges_per_hit": edges_per_hit(store.events("train")),
-            },
+                digest=state.dataset,
+                events=asdict(OwnEvents.of(store)),
+                feature_names=store.feature_names,
+                edge_feature_names=store.edge_feature_names,
+                filter=store.settings.get("filter"),
+                scales=store.scales,
+                learned_from=store.learned_from,
+                edges_per_hit=edges_per_hit(store.events("train")),
+            ),
             tasks=self.lessons.tasks.to_json(),
             bitwise_problem=self._exactness.problem,
             allocator=allocator,
@@ -112,7 +112,7 @@ class Journal:
         """Add the record of a step or an evaluation to the metrics, and print it where that is due."""
         if not self.world.is_root:
             return
-        if "exchanges" not in self.file.content and self.trainer.exchanges is not None:
+        if self.file.record.exchanges is None and self.trainer.exchanges is not None:
             forward, backward = self.trainer.exchanges
             sums = self.trainer.model.sums
             self.note(exchanges={"forward": forward, "backward": backward, "sums": sums})
@@ -144,11 +144,10 @@ class Journal:
     def note_weights(self, step: int) -> None:
         """Keep the hash of weights that are to be saved: scores of a run are known by it.
 
-        A run that an earlier version began does not know all of its own, and continues without.
+        A network that came from elsewhere does not know all of its own, and continues without.
         """
-        if self.world.is_root and "saved" in self.file.content:
-            sha256 = parameters_sha256(self.trainer.model)
-            self.note(saved=self.file.content["saved"] | {str(step): sha256})
+        if self.world.is_root and self.file.record.saved is not None:
+            self.note(saved={**self.file.record.saved, str(step): parameters_sha256(self.trainer.model)})
 
     def note(self, **changes: Any) -> None:
         """Change `run.json` while the run is under way, whether the disk takes it or not."""
@@ -175,7 +174,7 @@ class Journal:
         self._tracker.close()
         sha256 = parameters_sha256(self.trainer.model)
         memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
-        steps = state.step - self.file.content["began_at_step"]
+        steps = state.step - self.file.record.began_at_step
         skipped = sorted(self.trainer.loader.skipped.values())
         left_out = {"skipped": [skip._asdict() for skip in skipped]} if skipped else {}
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
@@ -186,7 +185,7 @@ class Journal:
         for record in [record for record in store.readable() if record.event not in events][:1]:
             with store.open(record) as event:
                 geometry = event.has_positions
-        failed, lost = self.file.content.get("failed_saves", 0), self.file.content.get("lost_records", 0)
+        failed, lost = self.file.record.failed_saves, self.file.record.lost_records
         self.say(
             summary.memory_taken(self._expected, taken),
             *summary.files_taken(moved, steps),

@@ -131,7 +131,7 @@ def load_network(
         # The constants are those of the checkpoint, never of the store that it is to score.
         sizes = len(store.feature_names), len(store.edge_feature_names)
         standard = Standard.neutral(*sizes) if config.standardises else None
-        return make_network(config, store, standard, Tasks.from_json(read_run(directory).get("tasks")))
+        return make_network(config, store, standard, Tasks.from_json(read_run(directory).tasks))
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)
@@ -149,18 +149,18 @@ def begin_with(directory: Path, store: EventStore, model: EdgeClassifier) -> Non
 
 def _check_features(directory: Path, store: EventStore) -> None:
     """Refuse events with other features than the network of a run was trained on."""
-    trained_on = read_run(directory)["store"]
+    trained_on = read_run(directory).store
     for name in ("feature_names", "edge_feature_names"):
-        expected, names = trained_on[name], list(getattr(store, name))
+        expected, names = list(getattr(trained_on, name)), list(getattr(store, name))
         if names != expected:
             raise ValueError(
                 f"the network of {directory} was trained on {name} {expected} but the events of {store.path} have "
                 f"{names}; prepare them from the same kind of source, or name another --store."
             )
-    for name, expected in (trained_on.get("scales") or {}).items():
-        theirs = store.scales.get(name, expected)
-        if not np.allclose(theirs, expected, rtol=1e-6, atol=0):
+    for name, scales in (trained_on.scales or {}).items():
+        theirs = store.scales.get(name, scales)
+        if not np.allclose(theirs, scales, rtol=1e-6, atol=0):
             raise ValueError(
-                f"the network of {directory} was trained on features with {name} {expected} but those of {store.path} "
-                f"are {theirs}; prepare them with --{name.replace('_', '-')} {', '.join(map(str, expected))!r}."
+                f"the network of {directory} was trained on features with {name} {scales} but those of {store.path} "
+                f"are {theirs}; prepare them with --{name.replace('_', '-')} {', '.join(map(str, scales))!r}."
             )

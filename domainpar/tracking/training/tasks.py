@@ -106,7 +106,7 @@ class Tasks:
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
     def told(self, figure: float) -> str:
-        """What tells the best checkpoint (`rundir.figure_of`), for the user."""
+        """What tells the best checkpoint (`figure_of` of `runs.directory`), for the user."""
         if self.main == EDGE.name:
             return f"pooled edge AUC {figure:.4f}"
         of_classes = self._main_task.label.classes
@@ -217,7 +217,7 @@ def _as_begun(tasks: Tasks, config: TrainConfig) -> Tasks:
     """The same in the units of the network that a run begins with: heads say numbers in these."""
     if config.init is None:
         return tasks
-    theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).get("tasks")).labels}
+    theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).tasks).labels}
     labels = []
     for task in tasks.labels:
         known = theirs.get(task.name)

@@ -41,7 +41,7 @@ SPOILT = {
 def test_spoilt_scores_are_refused(run, change):
     read_run_files(run)
     spoil(run / "scores" / "scores.json", change)
-    with pytest.raises(ValueError, match=r"scores.json is not what infer writes: (.|\n)*hint: run infer again"):
+    with pytest.raises(ValueError, match=r"scores.json cannot be read: (.|\n)*hint: run infer again"):
         read_run_files(run)
 
 
@@ -49,7 +49,7 @@ def test_spoilt_scores_are_refused(run, change):
 def test_spoilt_times_are_refused(run, events):
     path = run / "scores" / "timings.json"
     path.write_text(json.dumps({"ranks": 1, "events": events}))
-    with pytest.raises(ValueError, match=r"timings.json is not what infer writes"):
+    with pytest.raises(ValueError, match=r"timings.json cannot be read"):
         read_run_files(run)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from domainpar.runs.records import RunRecord
 from domainpar.tracking.events.own_events import own_events, told_of
 
 
@@ -34,6 +35,6 @@ def test_events_that_were_left_out_were_not_trained_on():
     kept = {"events": {"train": [["a", "1"], ["b", "2"], ["c", "3"]], "val": [["d", "4"]]}}
     whole = {"sample": "b", "event": "b", "why": "it has no label"}
     sector = {"sample": "c sector 1 of 4", "event": "c", "why": "its part is damaged"}
-    own = own_events({"store": kept, "skipped": [whole, sector]}, None)
+    own = own_events(RunRecord.read({"store": kept, "skipped": [whole, sector]}))
     assert (own.train, own.val) == ((("a", "1"), ("c", "3")), (("d", "4"),))
-    assert own_events({"store": kept}, None).train == (("a", "1"), ("b", "2"), ("c", "3"))
+    assert own_events(RunRecord.read({"store": kept})).train == (("a", "1"), ("b", "2"), ("c", "3"))

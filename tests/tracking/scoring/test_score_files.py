@@ -11,8 +11,8 @@ import pytest
 import zarr
 from killed import killed_at_every_change, names_and_syncs
 
+from domainpar.runs.records import ScoredEvent, ScoresRecord
 from domainpar.tracking.scoring.score_files import (
-    ScoredEvent,
     choose_directory,
     publish,
     read_scores,
@@ -99,7 +99,7 @@ def is_ready(directory):
 
 
 def finished(directory):
-    write_list(directory, [write_scores(directory, some_scores(), {})], {})
+    write_list(directory, ScoresRecord.of(events=[write_scores(directory, some_scores(), {})]))
     return directory
 
 
@@ -143,7 +143,7 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 
 def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
     events = [ScoredEvent("7", "event7.scores.zarr.zip", "ab", "cd", 5, 1)]
-    write_list(tmp_path, events, {"mode": "naive"})
+    write_list(tmp_path, ScoresRecord.of(mode="naive", events=events))
     content = json.loads((tmp_path / "scores.json").read_text())
     assert content["mode"] == "naive"
     assert content["events"] == [
@@ -165,7 +165,7 @@ def test_folders_of_acorn_are_removed_with_the_scores_they_belong_to_and_never_w
     (tmp_path / "trainset" / "event7.pyg").touch()
     with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
         choose_directory(tmp_path, overwrite=True)
-    write_list(tmp_path, [], {})
+    write_list(tmp_path, ScoresRecord.of(events=[]))
     with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
         choose_directory(tmp_path, overwrite=True)
     assert (tmp_path / "trainset" / "event7.pyg").is_file()
@@ -179,7 +179,7 @@ def test_a_list_is_there_only_with_all_its_files_wherever_the_program_is_killed(
         unfinished = choose_directory(tmp_path, overwrite=True)
         scored = [write_scores(unfinished, some_scores(len(events), event_id=event), {}) for event in events]
         write_timings(unfinished, 1, [])
-        write_list(unfinished, scored, {})
+        write_list(unfinished, ScoresRecord.of(events=scored))
         publish(unfinished)
 
     def begin():
@@ -199,7 +199,7 @@ def test_a_list_is_there_only_with_all_its_files_wherever_the_program_is_killed(
 
 def test_scores_are_published_once_their_names_are_on_the_disk(tmp_path, monkeypatch):
     unfinished = choose_directory(tmp_path, overwrite=False)
-    write_list(unfinished, [write_scores(unfinished, some_scores(), {})], {})
+    write_list(unfinished, ScoresRecord.of(events=[write_scores(unfinished, some_scores(), {})]))
     done = names_and_syncs(monkeypatch)
     publish(unfinished)
     assert done == ["rename", "rename", "rmdir", "directory"]
@@ -213,7 +213,7 @@ def test_scores_lie_in_a_folder_of_their_own_until_all_are_there(tmp_path):
     with pytest.raises(ValueError, match="out holds scores already"):
         choose_directory(tmp_path / "out", overwrite=False)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
-    write_list(unfinished, [scored], {})
+    write_list(unfinished, ScoresRecord.of(events=[scored]))
     assert publish(unfinished) == tmp_path / "out"
     names = ["event7.scores.zarr.zip", "scores.json", "trainset"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names

@@ -294,19 +294,6 @@ def test_a_run_that_lacks_one_of_its_events_names_it_and_what_the_store_holds(st
     assert contents(tmp_path / "run") == before
 
 
-def test_a_run_of_a_version_that_kept_no_events_goes_on_with_the_very_same_store_only(store, tmp_path):
-    expected = run(store, tmp_path / "whole")[0][0]
-    run(store, tmp_path / "run", asked={0: 2})
-    content = run_json(tmp_path / "run")
-    del content["saved"], content["store"]["events"], content["store"]["absolute"]
-    content["store"]["path"] = str(store)
-    (tmp_path / "run" / "run.json").write_text(json.dumps(content))
-    with pytest.raises(Refused, match="was trained on other events .*\nhint: .* run.json does not list the run's own"):
-        run(grown(store, tmp_path / "grown"), tmp_path / "run", resume=True)
-    assert run(store, tmp_path / "run", resume=True)[0][0] == expected
-    assert "saved" not in run_json(tmp_path / "run"), "it would not be all of them"
-
-
 def test_every_weights_that_were_saved_are_known_by_their_hash(store, tmp_path):
     run(store, tmp_path / "run", num_ranks=2)
     content = run_json(tmp_path / "run")
