@@ -67,7 +67,7 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
         if not resumes:
             _check_free(directory, restarts, overwrite)
             directory.mkdir(parents=True, exist_ok=True)
-        elif not (directory / "run.json").is_file():
+        elif not (directory / RUN_FILE).is_file():
             raise Problem(f"{directory} holds no run to resume", "leave --resume out to start one")
         claim = Claim.take(directory, RUN)
         try:
@@ -76,11 +76,11 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
                 _check_free(directory, restarts, overwrite)  # another run may have come and gone in between
             _try_to_write(directory)
             if not resumes:
-                if restarts and (directory / "run.json").is_file():
+                if restarts and (directory / RUN_FILE).is_file():
                     notes.append(f"{directory} holds a run that never saved a checkpoint; starting anew")
                 if overwrite:
                     # `run.json` goes last: until then it is a run. Our own lock stays.
-                    paths = sorted(directory.iterdir(), key=lambda path: (path.name == "run.json", path.name))
+                    paths = sorted(directory.iterdir(), key=lambda path: (path.name == RUN_FILE, path.name))
                     removed = remove(path for path in paths if path.name != RUN.lock)
                     notes += [f"--overwrite removed the run in {directory}: {', '.join(removed)}"] * bool(removed)
                 (directory / "checkpoints").mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ def began_with(out: str | None, resume: Resume) -> RunRecord | None:
 
 def can_go_on(directory: Path) -> bool:
     """Whether a directory holds a run that has ever saved a checkpoint, good or not."""
-    return (directory / "run.json").is_file() and bool(CheckpointFiles(directory / "checkpoints").names())
+    return (directory / RUN_FILE).is_file() and bool(CheckpointFiles(directory / "checkpoints").names())
 
 
 def newest_run() -> Path:
@@ -118,7 +118,7 @@ def newest_run() -> Path:
         ValueError: If there is none.
     """
     begun: dict[Path, float] = {}  # seconds since 1970
-    for path in RUNS.glob("*/run.json"):
+    for path in RUNS.glob(f"*/{RUN_FILE}"):
         begun[path.parent] = path.stat().st_mtime
         # Damaged, or of an earlier version: the file's time has to do, and whoever takes the run says what is wrong.
         with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
@@ -210,7 +210,7 @@ def _check_free(directory: Path, restart: bool, overwrite: bool) -> None:
     """Refuse a directory that belongs to something else."""
     if not directory.exists() or all(path.name == RUN.lock for path in directory.iterdir()):
         return
-    is_run = (directory / "run.json").is_file()
+    is_run = (directory / RUN_FILE).is_file()
     if is_run and restart and not overwrite:
         return
     if overwrite:

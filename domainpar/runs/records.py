@@ -232,7 +232,8 @@ class ScoredEvent(Record):
         event: Its name.
         path: Name of its file, in the directory of the scores.
         sha256: Hash of that file.
-        logits_sha256: Hash of its logits, in the user's order.
+        logits_sha256: Hash of its logits, and of what the network said of labels, in the user's order: equal on any
+            number of ranks.
         edges: Candidate edges.
         unscored: Those without a score.
         tracks: Tracks; None where none were asked for.
