@@ -55,29 +55,18 @@ class Bench:
 
 
 BENCHES = (
-    Bench("agnn_forms", "--hidden 16 --graph-iters 2 --rounds 1 --repeats 2", "--hits 20000"),
     Bench("step", "--ranks 1 2 --threads 1 2 --competitors eager --hidden 16 --rounds 1", "--case small"),
     Bench("inference", "--hidden 16 --rounds 1", "--case medium"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
-    Bench("own_memory", "--ranks 1 2 --sizes 16x2 16x2 --piece tiny", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
     Bench("partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64"),
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("grid", "--sizes 3000 2000 --hidden 16 --rounds 1 --repeats 2", "", ""),
-    Bench("cagnet", "--ranks 2 4 8 --nodes 2000 --repeats 1", "--case small"),
     Bench("peers", "--hidden 16 --repeats 2", "--case small"),
-    Bench("slices", "--nodes 200000 --ranks 1 2", "", ""),
     Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
-    Bench("parallelized", "--sizes small large --hidden 16 --graph-iters 2 --repeats 3 --rounds 1", "--case medium"),
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),
-    Bench("modes", "--quick", "", ""),
-    Bench("learning", "default 'rate 6e-3' --hits 5000 --num-events 5 --hidden 16 --budget 5", "", ""),
-    Bench("stability", "--quick", "", ""),
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
-    Bench("serving", "--hidden 16 --requests 5", "--case small"),
-    Bench("graphs", "--events 2", "--presets full --hits 5000", "--data {data}"),
-    Bench("realism", "--events 1", "--num-hits 20000", "--data {data}"),
 )
 
 

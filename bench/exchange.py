@@ -8,16 +8,14 @@ Exchanges of float32 rows, per transport and number of ranks. Forward, `fill_gho
 Backward, in the complete form of built-in models, it brings them the gradient of the sums at both ends of edges, in
 rows twice as wide; in the adjoint form of other models `sum_to_owners` takes the gradient back; `extend` is that
 form's forward, a fill into the tail of a new [owned | ghosts] table. They take turns with a plain copy of as many
-bytes and, under MPI, with the same messages sent by mpi4py alone. The last table sends messages of given sizes between
-two ranks. Each time is the mean of several calls in a row, then the median of the slowest rank.
+bytes and, under MPI, with the same messages sent by mpi4py alone. Each time is the mean of several calls in a row, then
+the median of the slowest rank. What a message of a given size takes: `doctor` and `doctor --certify`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,6 @@ from partitioners import group
 
 EXCHANGES = ("fill", "gradient", "sum", "extend", "copy")
 TRANSPORTS = ("threads", "gloo", "mpi")
-SIZES = [8, 4_096, 65_536, 409_600, 4_194_304]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,10 +54,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         row["bare"] = next(bare, None)
         results.add(measured="exchange", case=case.name, edges=case.record.num_edges, **row)
     show(results, exchanges)
-    of_messages = [row for transport in options.transports for row in message_rows(transport, options)]
-    for row in of_messages:
-        results.add(measured="message", **row)
-    show_messages(results, of_messages, options.transports)
     results.end()
     wrong = [row for row in exchanges if row["bytes"] != row["lower_bound"]]
     if wrong:
@@ -74,7 +67,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--grouping", default="contiguous")
     parser.add_argument("--width-of-rows", type=int, default=64, help="columns of a row (default 64)")
-    parser.add_argument("--message-sizes", type=int, nargs="*", default=SIZES, help="bytes; none: no such table")
     parser.add_argument("--repeats", type=int, default=20, help="timings of each exchange")
     parser.add_argument("--inner", type=int, default=10, help="calls in a row that one timing is the mean of")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one transport and number of ranks")
@@ -97,22 +89,6 @@ def one_row(case: cases.Case, transport: Any, ranks: int, options: argparse.Name
         "ghost_ratio": sum(rank["ghosts"] for rank in of_ranks) / sum(rank["owned_nodes"] for rank in of_ranks),
         "neighbours": max(rank["neighbours"] for rank in of_ranks),
     }
-
-
-def message_rows(transport: Any, options: argparse.Namespace) -> list[Row]:
-    """One row for each size of a message between two ranks."""
-    if not options.message_sizes:
-        return []
-    arguments = (options.message_sizes, options.repeats, options.inner)
-    of_ranks = run_ranks(messages, 2, *arguments, transport=transport, timeout=options.timeout)
-    return [
-        {
-            "transport": transport,
-            "size": size,
-            **{name: Spread.of(slowest([rank[size][name] for rank in of_ranks])) for name in of_ranks[0][size]},
-        }
-        for size in options.message_sizes
-    ]
 
 
 def fewest_rows(case: cases.Case, ranks: int, grouping: str) -> int:
@@ -164,102 +140,12 @@ def show(results: measuring.Results, rows: Sequence[Row]) -> None:
     results.show("The adjoint form of other models: forward and backward", columns, rows, note)
 
 
-def show_messages(results: measuring.Results, rows: Sequence[Row], transports: Sequence[str]) -> None:
-    """One row a size, the transports side by side."""
-    if not rows:
-        return
-    cells = {(row["transport"], row["size"]): row for row in rows}
-    columns: dict[str, Callable[[int], str]] = {
-        "bytes": lambda size: f"{size:,}",
-        "copy us": lambda size: microseconds(cells[transports[-1], size]["copy"], "{:.1f}"),
-        **{f"{name} us": lambda size, name=name: microseconds(cells[name, size]["exchange"]) for name in transports},
-    }
-    if "mpi" in transports:
-        columns |= {
-            "bare MPI us": lambda size: microseconds(cells["mpi", size]["bare"], "{:.1f}"),
-            "mpi / bare": lambda size: ratio(cells["mpi", size]["exchange"], cells["mpi", size]["bare"]),
-            "one way us": lambda size: f"{5e5 * cells['mpi', size]['ping-pong'].median:.3g}",
-        }
-    note = "Both ways at once, without packing; one way: half of a ping and a pong of mpi4py."
-    results.show("Messages between two ranks", columns, sorted({row["size"] for row in rows}), note)
-    for name in transports:
-        price = Price.fit({row["size"]: row["exchange"].median for row in rows if row["transport"] == name})
-        speed = f"{1e-9 / price.per_byte:.3g} GB/s" if price.per_byte else "no time for bytes"
-        results.console.print(f"{name}: {1e6 * price.latency:.3g} us a message, then {speed}")
-
-
 def microseconds(spread: Spread, form: str = "{:.0f}") -> str:
     return Spread(*(1e6 * value for value in (spread.median, spread.low, spread.high)), spread.count).text(form)
 
 
 def ratio(spread: Spread, other: Spread | None) -> str:
     return f"{spread.median / other.median:.2f}" if other and other.median else "-"
-
-
-# --- what a message costs --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Price:
-    """The price of messages in two numbers, fitted to those that two ranks send each other at the same time.
-
-    Attributes:
-        latency: Seconds of a message without content.
-        per_byte: Seconds of each further byte.
-    """
-
-    latency: float
-    per_byte: float
-
-    @classmethod
-    def fit(cls, seconds: Mapping[int, float]) -> Price:
-        """The price that comes near to measured messages, relative errors counting alike.
-
-        Args:
-            seconds: By bytes of a message; the smallest message gives the latency.
-        """
-        sizes, times = np.array(sorted(seconds)), np.array([seconds[size] for size in sorted(seconds)])
-        latency = float(times[0])
-        # Least squares of (time - latency - size * per_byte) / time, in per_byte.
-        weights = sizes / times**2
-        return cls(latency, max(0.0, float((weights * (times - latency)).sum() / (weights * sizes).sum())))
-
-    def exchange(self, messages: int, num_bytes: int) -> float:
-        """Seconds of an exchange, one message a neighbour, bytes counted in the direction that moves more."""
-        return messages * self.latency + num_bytes * self.per_byte
-
-    def all_reduce(self, num_bytes: int, ranks: int) -> float:
-        """Seconds of a sum over ranks that is first scattered, then gathered, each in log2(ranks) rounds."""
-        return 2 * self._rounds(ranks) + 2 * (ranks - 1) / ranks * num_bytes * self.per_byte
-
-    def all_gather(self, num_bytes: int, ranks: int) -> float:
-        """Seconds of gathering the bytes of each rank, in log2(ranks) rounds."""
-        return self._rounds(ranks) + (ranks - 1) * num_bytes * self.per_byte
-
-    def _rounds(self, ranks: int) -> float:
-        return math.ceil(math.log2(ranks)) * self.latency
-
-
-@dataclass
-class Traffic:
-    """Everything that one rank would put on the wire in a step.
-
-    Attributes:
-        exchanges: Neighbours, and bytes in the direction that moves more, of each exchange.
-        reduced: Bytes of each sum over all ranks.
-        gathered: Bytes that this rank gives to each gathering.
-    """
-
-    exchanges: list[tuple[int, int]] = field(default_factory=list)
-    reduced: list[int] = field(default_factory=list)
-    gathered: list[int] = field(default_factory=list)
-
-    def seconds(self, price: Price, ranks: int) -> float:
-        return (
-            sum(price.exchange(*exchange) for exchange in self.exchanges)
-            + sum(price.all_reduce(size, ranks) for size in self.reduced)
-            + sum(price.all_gather(size, ranks) for size in self.gathered)
-        )
 
 
 # --- the exchanges of a plan -----------------------------------------------------------------------------------------
@@ -325,48 +211,6 @@ def _bare_exchange(send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) ->
         mpi.Request.Waitall(requests)
 
     return call
-
-
-# --- messages of a given size ----------------------------------------------------------------------------------------
-
-
-def messages(world: World, sizes: Sequence[int], repeats: int, inner: int) -> dict[int, dict[str, list[float]]]:
-    """Seconds of messages that two ranks send each other, by their bytes. *Collective* over two ranks.
-
-    `exchange` is the transport, both ways at once; `copy` a plain copy of as many bytes. On MPI also `bare`, mpi4py's
-    own messages both ways at once, and `one way`, half of a ping and a pong.
-    """
-    return {size: in_turns(_messages_of(size, world), world.transport, repeats, inner) for size in sizes}
-
-
-def _messages_of(size: int, world: World) -> dict[str, Callable[[], object]]:
-    send, receive = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    counts = [0 if rank == world.rank else size for rank in range(2)]
-    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
-    calls: dict[str, Callable[[], object]] = {
-        "exchange": lambda: world.transport.start(send, counts, receive, counts).finish(),
-        "copy": lambda: np.copyto(target, source),
-    }
-    if world.transport.name == "mpi":
-        nothing = source[:0]
-        blocks = [[nothing if rank == world.rank else rows for rank in range(2)] for rows in (source, target)]
-        calls["bare"] = _bare_exchange(*blocks)
-        calls["ping-pong"] = _ping_pong(world.rank, source, target)
-    return calls
-
-
-def _ping_pong(rank: int, send: np.ndarray, receive: np.ndarray) -> Callable[[], object]:
-    comm = import_mpi().COMM_WORLD
-
-    def ping() -> None:
-        comm.Send(send, 1)
-        comm.Recv(receive, 1)
-
-    def pong() -> None:
-        comm.Recv(receive, 0)
-        comm.Send(send, 0)
-
-    return ping if rank == 0 else pong
 
 
 if __name__ == "__main__":

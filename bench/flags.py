@@ -9,6 +9,7 @@ from typing import Any
 import cases
 import measuring
 
+from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import ON_STAGES
 from domainpar.tracking.planner.steps import Training
 
@@ -53,3 +54,9 @@ def training_of(options: argparse.Namespace, **changes: Any) -> Training:
     names = ("model", "hidden", "graph_iters", "seed", "grouping")
     asked = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return Training(**{**asked, "precision": options.dtype, **changes})
+
+
+def config_of(options: argparse.Namespace, **changes: Any) -> TrainConfig:
+    """The same training as `domainpar.estimate` is asked for it."""
+    names = ("model", "hidden", "graph_iters", "seed")
+    return TrainConfig(**{name: getattr(options, name) for name in names}, **changes)

@@ -39,7 +39,6 @@ from domainpar import estimate
 from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
@@ -202,11 +201,7 @@ def measured_row(how: str, ranks: int, size: int, rounds: Sequence[Sequence[Row]
 def predictions(job: Job, rows: Sequence[Row], options: argparse.Namespace) -> list[Row]:
     """What `estimate` says of measured grids, put beside them, and of larger ones; and the one it would take."""
     torch.set_num_threads(1)
-    training, num_events = job.training, len(EventStore(job.store))
-    config = TrainConfig(
-        model=training.model, hidden=training.hidden, graph_iters=training.graph_iters, seed=training.seed,
-        events_per_step=num_events,
-    )  # fmt: skip
+    config = flags.config_of(options, events_per_step=len(EventStore(job.store)))
     basis = estimate.basis_here(config, job.store, World.alone())
     machine = replace(basis.here, ranks=options.most_ranks)
     here = grids(basis.here, basis, sorted({row["ranks"] for row in rows}), [options.grouping])

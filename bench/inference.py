@@ -4,14 +4,12 @@
     python bench/inference.py --hits 107800 --competitors eager compile     1.2M
     python bench/inference.py --data DIR --event 1012                       a real event
     python bench/inference.py --ranks 1 --threads 1 --allocator keep        one core
-    python bench/inference.py --hits 2000 --events-per-call 8               8 small events in one call, and one by one
     python bench/inference.py --case tiny --hidden 16 --graph-iters 2 --rounds 1    seconds, to see that it runs
 
 Systems, layouts and turns are those of `step.py`. domainpar scores through `score_events`, as `infer` does for each
 event: a part is loaded on each rank, goes through the network, and its scores are gathered; without tracks, files and
 judging. The clock runs for the network alone, and for all of that. The plain network (`plain_pyg.py`) has its event in
-memory and runs under `torch.no_grad()`. Weights are fresh ones, the same in all. With `--events-per-call` a pass scores
-several events: domainpar in one call, and each in a call of its own as well; the plain network one by one.
+memory and runs under `torch.no_grad()`. Weights are fresh ones, the same in all.
 
 The program fails if domainpar's scores are not the same bits over ranks, threads, allocators, rounds and calls, or if
 logits of the plain network differ by more than 1e-4 of the largest.
@@ -29,19 +27,15 @@ import measuring
 import numpy as np
 import numpy.typing as npt
 import systems
-from formulas import Network
 from measuring import Columns, Row, Spread, of
 from on_ranks import Job
-from systems import GIB, Measured
+from systems import GIB, Measured, Network
 
 HITS = (20_000, 62_300, 107_800, 170_000)
 """Of events with 0.05, 0.4, 1.2 and 3 million candidate edges."""
 
 LARGEST_DIFFERENCE = 1e-4
 """Of logits, relative to the largest."""
-
-
-ABOUT_CALLS = "All of them, of domainpar in one call; alone: the sum over calls for one event each. "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,20 +54,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--competitors", nargs="*", choices=("eager", "compile"), default=["eager"])
     parser.add_argument("--allocator", nargs="+", choices=measuring.ALLOCATORS, default=list(measuring.ALLOCATORS))
     parser.add_argument("--grouping", default="contiguous")
-    parser.add_argument("--events-per-call", type=int, default=1, metavar="N", help="events that a pass scores")
     flags.add_network(parser)
     flags.add_rounds(parser, rounds=2, repeats=3)
     parser.add_argument("--warmup", type=int, default=1, help="passes of a round before the clock starts")
-    options = parser.parse_args(argv)
-    options.num_events = max(options.num_events, options.events_per_call)
-    return options
+    return parser.parse_args(argv)
 
 
 def scored(results: measuring.Results, case: cases.Case, options: argparse.Namespace) -> bool:
     """Measure all systems on one event; returns whether they agree."""
-    repeats, num_events = (options.warmup, options.repeats), options.events_per_call
-    job = Job(case.store, flags.training_of(options), *repeats, "scoring_passes", num_events)
-    network = systems.network_of(case, job.training, num_events)
+    job = Job(case.store, flags.training_of(options), options.warmup, options.repeats, "scoring_passes")
+    network = systems.network_of(case, job.training)
     plain = network.plain_scoring_bytes() / GIB
     results.console.print(f"{case}; the plain network should take some {plain:.1f} GiB")
     layouts = options.allocator, options.ranks, options.threads, options.competitors
@@ -91,8 +81,8 @@ def scored(results: measuring.Results, case: cases.Case, options: argparse.Names
     rows = [row_of(of_system, list(measured.values()), network) for of_system in measured.values()]
     for row, key in zip(rows, measured):
         row["difference"] = furthest.get(key)
-        results.add(measured="inference", case=case.name, edges=network.num_edges, events=num_events, **row)
-    show(results, rows, network, num_events)
+        results.add(measured="inference", case=case.name, edges=network.num_edges, **row)
+    show(results, rows, network)
     return agree(results, rows)
 
 
@@ -131,23 +121,21 @@ def agree(results: measuring.Results, rows: Sequence[Row]) -> bool:
     return same and near
 
 
-def show(results: measuring.Results, rows: Sequence[Row], network: Network, num_events: int) -> None:
+def show(results: measuring.Results, rows: Sequence[Row], network: Network) -> None:
     times: Columns = {
         **systems.SYSTEM,
         "event s": of("seconds"),
         "from, to": lambda row: f"{row['seconds'].low:.3f} {row['seconds'].high:.3f}",
         "M edges/s": of("edges_per_second", "{:.2f}", 1e-6),
         "whole s": of("whole"),
-        **({"alone s": of("seconds_alone"), "whole alone": of("whole_alone")} if num_events > 1 else {}),
         **systems.RATIOS,
     }
     note = (
         "event: seconds of the network, slowest rank, median over the passes of all rounds, smallest and largest; "
         "whole: with reading and planning the part before and gathering the scores afterwards. "
-        f"{ABOUT_CALLS if num_events > 1 else ''}{systems.ABOUT_RATIOS} {systems.ABOUT_STARS}"
+        f"{systems.ABOUT_RATIOS} {systems.ABOUT_STARS}"
     )
-    of_events = f" of {num_events} events" if num_events > 1 else ""
-    title = f"Scoring {network.num_edges:,} edges, {network.num_nodes:,} nodes{of_events}"
+    title = f"Scoring {network.num_edges:,} edges, {network.num_nodes:,} nodes"
     results.show(title, systems.where_measured(times), rows, note)
     memory: Columns = {**systems.SYSTEM, **systems.MEMORY, "logits": lambda row: f"{row['difference']:.0e}"}
     note = f"{systems.ABOUT_MEMORY} logits: largest difference from the first row over the largest logit."

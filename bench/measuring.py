@@ -12,26 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from domainpar import __version__
 from domainpar.diagnosis.machine import cpu_model, installed
-from domainpar.nn.lanes import in_all_lanes
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
@@ -90,105 +82,6 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def timed_step(optimizer: Any, loss_of: Callable[[], Any]) -> dict[str, float]:
-    """One training step of a plain torch network: its loss, and seconds of forward, backward, optimiser and all."""
-    times = [time.perf_counter()]
-    optimizer.zero_grad()
-    loss = loss_of()
-    times.append(time.perf_counter())
-    loss.backward()
-    times.append(time.perf_counter())
-    optimizer.step()
-    times.append(time.perf_counter())
-    phases = zip(("forward", "backward", "reduce"), (end - begin for begin, end in pairwise(times)))
-    return {"loss": loss.item(), "seconds": times[-1] - times[0], **dict(phases)}
-
-
-def product_rate(rows: int = 4608, width: int = 64, repeats: int = 100) -> float:
-    """Floating point operations a second in a float32 matrix product of a tile's size, on one thread.
-
-    By torch's library or by domainpar, whichever is faster here: a machine can do what either can.
-    """
-    import torch
-
-    from domainpar.nn.products import multiply
-
-    torch.set_num_threads(1)
-    block, weight, out = torch.randn(rows, width), torch.randn(width, width), torch.empty(rows, width)
-    tables = block.numpy(), weight.numpy(), out.numpy()
-    ways = (
-        lambda: torch.mm(block, weight, out=out),
-        lambda: multiply(tables[0], rows, tables[1], tables[2], False),
-    )
-    # A product is `rows * width * width` multiplications and as many additions.
-    return 2 * rows * width * width / min(timed(way, repeats).median for way in ways)
-
-
-# --- the most that a machine can do ---------------------------------------------------------------------------------
-
-_FEATURES = get_host_cpu_features()
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
-"""float32 numbers in one register of this machine."""
-SUMS = 12 if LANES == 8 else 24
-"""Registers that are added to, of 16 (AVX) or 32: each waits some four cycles for its last addition, and up to four
-additions begin in a cycle."""
-FUSED_STEPS = 4_000_000
-"""Of one run: a hundredth of a second or two."""
-
-
-@intrinsic
-def _fused(typing: Any, steps: Any, factor: Any, addend: Any) -> Any:
-    """`steps` times x = x * factor + addend, for all numbers x of `SUMS` registers; returns the sum of all numbers."""
-    number, vector = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
-        )
-        by, plus = (in_all_lanes(builder, value, vector) for value in args[1:])
-        # Each begins with other numbers: chains that compute the same would be computed once.
-        first = [ir.Constant(vector, [float(k * LANES + lane) for lane in range(LANES)]) for k in range(SUMS)]
-        # Memory on the stack, by name: LLVM keeps it in registers through the loop.
-        sums = [cgutils.alloca_once_value(builder, value) for value in first]
-        with cgutils.for_range(builder, args[0]):
-            for x in sums:
-                builder.store(builder.call(fma, [builder.load(x), by, plus]), x)
-        total = ir.Constant(number, 0.0)
-        for x in sums:
-            for lane in range(LANES):
-                one = builder.extract_element(builder.load(x), ir.Constant(ir.IntType(32), lane))
-                total = builder.fadd(total, one)
-        return total
-
-    return types.float32(types.intp, types.float32, types.float32), generate
-
-
-@njit(nogil=True)
-def fused_loop(steps: int, factor: float, addend: float) -> float:
-    return _fused(steps, factor, addend)
-
-
-def fma_peak(threads: int = 1, runs: int = 10) -> float:
-    """Floating point operations a second of fused multiply-adds of float32 that wait for no memory; the best run.
-
-    On several threads at once: of all together. Cores that share a unit, a clock or a limit of power show it here.
-    """
-    with ThreadPoolExecutor(threads) as pool:
-
-        def together() -> None:
-            # Numbers tend to 1: none becomes so small or large that it would take longer.
-            list(pool.map(lambda _: fused_loop(FUSED_STEPS, 0.5, 0.5), range(threads)))
-
-        together()  # compiles
-        fastest = min(seconds_of(together) for _ in range(runs))
-    return threads * 2 * SUMS * LANES * FUSED_STEPS / fastest
-
-
-def machine_name() -> str:
-    """The processor as it calls itself and as a compiler knows it, and the width of its registers."""
-    return f"{cpu_model()} ({get_host_cpu_name()}, {32 * LANES}-bit registers)"
-
-
 def run(file: str) -> None:
     """Run a benchmark as a module of its own name, so that other processes find by it what ranks are asked to do."""
     sys.exit(import_module(Path(file).stem).main())
@@ -204,15 +97,13 @@ def of(name: str, form: str = "{:.3f}", unit: float = 1.0) -> Callable[[Mapping[
     return lambda row: form.format(unit * row[name].median) if row.get(name) is not None else ""
 
 
-def mean(name: str, form: str, deviation: bool = False) -> Callable[[Sequence[Row]], str]:
-    """A column of means over rows that are alike (times are medians, in ms), perhaps with their standard deviation."""
+def mean(name: str, form: str) -> Callable[[Sequence[Row]], str]:
+    """A column of means over rows that are alike; times are medians, in ms."""
 
     def read(rows: Sequence[Row]) -> str:
         values = [row[name] for row in rows if name in row]
         numbers = [1e3 * value.median if isinstance(value, Spread) else value for value in values]
-        varied = deviation and len(set(numbers)) > 1
-        spread = f" ±{form.format(statistics.stdev(numbers))}" if varied else ""
-        return form.format(statistics.fmean(numbers)) + spread if numbers else "-"
+        return form.format(statistics.fmean(numbers)) if numbers else "-"
 
     return read
 

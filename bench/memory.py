@@ -1,4 +1,4 @@
-"""What does a training step of one whole event hold, whole or split, and how many devices would it take?
+"""What does a training step of one whole event hold, whole or split?
 
     python bench/memory.py --data DIR --event 1012                     a real event, about 1.2M edges
     python bench/memory.py --hits 62300 --graph-iters 8                simulated, 0.4M edges
@@ -9,16 +9,15 @@ inputs of stages and recomputes each tile; the same with whole iterations recomp
 domainpar on several ranks. Each in processes of its own, one thread each, all with one setting of the allocator. The
 program fails if domainpar's parameters are not the same in all of them.
 
-Estimated: by `formulas.Network.plain_bytes` (plain) and `domainpar.nn.memory.ModelSize` (domainpar), also for
-larger networks (`--sizes`), and from them the smallest number of devices that hold the event. The plain network cannot
-be split.
+Beside it what formulas say: `systems.Network.plain_bytes` (plain) and `domainpar.nn.memory.ModelSize` (domainpar), by
+which `domainpar.estimate` says how many devices hold a training.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import cases
@@ -26,19 +25,15 @@ import flags
 import measuring
 import numpy as np
 import systems
-from formulas import Network
 from measuring import Columns, Row, ranks_of
 from on_ranks import Job
-from systems import GIB, Measured, System
+from systems import GIB, Measured, Network, System
 
 from domainpar.nn.memory import ModelSize
 from domainpar.tracking.events.store import EventStore
 from partitioners import group
 from partitioners.quality import measure
 from partitioners.topology import IntArray
-
-DEVICES = (16, 24, 40, 80)
-MOST_DEVICES = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,10 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         results.add(measured="memory", case=case.name, edges=network.num_edges, **row)
     show(results, rows, options)
-    estimated = [row for size in options.sizes for row in estimates(size, network, split, options)]
-    for row in estimated:
-        results.add(measured="estimate", case=case.name, edges=network.num_edges, **row)
-    show_devices(results, estimated, options)
     results.end()
     return int(not systems.same_hash(rows, results))
 
@@ -76,8 +67,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--grouping", default="contiguous")
     flags.add_network(parser)
     flags.add_rounds(parser, rounds=1, repeats=2)
-    parser.add_argument("--sizes", nargs="*", default=["64x4", "64x8", "128x8", "256x8"], help="hidden x iterations")
-    parser.add_argument("--usable", type=float, default=0.9, help="share of a device's memory that a step may take")
     return parser.parse_args(argv)
 
 
@@ -91,7 +80,7 @@ def ways(options: argparse.Namespace) -> list[System]:
     return [*plain, *recomputed, *(System("domainpar", options.allocator, ranks) for ranks in options.ranks)]
 
 
-# --- parts and estimates ---------------------------------------------------------------------------------------------
+# --- parts ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,26 +106,6 @@ def largest_part(network: Network, split: Split, ranks: int) -> int:
     """Predicted bytes of the rank that holds most."""
     size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
     return int(size.bytes_of(*split.parts(ranks)).max())
-
-
-def devices_needed(network: Network, split: Split, limit: float) -> int | None:
-    """The smallest number of ranks whose parts are all predicted to fit; None if more than `MOST_DEVICES`."""
-    return next((n for n in range(1, MOST_DEVICES + 1) if largest_part(network, split, n) <= limit), None)
-
-
-def estimates(size: str, network: Network, split: Split, options: argparse.Namespace) -> list[Row]:
-    """Bytes of an undivided event and the number of devices of each kind that hold it, for each form."""
-    hidden, graph_iters = map(int, size.split("x"))
-    network = replace(network, hidden=hidden, graph_iters=graph_iters)
-    limits = {str(device): options.usable * device * GIB for device in DEVICES}
-    rows = []
-    for form in ("eager", "checkpoint"):
-        needed = network.plain_bytes(checkpointed=form == "checkpoint")
-        devices = {device: 1 if needed <= limit else None for device, limit in limits.items()}
-        rows.append({"system": f"PyG {form}", "size": size, "bytes": needed, "devices": devices})
-    devices = {device: devices_needed(network, split, limit) for device, limit in limits.items()}
-    rows.append({"system": "domainpar", "size": size, "bytes": largest_part(network, split, 1), "devices": devices})
-    return rows
 
 
 # --- rows and tables -------------------------------------------------------------------------------------------------
@@ -188,20 +157,6 @@ def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Name
         "* more ranks than cores: seconds show nothing about scaling."
     )
     results.show(f"One training step, hidden {options.hidden}, {options.graph_iters} iterations", columns, rows, note)
-
-
-def show_devices(results: measuring.Results, rows: Sequence[Row], options: argparse.Namespace) -> None:
-    columns: Columns = {
-        "hidden x iterations": lambda row: row["size"],
-        "system": lambda row: row["system"],
-        "GiB, undivided": gib("bytes"),
-        **{f"{device} GiB": lambda row, name=str(device): str(row["devices"][name] or "-") for device in DEVICES},
-    }
-    note = (
-        f"Estimates; a step may take {options.usable:.0%} of a device. -: the plain network holds the event on one "
-        f"device or not at all; domainpar: more than {MOST_DEVICES}."
-    )
-    results.show("Smallest number of devices that hold the event", columns, rows, note)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Every system runs the same network of plain torch, two rounds of messages of `--
 nodes; plan and exchange are its own. Three graphs: an event, whose edges are directed; the same with every edge both
 ways; and the event with all nodes on the first rank, so that the others are empty. `loss` and `gradient`: relative
 error against float64 undivided. `x bound`: rows sent over the fewest that could be. One rank: the network by itself,
-checkpointed and compiled. DDP: an event for each rank, for it cannot split one.
+checkpointed and compiled.
 """
 
 from __future__ import annotations
@@ -245,11 +245,8 @@ def split_step(world: World, system: str, graph: Graph, hidden: int, repeats: in
     return {
         "plan": slowest(world, seconds[1:]),
         "exchange": slowest(world, exchanged),
-        "step": slowest(world, steps),
         "sent": sum(gather(world.transport, sent)),
-        "loss_error": abs(loss - expected["loss"]) / abs(expected["loss"]),
-        "gradient_error": max(gather(world.transport, max(apart))),
-        "bytes": max(one or 0 for one in meter.taken(world)),
+        **of_steps(world, steps, loss, apart, expected, meter),
     }
 
 
@@ -275,23 +272,16 @@ def parallelized(world: World, system: str, graph: Graph, hidden: int, repeats: 
     loss = float(whole_step())
     apart = [relative(sum_of(world, leaf.grad), expected["inputs"], expected["inputs"])]
     apart += [relative(mine.grad, of, of) for mine, of in zip(model.parameters(), expected["weights"])]
-    return {
-        "step": slowest(world, steps),
-        "loss_error": abs(loss - expected["loss"]) / abs(expected["loss"]),
-        "gradient_error": max(apart),
-        "bytes": max(one or 0 for one in meter.taken(world)),
-    }
+    return of_steps(world, steps, loss, apart, expected, meter)
 
 
 def undivided(world: World, system: str, graph: Graph, hidden: int, repeats: int, expected: dict[str, Any]) -> Row:
-    """The network by itself on one rank; as DDP on several, each with an event of its own. *Collective*."""
+    """The network by itself on one rank."""
     torch.set_num_threads(1)
     meter = MemoryMeter(world.device)
     network: Any = Network(hidden)
     if system == "compiled":
         network = torch.compile(network, dynamic=False)
-    if system == "DDP":
-        network = nn.parallel.DistributedDataParallel(network)
     h, weights = inputs(graph.num_nodes, hidden)
     leaf = h.requires_grad_()
 
@@ -305,10 +295,17 @@ def undivided(world: World, system: str, graph: Graph, hidden: int, repeats: int
     steps = [timed(world, whole_step) for _ in range(repeats + 1)][1:]
     loss = float(whole_step())
     apart = [relative(leaf.grad, expected["inputs"], expected["inputs"])]
+    return of_steps(world, steps, loss, apart, expected, meter)
+
+
+def of_steps(
+    world: World, steps: list[float], loss: float, apart: list[float], expected: dict[str, Any], meter: MemoryMeter
+) -> Row:
+    """What every system is asked: seconds of a step, errors, and the bytes of the fullest rank. *Collective*."""
     return {
         "step": slowest(world, steps),
         "loss_error": abs(loss - expected["loss"]) / abs(expected["loss"]),
-        "gradient_error": max(apart),
+        "gradient_error": max(gather(world.transport, max(apart))),
         "bytes": max(one or 0 for one in meter.taken(world)),
     }
 
@@ -386,7 +383,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         ways.append(("parallelize", options.ranks, parallelized))
         if name == "directed":
             ways += [(system, 1, undivided) for system in ("eager", "checkpoint", "compiled")]
-            ways.append(("DDP", options.ranks, undivided))
         rows: list[Row] = []
         for system, ranks, work in ways:
             how: Any = {"transport": "gloo", "timeout": options.timeout}
@@ -418,10 +414,7 @@ def show(results: measuring.Results, name: str, graph: Graph, rows: Sequence[Row
         "gradient": of("gradient_error", "{:.0e}"),
         "": lambda row: row.get("problem", ""),
     }
-    note = (
-        "exchange: forward and back. GiB: peak of the fullest rank above what it held before its plan. "
-        "DDP: an event on every rank."
-    )
+    note = "exchange: forward and back. GiB: peak of the fullest rank above what it held before its plan."
     title = f"{name}: {graph.num_nodes:,} nodes, {graph.edge_index.shape[1]:,} edges"
     results.show(title, columns, rows, note)
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
-import measuring
 import numpy as np
 import torch
 from on_ranks import Job
@@ -28,7 +27,6 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from domainpar.nn.adapt.stream import stream
 from domainpar.parallel.world import World
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.planner.steps import PRECISIONS
@@ -109,7 +107,6 @@ class PlainInteraction(nn.Module):
         graph_iters: Number of iterations.
         node_first: The order: node states before edge states, or after them.
         checkpointed: Keep only the inputs of each iteration for backward.
-        edges_per_block: Stream the updates of edges over blocks of them; None: all at once.
     """
 
     def __init__(
@@ -120,11 +117,10 @@ class PlainInteraction(nn.Module):
         graph_iters: int,
         node_first: bool = False,
         checkpointed: bool = False,
-        edges_per_block: int | None = None,
     ) -> None:
         super().__init__()
         widths = (hidden, hidden)
-        self.node_first, self.checkpointed, self.edges_per_block = node_first, checkpointed, edges_per_block
+        self.node_first, self.checkpointed = node_first, checkpointed
         self.node_encoder = RowUpdate(node_features, *widths)
         self.edge_encoder = EdgeUpdate(2 * hidden + edge_features, *widths)
         self.edge_stages = nn.ModuleList(EdgeUpdate(3 * hidden, *widths, updates=True) for _ in range(graph_iters))
@@ -135,19 +131,15 @@ class PlainInteraction(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         """Logits of all edges, [num_edges]."""
         x = self.node_encoder(x)
-        e = self._by_blocks(self.edge_encoder)(x, edge_index, edge_attr)
+        e = self.edge_encoder(x, edge_index, edge_attr)
         scales = [degree.clamp(min=1).rsqrt() for degree in self._degrees(x, edge_index, e)]
         iteration = self._node_first if self.node_first else self._edge_first
         if self.checkpointed:
             iteration = partial(checkpoint, iteration, use_reentrant=False)
-        for edge_stage, node_stage in zip_longest(map(self._by_blocks, self.edge_stages), self.node_stages):
+        for edge_stage, node_stage in zip_longest(self.edge_stages, self.node_stages):
             x, e = iteration(edge_stage, node_stage, x, edge_index, e, scales)
-        head = self._by_blocks(self.head)
-        logits = head(x, edge_index, e) if self.node_first else head(e)
+        logits = self.head(x, edge_index, e) if self.node_first else self.head(e)
         return logits.squeeze(1)
-
-    def _by_blocks(self, update: nn.Module) -> nn.Module:
-        return update if self.edges_per_block is None else stream(update, self.edges_per_block)
 
     @staticmethod
     def _degrees(x: Tensor, edge_index: Tensor, e: Tensor) -> list[Tensor]:
@@ -210,29 +202,39 @@ def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
     Loss and optimiser are those of domainpar's trainer at its default weights, which are 1 for every edge.
     """
     bare = peak_rss_bytes()
-    return {**steps_of(make_network(job, form), job, compiled=form == "compile"), "bare_rss": bare}
-
-
-def steps_of(network: nn.Module, job: Job, compiled: bool = False) -> dict[str, Any]:
-    """Figures of training steps of a network of torch alone, and the most memory that this process ever held."""
     torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    event = read_event(job.store, job.training.precision)
+    network, event = make_network(job, form), read_event(job.store, job.training.precision)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
-    trained = torch.compile(network, dynamic=False) if compiled else network
+    trained = torch.compile(network, dynamic=False) if form == "compile" else network
 
     def loss() -> Tensor:
         logits = trained(event.x, event.edge_index, event.edge_attr)
         return F.binary_cross_entropy_with_logits(logits, event.y, reduction="sum") / event.num_edges
 
-    steps = [measuring.timed_step(optimizer, loss) for _ in range(job.warmup + job.repeats)]
+    steps = [timed_step(optimizer, loss) for _ in range(job.warmup + job.repeats)]
     measured = steps[job.warmup :]
     return {
         "losses": [step["loss"] for step in steps],
         "first_step": steps[0]["seconds"],
         **{name: [step[name] for step in measured] for name in ("seconds", "forward", "backward", "reduce")},
+        "bare_rss": bare,
         "peak_rss": peak_rss_bytes(),
     }
+
+
+def timed_step(optimizer: Any, loss_of: Callable[[], Any]) -> dict[str, float]:
+    """One training step of a plain torch network: its loss, and seconds of forward, backward, optimiser and all."""
+    times = [time.perf_counter()]
+    optimizer.zero_grad()
+    loss = loss_of()
+    times.append(time.perf_counter())
+    loss.backward()
+    times.append(time.perf_counter())
+    optimizer.step()
+    times.append(time.perf_counter())
+    phases = zip(("forward", "backward", "reduce"), (end - begin for begin, end in pairwise(times)))
+    return {"loss": loss.item(), "seconds": times[-1] - times[0], **dict(phases)}
 
 
 def scoring_passes(world: World, job: Job, form: str) -> dict[str, Any]:
@@ -240,19 +242,17 @@ def scoring_passes(world: World, job: Job, form: str) -> dict[str, Any]:
     bare = peak_rss_bytes()
     torch.set_num_threads(job.training.threads)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    events = [read_event(job.store, job.training.precision, number) for number in range(job.events_per_call)]
+    event = read_event(job.store, job.training.precision)
     network = make_network(job, form).eval()
     scoring = torch.compile(network, dynamic=False) if form == "compile" else network
     seconds = []
     for _ in range(job.warmup + job.repeats):
         began = time.perf_counter()
         with torch.no_grad():
-            logits = [scoring(event.x, event.edge_index, event.edge_attr) for event in events]
+            logits = scoring(event.x, event.edge_index, event.edge_attr)
         seconds.append(time.perf_counter() - began)
     peak, store = peak_rss_bytes(), EventStore(job.store)  # what follows is for the comparison
-    in_order = []
-    for record, of_event in zip(store.events(), logits):
-        with store.open(record) as stored:
-            in_order.append(of_event.numpy()[WholeEvent(stored).edge_ids])
-    figures = {"seconds": seconds[job.warmup :], "first_step": seconds[0], "logits": np.concatenate(in_order)}
+    with store.open(store.events()[0]) as stored:
+        in_order = logits.numpy()[WholeEvent(stored).edge_ids]
+    figures = {"seconds": seconds[job.warmup :], "first_step": seconds[0], "logits": in_order}
     return {**figures, "bare_rss": bare, "peak_rss": peak}

@@ -1,7 +1,7 @@
 """A server of an exported network, one event a request: python examples/serve.py runs/0001/model.onnx --port 8000.
 
 POST an .npz with the tables of docs/export.md (x, edge_index, edge_attr): get one with logits, [edges], or 400 and
-why not. GET tells the metadata. kill -TERM answers what was asked, then ends. bench/serving.py puts load on it.
+why not. GET tells the metadata. kill -TERM answers what was asked, then ends.
 """
 
 import argparse

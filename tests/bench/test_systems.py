@@ -2,15 +2,15 @@
 
 from types import SimpleNamespace
 
+import measuring
 import pytest
 import systems
-from formulas import Network
 from on_ranks import Job
-from systems import Measured, System
+from systems import Measured, Network, System
 
 from domainpar.tracking.planner.steps import Training
 
-SMALL = Network(100, 1000, 5, 0, 16, 2)
+SMALL = Network(100, 1000, 16, 2)
 
 
 def ran(seconds, losses=(1.0, 0.5), sha256="a"):
@@ -38,8 +38,15 @@ def test_systems_take_turns_in_rounds(monkeypatch, tmp_path):
     assert [len(of_system.runs) for of_system in measured] == [2, 2]
 
 
+def test_every_allocator_setting_is_said_in_words():
+    said = measuring.allocators_in_words(measuring.ALLOCATORS)
+    for name, settings in measuring.ALLOCATORS.items():
+        assert f"allocator {name}: " in said
+        assert all(f"{variable}={value}" in said for variable, value in settings.items())
+
+
 def test_what_does_not_fit_into_memory_is_not_started(monkeypatch, tmp_path):
-    order, measured = turns(monkeypatch, tmp_path, network=Network(10**9, 10**10, 5, 0, 64, 4))
+    order, measured = turns(monkeypatch, tmp_path, network=Network(10**9, 10**10, 64, 4))
     assert order == []
     assert all("GiB are free" in of_system.problem for of_system in measured)
 

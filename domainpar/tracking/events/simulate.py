@@ -27,7 +27,7 @@ MIN_WEIGHTED_HITS = 4
 HITS_PER_PARTICLE = 9.9
 """Mean over the particles drawn; it turns `num_hits` into a number of particles."""
 
-# What stops particles, fitted so that hits per particle and per surface agree with real events (bench/realism.py).
+# What stops particles, fitted so that hits per particle and per surface agree with real events (bench/RESULTS.md).
 STOP_IN_BARREL, STOP_IN_DISK = 0.016, 0.021  # per surface crossed, as nuclear interactions do
 MODULE_EFFICIENCY = 0.985
 SMALLEST_PT = 0.15  # GeV; real events follow nothing below it past its first surface
