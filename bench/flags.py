@@ -10,7 +10,7 @@ import cases
 import measuring
 
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.planner.steps import Training
 
 DTYPES = ("float32", "float64")
@@ -28,7 +28,7 @@ def parser(doc: str | None, bench: str, case: str | None = None, **of_cases: Any
 
 
 def add_network(
-    parser: argparse.ArgumentParser, hidden: int = 64, graph_iters: int = 4, models: tuple[str, ...] = tuple(ON_STAGES)
+    parser: argparse.ArgumentParser, hidden: int = 64, graph_iters: int = 4, models: tuple[str, ...] = tuple(ORDERS)
 ) -> None:
     """Add the flags of the network that is trained."""
     parser.add_argument("--model", choices=models, default="interaction")

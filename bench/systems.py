@@ -22,7 +22,7 @@ from domainpar.common.words import several
 from domainpar.measure.rates import slowest
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
-from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.planner.steps import PRECISIONS, Training
 
 GIB = 2**30
@@ -215,7 +215,7 @@ def network_of(case: Case, training: Training) -> Network:
         case.record.num_edges,
         training.hidden,
         training.graph_iters,
-        node_first=ON_STAGES[training.model].keywords["order"] == "node-first",
+        node_first=ORDERS[training.model] == "node-first",
         item_bytes=PRECISIONS[training.precision].itemsize,
     )
 

@@ -32,6 +32,7 @@ from domainpar.nn import stages
 from domainpar.nn.fused import calls, launching
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, OnStages
+from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.world import World
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import build_model
@@ -162,7 +163,7 @@ def _networks(store: EventStore, hidden: int, precision: str, everything: bool) 
     if everything:
         yield InteractionNetwork(*sizes, **how, products=products, order="node-first", dropout=0.1, activation="silu")
         for name in PUBLISHED_ON_STAGES:
-            model = build_model(name, *sizes, **how)
+            model = build_model(name, *sizes, NetworkOptions(**how))
             assert isinstance(model, OnStages)
             yield model
 

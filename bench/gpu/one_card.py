@@ -27,6 +27,7 @@ import torch
 
 from domainpar.nn import fused
 from domainpar.nn.fused import launching
+from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.gpus import repeat_bits
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
@@ -92,8 +93,8 @@ def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callab
     repeat_bits(world.device)
     products = torch.bfloat16 if options.precision == "bf16" else None
     sizes = len(store.feature_names), len(store.edge_feature_names)
-    model = build_model("interaction", *sizes, hidden=options.hidden, graph_iters=options.iterations, products=products)
-    model = model.to("cuda")
+    own = NetworkOptions(hidden=options.hidden, graph_iters=options.iterations, products=products)
+    model = build_model("interaction", *sizes, own).to("cuda")
     if options.precision == "tf32x3":
         model.use_matrix_units()
     optimizer = torch.optim.AdamW(model.parameters(), lr=TrainConfig.lr, foreach=True)

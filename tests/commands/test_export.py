@@ -19,6 +19,7 @@ from test_infer import trained
 
 from domainpar.export import _FORMATS, THREADS, Exact, Inputs, _inputs, _program, export, main
 from domainpar.nn.heads import EDGE, Head
+from domainpar.nn.options import NetworkOptions
 from domainpar.runs.own_files import strangers_in_run
 from domainpar.testing import patient
 from domainpar.tracking.config import MODELS, ExportConfig
@@ -295,17 +296,18 @@ def test_without_packages_or_a_run_it_says_what_to_do(run, tmp_path, capsys, mon
 
 def test_a_network_without_a_head_of_edges_or_of_two_precisions_has_no_plain_form():
     heads = (Head("kind", "node", 3),)
-    network = build_model("interaction", 3, 2, hidden=16, graph_iters=1, heads=heads)
+    network = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=1, heads=heads))
     with pytest.raises(ValueError, match="scores no edges"):
         plain_form(network, 2)
+    network = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=1, products=torch.bfloat16))
     with pytest.raises(ValueError, match="makes products in bfloat16"):
-        plain_form(build_model("interaction", 3, 2, hidden=16, graph_iters=1, products=torch.bfloat16), 2)
-    bare = build_model("interaction", 3, 0, hidden=16, graph_iters=1)
+        plain_form(network, 2)
+    bare = build_model("interaction", 3, 0, NetworkOptions(hidden=16, graph_iters=1))
     x, ends = torch.randn(5, 3), torch.randint(0, 5, (2, 9))
     assert not plain_form(bare, 0).takes_edge_features
     assert plain_form(bare, 0)(x, ends).shape == (9, 1)
     assert not list(strangers_in_run_with_a_model())
-    both = build_model("interaction", 3, 2, hidden=16, graph_iters=2, heads=(EDGE, *heads))
+    both = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=2, heads=(EDGE, *heads)))
     x, ends, e = torch.randn(5, 3), torch.randint(0, 5, (2, 9)), torch.randn(9, 2)
     assert plain_form(both, 2)(x, ends, e).shape == (9, 1)
 

@@ -13,6 +13,7 @@ from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.nn.heads import EDGE, Head, pooled
+from domainpar.nn.options import NetworkOptions
 from domainpar.testing import run_ranks
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.tracking.networks.on_events import OnEvents
@@ -30,7 +31,8 @@ def event():
 
 
 def network(name, heads=EVERYTHING, dtype=torch.float32, **options):
-    return build_model(name, 3, 6, hidden=16, graph_iters=3, seed=5, dtype=dtype, heads=heads, **options)
+    options = NetworkOptions(hidden=16, graph_iters=3, seed=5, dtype=dtype, heads=heads, **options)
+    return build_model(name, 3, 6, options)
 
 
 def upstream(heads, event, dtype):
@@ -146,7 +148,7 @@ def test_a_network_without_a_head_of_edges_says_so(event):
 
 def test_networks_of_the_field_have_a_head_of_edges_alone():
     with pytest.raises(ValueError, match="--model gcn has no head of kinds; interaction and"):
-        build_model("gcn", 3, 6, hidden=16, graph_iters=2, heads=(EDGE, KINDS))
+        build_model("gcn", 3, 6, NetworkOptions(hidden=16, graph_iters=2, heads=(EDGE, KINDS)))
 
 
 def test_pooling_is_of_all_nodes_also_where_ranks_own_none_and_shows_what_is_not_finite():

@@ -12,9 +12,10 @@ from torch import nn
 
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.normed import EventNorm, InteractionOfRows
+from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.testing import run_ranks
-from domainpar.tracking.networks.catalogue import ON_STAGES, build_model
+from domainpar.tracking.networks.catalogue import ORDERS, build_model
 from domainpar.tracking.networks.on_events import OnEvents
 
 FORMS = {
@@ -34,10 +35,10 @@ def event():
 
 @pytest.mark.parametrize("norm", ["none", "layer"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("name", ON_STAGES)
+@pytest.mark.parametrize("name", ORDERS)
 def test_with_norms_that_stages_have_it_is_the_network_of_stages(event, name, form, norm):
-    stages = build_model(name, 3, 6, **SIZES, dtype=torch.float64, norm=norm, heads=EVERYTHING, **form)
-    order = ON_STAGES[name].keywords["order"]
+    options = NetworkOptions(**SIZES, dtype=torch.float64, norm=norm, heads=EVERYTHING, **form)
+    stages, order = build_model(name, 3, 6, options), ORDERS[name]
     plain = InteractionOfRows(3, 6, norm, order=order, heads=EVERYTHING, **SIZES, **form).double()
     take(plain, stages)
     results = [
@@ -71,14 +72,15 @@ def take(plain, stages):
 
 
 @pytest.mark.parametrize("norm", ["batch", "graph"])
-@pytest.mark.parametrize("name", ON_STAGES)
+@pytest.mark.parametrize("name", ORDERS)
 def test_norms_over_rows_are_the_same_on_any_number_of_ranks_to_rounding(event, name, norm):
     heads = (EDGE, Head("kinds", "node", 4), Head("jet", "graph", 3, 70.0))
     results = []
     for ranks in (1, 2, 3, 8):
 
         def make():
-            return build_model(name, 3, 6, **SIZES, dtype=torch.float64, norm=norm, heads=heads, dropout=0.2)
+            options = NetworkOptions(**SIZES, dtype=torch.float64, norm=norm, heads=heads, dropout=0.2)
+            return build_model(name, 3, 6, options)
 
         tables, gradients = whole(run_ranks(read, ranks, event, make, "random", 3))
         results.append([*tables.values(), *gradients])
@@ -103,6 +105,6 @@ def test_the_norm_of_an_event_is_its_formula():
 
 def test_what_stages_alone_can_do_is_refused():
     with pytest.raises(ValueError, match="--norm batch has no --precision bf16"):
-        build_model("interaction", 3, 6, **SIZES, norm="batch", products=torch.bfloat16)
+        build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", products=torch.bfloat16))
     with pytest.raises(ValueError, match="--model gcn has no --norm"):
-        build_model("gcn", 3, 6, **SIZES, norm="batch")
+        build_model("gcn", 3, 6, NetworkOptions(**SIZES, norm="batch"))

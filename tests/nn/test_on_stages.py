@@ -14,6 +14,7 @@ from domainpar.nn import on_stages, stages
 from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.nn.stages import EdgeStage, through
 from domainpar.testing import run_ranks
@@ -150,7 +151,7 @@ def test_a_stage_both_ways_makes_sums_and_no_states(how):
 def _second_gradients(world, event, name, of):
     """What asking for the gradient of a gradient ends in: the refusal, or that gradient and torch's own."""
     part = event.part(world.transport, event.grouping("random", world.size, seed=1), torch.float64)
-    model = build_model(name, 3, 6, hidden=16, graph_iters=2, dtype=torch.float64)
+    model = build_model(name, 3, 6, NetworkOptions(hidden=16, graph_iters=2, dtype=torch.float64))
     model.sink = model.gradients()  # stages give it theirs
     features = part.graph.features.requires_grad_()
     parameters = [it for it in model.parameters() if it.requires_grad]

@@ -40,6 +40,7 @@ from pathlib import Path
 import card, json, torch
 from random_store import write_random_store
 from domainpar.tracking.events.store import EventStore
+from domainpar.nn.options import NetworkOptions
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.parallel.world import World
 from domainpar.tracking.training.loop import Schedule, Trainer
@@ -49,7 +50,8 @@ from domainpar.tracking.training.sampler import samples_of
 store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2, compared=False)))
 world = World.alone("cuda")
 sizes = len(store.feature_names), len(store.edge_feature_names)
-model = build_model("interaction", *sizes, hidden=64, graph_iters=4, dropout=float(sys.argv[2])).to("cuda")
+options = NetworkOptions(hidden=64, graph_iters=4, dropout=float(sys.argv[2]))
+model = build_model("interaction", *sizes, options).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 trainer = Trainer(model, optimizer, PartLoader(store, world), world, Schedule(1e-3, "constant", 0, 9, 1), clip=1.0)
 samples = samples_of(store.events(), None)[:1]

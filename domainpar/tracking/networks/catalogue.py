@@ -6,8 +6,8 @@ import importlib
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,18 @@ import torch
 from torch import nn
 
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.calls import Aggregate
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.heads import EDGE, Head
-from domainpar.nn.interaction import InteractionNetwork, Readouts
+from domainpar.nn.heads import EDGE
+from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.normed import InteractionOfRows
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.options import NetworkOptions, Order
 from domainpar.nn.published import OF_THE_FIELD
-from domainpar.nn.standard import Standard
 from domainpar.tracking.networks.on_events import OnEvents
 
-ON_STAGES: dict[str, Callable[..., InteractionNetwork]] = {
-    "interaction": partial(InteractionNetwork, order="edge-first"),
-    "interaction-node-first": partial(InteractionNetwork, order="node-first"),
-}
-"""The same bits on any number of ranks, as those of `PUBLISHED_ON_STAGES`."""
+ORDERS: dict[str, Order] = {"interaction": "edge-first", "interaction-node-first": "node-first"}
+"""What each interaction network updates first. On stages: the same bits on any number of ranks, as those of
+`PUBLISHED_ON_STAGES`; but for norms `OVER_ROWS`."""
 
 OVER_ROWS = ("batch", "graph")
 """Norms over all rows of an event, which stages cannot have."""
@@ -44,27 +41,7 @@ OF_FACTORIES = (*OPTIONS, "outputs")
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
 
 
-def build_model(
-    name: str,
-    node_features: int,
-    edge_features: int,
-    *,
-    hidden: int,
-    graph_iters: int,
-    shared_weights: bool = False,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    products: torch.dtype | None = None,
-    recompute_every: int | None = None,
-    dropout: float = 0.0,
-    residual: bool = True,
-    aggregate: Aggregate = "root",
-    activation: str = "relu",
-    norm: str = "layer",
-    readouts: Readouts = "last",
-    heads: Sequence[Head] = (EDGE,),
-    standard: Standard | None = None,
-) -> EdgeClassifier:
+def build_model(name: str, node_features: int, edge_features: int, options: NetworkOptions) -> EdgeClassifier:
     """Build a network; the same weights on every rank.
 
     Args:
@@ -72,54 +49,41 @@ def build_model(
             returns a module for `OnEvents`.
         node_features: Columns of node features.
         edge_features: Columns of edge features.
-        hidden: Width of states.
-        graph_iters: Iterations or layers.
-        seed: Of the first weights.
-        dtype: Of the parameters.
-        dropout: Of `ON_STAGES` and of users' own.
-        recompute_every: Keep what every K-th iteration begins with, and compute all between again in backward; None:
-            keep all.
-        heads: What it is read for; of `ON_STAGES` and of users' own.
-        shared_weights, products, residual, aggregate, activation, norm, readouts, standard: See `InteractionNetwork`;
-            of `ON_STAGES`. Others are refused any but these defaults.
+        options: Its options; the name says their `order`. What a network cannot have is to be as by default:
+            only those of `ORDERS` have what is in `_FLAGS`, and those of the field have no dropout and other heads.
 
     Raises:
         ValueError: If there is no network of this name, or it cannot have these sizes or options.
     """
-    options: dict[str, Any] = {"hidden": hidden, "graph_iters": graph_iters, "seed": seed}
-    of_stages: dict[str, Any] = {"shared_weights": shared_weights, "products": products}
-    of_stages |= {"readouts": readouts, "standard": standard}
-    of_stages |= {"residual": residual, "aggregate": aggregate, "activation": activation, "norm": norm}
-    if name in ON_STAGES and norm in OVER_ROWS:
-        if products is not None:
-            raise ValueError(f"--norm {norm} has no --precision bf16: it runs in plain torch.")
-        order = ON_STAGES[name].keywords["order"]  # type: ignore[attr-defined]
-        options |= {name: value for name, value in of_stages.items() if name not in ("products", "norm")}
-        module = InteractionOfRows(
-            node_features, edge_features, norm, order=order, dropout=dropout, heads=heads, **options
-        )
-        return OnEvents(module.to(dtype), recompute_every, heads)
-    if name in ON_STAGES:
-        options |= of_stages | {"recompute_every": recompute_every, "heads": heads}
-        return ON_STAGES[name](node_features, edge_features, **options, dtype=dtype, dropout=dropout)
-    refused = [_FLAGS[option] for option, value in of_stages.items() if value != _DEFAULTS[option].default]
-    if dropout and name in OF_THE_FIELD:
+    sizes = node_features, edge_features
+    if name in ORDERS:
+        options = replace(options, order=ORDERS[name])
+        if options.norm not in OVER_ROWS:
+            return InteractionNetwork(*sizes, **vars(options))
+        if options.products is not None:
+            raise ValueError(f"--norm {options.norm} has no --precision bf16: it runs in plain torch.")
+        taken = vars(options).keys() & inspect.signature(InteractionOfRows).parameters.keys()
+        of_rows = InteractionOfRows(*sizes, **{option: vars(options)[option] for option in taken})
+        return OnEvents(of_rows.to(options.dtype), options.recompute_every, options.heads)
+    refused = [flag for option, flag in _FLAGS.items() if getattr(options, option) != getattr(_DEFAULTS, option)]
+    if options.dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
-    if tuple(heads) != (EDGE,) and name in OF_THE_FIELD:
-        refused.append(f"head of {', '.join(head.name for head in heads if head != EDGE)}")
+    if options.heads != (EDGE,) and name in OF_THE_FIELD:
+        refused.append(f"head of {', '.join(head.name for head in options.heads if head != EDGE)}")
     if refused:
-        raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ON_STAGES)} have.")
+        raise ValueError(f"--model {name} has no {', '.join(refused)}; {' and '.join(ORDERS)} have.")
     if name in OF_THE_FIELD:
-        published = OF_THE_FIELD[name](node_features, edge_features, **options).to(dtype)
-        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published, recompute_every)
-    sizes = {"node_features": node_features, "edge_features": edge_features, "dropout": dropout}
-    outputs = {"outputs": {head.name: head.columns for head in heads}}
-    if tuple(heads) == (EDGE,) and not _names_outputs(name):  # a factory that takes anything may not know of them
-        outputs = {}
-    return OnEvents(_own(name, sizes | options | outputs).to(dtype), recompute_every, heads)
+        network = OF_THE_FIELD[name]
+        published = network(*sizes, hidden=options.hidden, graph_iters=options.graph_iters, seed=options.seed)
+        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published.to(options.dtype), options.recompute_every)
+    known: dict[str, Any] = vars(options) | {"node_features": node_features, "edge_features": edge_features}
+    if options.heads != (EDGE,) or _names_outputs(name):  # a factory that takes anything may not know of them
+        known["outputs"] = {head.name: head.columns for head in options.heads}
+    module = _own(name, {option: known[option] for option in OF_FACTORIES if option in known})
+    return OnEvents(module.to(options.dtype), options.recompute_every, options.heads)
 
 
-_DEFAULTS = inspect.signature(build_model).parameters
+_DEFAULTS = NetworkOptions()
 _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",
@@ -180,7 +144,7 @@ def _names_outputs(name: str) -> bool:
 
 def options_of(name: str) -> tuple[str, ...]:
     """Those of `OPTIONS` that a network makes use of; of a user's own that cannot be found, all of them."""
-    if name in ON_STAGES:
+    if name in ORDERS:
         return OPTIONS
     if name in OF_THE_FIELD:
         return tuple(option for option in OPTIONS if option != "dropout")

@@ -24,7 +24,7 @@ from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.networks.catalogue import ON_STAGES
+from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
@@ -38,7 +38,7 @@ class Training:
     """A built-in network and how it is trained. The last three attributes change no bit.
 
     Attributes:
-        model: One of `ON_STAGES`.
+        model: One of `ORDERS`.
         hidden: Width of states.
         graph_iters: Iterations.
         precision: `float32`, `float64`, or `bf16`: edge states and their products in bfloat16, all else in float32.
@@ -63,9 +63,10 @@ class Training:
 
     def network(self, store: EventStore) -> InteractionNetwork:
         """The network with its first weights."""
-        return ON_STAGES[self.model](
+        return InteractionNetwork(
             len(store.feature_names),
             len(store.edge_feature_names),
+            order=ORDERS[self.model],
             hidden=self.hidden,
             graph_iters=self.graph_iters,
             seed=self.seed,

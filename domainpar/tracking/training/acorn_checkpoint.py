@@ -22,6 +22,7 @@ from torch import Tensor
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Place, Problem
+from domainpar.nn.options import NetworkOptions
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, parameters_sha256
 from domainpar.runs.directory import choose_directory
 from domainpar.runs.origin import describe_process
@@ -143,7 +144,8 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
             directory holds something already.
     """
     columns = len(network.node_features), len(network.edge_features)
-    model = build_model(network.model, *columns, hidden=network.hidden, graph_iters=network.graph_iters)
+    options = NetworkOptions(hidden=network.hidden, graph_iters=network.graph_iters)
+    model = build_model(network.model, *columns, options)
     needed = {name.removeprefix("module."): parameter for name, parameter in model.named_parameters()}
     shapes, ours = ({name: tuple(it.shape) for name, it in of.items()} for of in (network.weights, needed))
     for name in sorted(shapes.keys() | ours.keys()):

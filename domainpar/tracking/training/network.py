@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE
 from domainpar.nn.classifier import Differs, EdgeClassifier
 from domainpar.nn.on_stages import OnStages
+from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
@@ -36,31 +38,26 @@ def make_network(
     Raises:
         ValueError: If it cannot be loaded, or cannot have these sizes or options.
     """
-    model = build_model(
-        config.model,
-        len(store.feature_names),
-        len(store.edge_feature_names),
-        hidden=config.hidden,
-        graph_iters=config.graph_iters,
-        shared_weights=config.shared_weights,
-        seed=config.seed,
-        dtype=DTYPES[config.dtype],
-        products=torch.bfloat16 if config.precision == "bf16" else None,
-        recompute_every=None if config.recompute_every == "auto" else config.recompute_every,
-        dropout=config.dropout,
-        residual=config.residual,
-        aggregate=config.aggregate,
-        activation=config.activation,
-        norm=config.norm,
-        readouts=config.readouts,
-        heads=tasks.heads,
-        standard=standard,
-    )
+    sizes = len(store.feature_names), len(store.edge_feature_names)
+    model = build_model(config.model, *sizes, options_of_run(config, standard, tasks))
     if config.precision == "tf32x3":
         if not isinstance(model, OnStages):
             raise ValueError(f"--model {config.model} has no --precision tf32x3; networks built on stages have.")
         model.use_matrix_units()
     return model
+
+
+def options_of_run(config: TrainConfig, standard: Standard | None, tasks: Tasks) -> NetworkOptions:
+    """The options of a run's network: its flags of the same names, and what others of its flags mean."""
+    same = {field.name for field in fields(NetworkOptions)} & {field.name for field in fields(config)}
+    return NetworkOptions(
+        **{name: getattr(config, name) for name in same - {"dtype", "recompute_every"}},
+        dtype=DTYPES[config.dtype],
+        products=torch.bfloat16 if config.precision == "bf16" else None,
+        recompute_every=None if config.recompute_every == "auto" else config.recompute_every,
+        heads=tasks.heads,
+        standard=standard,
+    )
 
 
 def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:

@@ -16,6 +16,7 @@ from whole_and_split import USUAL, check
 from domainpar import World, parallelize, split_graph
 from domainpar.nn.adapt.rows import unwatched
 from domainpar.nn.adapt.tape import Tape
+from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.testing import run_ranks
 from domainpar.tracking.networks.catalogue import build_model
@@ -280,8 +281,8 @@ def test_networks_of_the_field_give_the_bits_of_one_that_keeps_everything(model,
 
 def _of_the_field(world: World, name: str, every: int | None) -> list[Tensor]:
     part = part_of(world)
-    sizes = {"hidden": 16, "graph_iters": 3, "dtype": torch.float64, "recompute_every": every}
-    model = build_model(name, part.graph.features.shape[1], part.graph.edge_features.shape[1], **sizes)
+    options = NetworkOptions(hidden=16, graph_iters=3, dtype=torch.float64, recompute_every=every)
+    model = build_model(name, part.graph.features.shape[1], part.graph.edge_features.shape[1], options)
     gradients = model.gradients()
     logits = model(part.graph, part.halo, 1)
     logits.sin().sum().backward()

@@ -10,6 +10,7 @@ from torch import nn
 
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.tracking.config import BITWISE, MODELS, ON_STAGES
 from domainpar.tracking.networks import catalogue
@@ -21,7 +22,7 @@ NAMES = sorted(OF_THE_FIELD)
 
 
 def built(name, **options):
-    return build_model(name, 3, 6, **SIZES | options)
+    return build_model(name, 3, 6, NetworkOptions(**SIZES | options))
 
 
 def own(name, **options):
@@ -37,9 +38,9 @@ def same(one, other):
 
 
 def test_the_names_of_the_command_line_are_those_that_can_be_built():
-    assert set(MODELS) == catalogue.ON_STAGES.keys() | OF_THE_FIELD.keys()
-    assert set(ON_STAGES) == catalogue.ON_STAGES.keys()
-    assert set(BITWISE) == catalogue.ON_STAGES.keys() | PUBLISHED_ON_STAGES.keys()
+    assert set(MODELS) == catalogue.ORDERS.keys() | OF_THE_FIELD.keys()
+    assert set(ON_STAGES) == catalogue.ORDERS.keys()
+    assert set(BITWISE) == catalogue.ORDERS.keys() | PUBLISHED_ON_STAGES.keys()
     assert NAMES == ["acorn", "acorn2", "agnn", "gcn", "graphnets", "mpnn", "resin"]
 
 

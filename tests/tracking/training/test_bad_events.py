@@ -133,12 +133,9 @@ def test_running_statistics_are_means_over_the_events_that_could_be_loaded(store
 
 
 def make(world, store, model="interaction"):
-    from watched import Schedule, Trainer, build_model, torch
+    from watched import NetworkOptions, Schedule, Trainer, build_model, torch
 
-    network = build_model(
-        model, 3, 6, hidden=16, graph_iters=1, shared_weights=False, recompute_every=None, dropout=0.0, seed=0,
-        dtype=torch.float32, products=None,
-    )  # fmt: skip
+    network = build_model(model, 3, 6, NetworkOptions(hidden=16, graph_iters=1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.5)
     loader = PartLoader(EventStore(store, False), world, on_bad_event="skip")
     return Trainer(network, optimizer, loader, world, Schedule(0.1, "constant", 0, 100, 10))

@@ -10,7 +10,7 @@ from domainpar.common.agreement import Refused
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
-from domainpar.tracking.networks.catalogue import ON_STAGES, PUBLISHED_ON_STAGES
+from domainpar.tracking.networks.catalogue import ORDERS, PUBLISHED_ON_STAGES
 from domainpar.tracking.training import forecast
 from domainpar.tracking.training.memory import OF_PROCESS
 from domainpar.tracking.training.run import train
@@ -138,4 +138,4 @@ def test_freed_memory_is_given_back_where_torch_computes_again(flags, expected):
 
 
 def test_the_names_of_networks_on_stages_are_known_without_torch():
-    assert set(BITWISE) == {*ON_STAGES, *PUBLISHED_ON_STAGES}
+    assert set(BITWISE) == {*ORDERS, *PUBLISHED_ON_STAGES}

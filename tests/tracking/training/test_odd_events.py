@@ -9,6 +9,7 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import write_graph
 
+from domainpar.nn.options import NetworkOptions
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.networks.catalogue import build_model
@@ -80,10 +81,7 @@ ODD = {
 
 
 def _step(world, store):
-    network = build_model(
-        "interaction", 3, 6, hidden=16, graph_iters=2, shared_weights=False, recompute_every=None, dropout=0.0, seed=0,
-        dtype=torch.float32, products=None,
-    )  # fmt: skip
+    network = build_model("interaction", 3, 6, NetworkOptions(hidden=16, graph_iters=2))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     loader = PartLoader(EventStore(store), world)
     trainer = Trainer(network, optimizer, loader, world, Schedule(0.01, "constant", 0, 100, 10))

@@ -7,6 +7,7 @@ import threading
 import torch
 
 from domainpar.common import faults
+from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.errors import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
@@ -16,7 +17,7 @@ from domainpar.tracking.training.monitor.failure import StepFailed
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
 
-SMALL = {"hidden": 16, "graph_iters": 2, "shared_weights": False, "recompute_every": None, "dropout": 0.0}
+SMALL = {"hidden": 16, "graph_iters": 2}
 LEARNING_RATE = 1e-2
 
 
@@ -24,7 +25,7 @@ def network_of(store, model, **sizes):
     """A network for the features of a store."""
     store = EventStore(store)
     counts = len(store.feature_names), len(store.edge_feature_names)
-    return build_model(model, *counts, **{**SMALL, **sizes}, seed=0, dtype=torch.float32, products=None)
+    return build_model(model, *counts, NetworkOptions(**SMALL | sizes))
 
 
 def trainer_of(store, world, model="interaction", check_replicas_every=0, **sizes):
