@@ -2,7 +2,8 @@
 
 A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as fresh
 zeroed pages, which costs a quarter of a step on CPU; so freed blocks are kept here for the next table of about the
-same size, and given back when none has come for a while.
+same size, and given back when none has come for a while. Events of many sizes want blocks of many sizes: all of them
+together, lent and free, are never more than the most that were lent at once.
 
 Where memory is short, tables lie in files: `lie_in_files`. Whoever goes through tables from one end to the other calls
 `let_go` on the way; what was read and written then gives its memory back, to the system's own copies of files. These
@@ -31,7 +32,6 @@ from domainpar.common.problems import expected
 ALIGNMENT = 64
 SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself
 LARGEST_EXCESS = 1.25  # of a block over the table it is given to
-OUTGROWN = 1.6  # a new block takes the place of a free one that differs less: the next event is larger, or smaller
 PATIENCE = 1024  # tables, many steps' worth: a block that none of them took is given back
 
 Block = npt.NDArray[np.uint8]
@@ -62,14 +62,13 @@ class Kept:
         self._returned: deque[Block] = deque()  # filled by whoever drops the last reference, at any time: no lock there
         self._free: dict[int, list[tuple[Block, int]]] = {}  # by size: blocks, and how many were lent before they came
         self._num_lent = 0
-        self._there = 0  # bytes of all blocks, lent or free
+        self._lent = self._most_lent = 0  # bytes of the blocks that somebody refers to: now, and at most so far
 
     @property
     def bytes_lent(self) -> int:
         """Bytes of the blocks that somebody refers to."""
         with self._lock:
-            free = sum(size * len(blocks) for size, blocks in self._free.items())
-            return self._there - free - sum(block.nbytes for block in list(self._returned))
+            return self._lent - sum(block.nbytes for block in list(self._returned))
 
     def lend(self, size: int) -> Block:
         """At least `size` bytes, with whatever was in them."""
@@ -79,25 +78,38 @@ class Kept:
             self._num_lent += 1
             while self._returned:
                 back = self._returned.popleft()
+                self._lent -= back.nbytes
                 self._free.setdefault(back.nbytes, []).append((back, self._num_lent))
                 del back  # else it would still be here when it is to make place
-            for free in self._free.values():  # each from the one that came first to the last
-                while free and self._num_lent - free[0][1] > PATIENCE:
-                    self._there -= free[0][0].nbytes
-                    del free[0]
-            self._free = {of: free for of, free in self._free.items() if free}
+            while self._free and self._num_lent - self._oldest()[0][1] > PATIENCE:
+                self._give_back_oldest()
             fitting = min((of for of in self._free if size <= of <= size * LARGEST_EXCESS), default=None)
+            lent = self._lent + (fitting or size)
+            self._most_lent = max(self._most_lent, lent)
             if fitting is not None:
                 block, _ = self._free[fitting].pop()
-            else:  # in the place of one for the same thing in an event of another size, which does not fit
-                alike = [of for of in self._free if size / OUTGROWN < of < size * OUTGROWN]
-                if alike:
-                    other = min(alike, key=lambda of: abs(of - size))
-                    self._free[other].pop()  # before another block is asked for
-                    self._there -= other
+            else:
+                # Free ones that do not fit make place before another block is asked for.
+                while self._free and lent + self._bytes_free() > self._most_lent:
+                    self._give_back_oldest()
                 block = _new_block(size) if _files is None else _files.new_block(size)
-                self._there += block.nbytes
+            self._lent = lent
+            self._free = {of: free for of, free in self._free.items() if free}
         return np.asarray(_Loan(block, self._returned))
+
+    def _bytes_free(self) -> int:
+        return sum(size * len(blocks) for size, blocks in self._free.items())
+
+    def _oldest(self) -> list[tuple[Block, int]]:
+        """The free blocks of one size, of which the first came before all others."""
+        return min(self._free.values(), key=lambda blocks: blocks[0][1])
+
+    def _give_back_oldest(self) -> None:
+        blocks = self._oldest()
+        size = blocks[0][0].nbytes
+        del blocks[0]
+        if not blocks:
+            del self._free[size]
 
 
 def _new_block(size: int) -> Block:

@@ -60,27 +60,45 @@ def test_a_large_block_is_lent_again_when_nothing_refers_to_it_and_not_before():
 
 def test_a_block_is_not_given_to_a_table_that_is_much_smaller_or_larger():
     kept = tables.Kept()
-    block = kept.lend(2**22)
+    block, room = kept.lend(2**22), kept.lend(2**25)
     place = block.__array_interface__["data"][0]
-    del block
+    del room, block  # the one that came back first makes place
     others = [kept.lend(size) for size in (2**21, 2**23)]
     assert place not in [other.__array_interface__["data"][0] for other in others]
     assert kept.lend(2**22).__array_interface__["data"][0] == place
 
 
-@pytest.mark.parametrize(("size", "left"), [(2**22 * 3 // 2, 1), (2**22 * 3 // 4, 1), (2**23, 2), (2**21, 2)])
-def test_a_table_of_a_like_size_that_does_not_fit_takes_the_place_of_a_free_block(size, left):
+def bytes_there(kept):
+    return kept.bytes_lent + sum(size * len(blocks) for size, blocks in kept._free.items())
+
+
+def test_blocks_of_events_of_all_sizes_are_never_more_than_the_most_that_were_lent_at_once():
+    kept, sizes = tables.Kept(), [5, 11, 2, 7, 3, 11, 2, 5]
+    for size in sizes:
+        lent = [kept.lend(size * 2**20 + number) for number in range(3)]
+        kept.lend(2**20)  # what came back is counted
+        assert bytes_there(kept) <= 3 * max(sizes) * 2**20 + 2**20 + 3
+        assert kept.bytes_lent >= sum(block.nbytes for block in lent)
+        del lent
+
+
+def test_the_block_that_came_back_first_makes_place_and_others_stay_while_there_is_room():
     kept = tables.Kept()
-    small, large = kept.lend(2**22), kept.lend(2**26)
-    del small, large
-    block = kept.lend(size)
-    assert [size for size, free in kept._free.items() if free] == [2**22, 2**26][2 - left :]
-    assert block.nbytes == size
+    first, second = kept.lend(2**22), kept.lend(2**23)
+    del first
+    del second
+    lent = [kept.lend(2**21)]
+    assert [size for size, free in kept._free.items() if free] == [2**23]
+    lent.append(kept.lend(2**21))
+    assert [size for size, free in kept._free.items() if free] == [2**23]
+    lent.append(kept.lend(2**21))
+    assert not kept._free
 
 
 def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
     monkeypatch.setattr(tables, "PATIENCE", 3)
     kept = tables.Kept()
+    kept._most_lent = 2**30  # room for all
     kept.lend(2**22)
     lent = [kept.lend(2**20 * (10 + i)) for i in range(3)]
     assert sum(map(len, kept._free.values())) == 1
