@@ -3,7 +3,7 @@
 Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
 same numbers. What a checkpointed one makes is still computed again in backward, from the watch's tape; what a compiled
-one would have saved is lost. Elsewhere nothing changes.
+one would have saved is lost. Elsewhere nothing changes, and after the last pass that runs torch is as it was.
 
 The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
 """
@@ -14,7 +14,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,28 +23,41 @@ from torch.utils import checkpoint
 
 from domainpar.nn.adapt.rows import NotExact
 
-_LOCK = threading.Lock()
-_taken: set[str] = set()
+_LOCK = threading.Lock()  # ranks may be threads, whose passes overlap
+_running = 0  # passes of this process
+_usual: dict[tuple[Any, str], Any] = {}  # what the places hold themselves: `_INHERITED` where an owner holds nothing
+_INHERITED = object()
 
 
-def run_as_written(watching: Callable[[], Any]) -> None:
-    """Make torch ask, from now on, whether a watch is on before it transforms a function.
+@contextmanager
+def run_as_written(watching: Callable[[], Any]) -> Iterator[None]:
+    """Inside, torch asks whether a watch is on before it transforms a function.
 
     Args:
         watching: Gives the watch that is on in this thread, or None.
     """
+    global _running
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.jit.ScriptFunction, "__call__", _source),
         (checkpoint.CheckpointFunction, "apply", _written_down),
         (checkpoint, "_checkpoint_without_reentrant_generator", _writing_down),
-        (torch, "compile", partial(_compiling, watching)),
+        (torch, "compile", _left_as_written),
         (sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance", _eager),  # there once something compiled
     ]
-    with _LOCK:  # ranks may be threads, and a place that is taken twice would ask twice
+    with _LOCK:
+        _running += 1
         for owner, name, instead in places:
-            if owner is not None and name not in _taken:
-                _taken.add(name)
+            if owner is not None and (owner, name) not in _usual:
+                _usual[owner, name] = vars(owner).get(name, _INHERITED)
                 setattr(owner, name, _asking(watching, getattr(owner, name), instead))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _running -= 1
+            while _usual and not _running:
+                (owner, name), usual = _usual.popitem()
+                delattr(owner, name) if usual is _INHERITED else setattr(owner, name, usual)
 
 
 def _asking(watching: Callable[[], Any], usual: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,11 +90,10 @@ def _writing_down(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator
         yield
 
 
-def _compiling(watching: Callable[[], Any], watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function that is compiled in a forward pass: maybe the first one, which brings the compiler."""
-    compiled = usual(*args, **kwargs)
-    run_as_written(watching)
-    return compiled
+def _left_as_written(watch: Any, usual: Any, model: Any = None, **options: Any) -> Any:
+    """`torch.compile` in a forward pass, called or as a decorator with options."""
+    _say_compiled(watch)
+    return (lambda function: function) if model is None else model
 
 
 def _eager(watch: Any, usual: Any, callback: Any) -> Any:

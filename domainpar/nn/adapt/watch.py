@@ -79,9 +79,14 @@ class Watch(TorchFunctionMode):
         self._filled: dict[int, Tensor] = {}
 
     def __enter__(self) -> Watch:
-        run_as_written(watching)
+        self._as_written = run_as_written(watching)
+        self._as_written.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._as_written.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, in_place = name_of(func)

@@ -64,6 +64,12 @@ class OnEvents(EdgeClassifier):
         self._wants = wanted_arguments(module)
         self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
 
+    def recompute(self, every: int | None) -> None:
+        """As of any network on parts."""
+        super().recompute(every)
+        # In a tuple, where torch looks for no module: names of parameters stay those of the user's module.
+        self._parallel = (Parallel(self.module, recompute_every=self.recompute_every),)
+
     def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges], or in training [readouts, num_edges]. *Collective*.
 
@@ -91,7 +97,7 @@ class OnEvents(EdgeClassifier):
         x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
         check = partial(check_results, part, self.heads, self._readouts(key))
-        result = Parallel(self.module, recompute_every=self.recompute_every).run(part, (), arguments, key, check)
+        result = self._parallel[0].run(part, (), arguments, key, check)
         self.exchanges, self.sums = part.num_exchanges, part.num_sums
         results, edges = by_name(self.heads, result), None
         if (logits := results.pop(EDGE.name, None)) is not None:

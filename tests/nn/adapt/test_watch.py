@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 from whole_and_split import cases, check, refusals, trial_of
 
@@ -15,7 +17,7 @@ from domainpar.nn.adapt import transforms
 from domainpar.nn.adapt.calls import name_of
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.watch import RULES, rule
+from domainpar.nn.adapt.watch import RULES, rule, watching
 from domainpar.testing import run_command
 
 
@@ -375,8 +377,29 @@ def test_that_a_model_is_not_compiled_is_said_once(monkeypatch):
     assert [str(one.message).split()[0] for one in warned] == ["torch.compile"]
 
 
+def what_torch_holds():
+    """Everything in the places of torch where a function is transformed."""
+    owners = (torch, checkpointing, torch.jit.ScriptFunction, checkpointing.CheckpointFunction, eval_frame)
+    return [{name: id(value) for name, value in vars(owner).items()} for owner in owners]
+
+
+@pytest.mark.parametrize("refused", [None, "torch.sort runs along the nodes"])
+def test_after_a_pass_torch_holds_what_it_held_before(refused):
+    before, inside = what_torch_holds(), []
+
+    def run(x, src):
+        inside.extend([what_torch_holds()] if watching() else [])
+        made = checkpoint(compiled_relu, scripted_centre_(x * 1), x, use_reentrant=False)
+        return made if refused is None else made.sort(0).values
+
+    check(run, refused=refused)  # ranks are threads, whose passes overlap
+    assert inside
+    assert before not in inside
+    assert what_torch_holds() == before
+
+
 def test_outside_a_watch_functions_are_transformed_as_ever():
-    check(lambda x: scripted_centre_(x * 1))  # the places are taken now
+    check(lambda x: scripted_centre_(x * 1))
     seen = []
     x = torch.ones(3, requires_grad=True)
     checkpoint(lambda x: (seen.append(1), x**2)[1], x, use_reentrant=False).sum().backward()
