@@ -101,12 +101,11 @@ class Energies(nn.Module):
 
 
 class Pooled(Energies):
-    """The energy of the whole graph, of sums, extremes, products, spreads and ranks of its states."""
+    """The energy of the whole graph, of sums, extremes and spreads of its states."""
 
     def forward(self, pos, edge_index):
         h = self.states(pos, edge_index)
-        ranked = h.topk(2, dim=0).values.sum(0) + h.median(0).values + h.quantile(0.3, dim=0)
-        pooled = h.mean(0) + h.max(0).values * h.amin(0) + (1 + h / 9).prod(0) + h.std(0) + h.norm(dim=0) + ranked
+        pooled = h.mean(0) + h.max(0).values * h.amin(0) + h.std(0) + h.norm(dim=0)
         return self.last(pooled.sin() + h.logsumexp(0) + h.softmax(0).pow(2).sum(0))
 
 

@@ -83,6 +83,11 @@ EXACT = {
     "pooling of features": lambda vectors: (
         F.max_pool1d(vectors, 2) + F.avg_pool1d(vectors, 2) + F.adaptive_avg_pool1d(vectors, 1)
     ),
+    "pooling of pictures": lambda series, vectors: (F.max_pool2d(vectors, 2), F.avg_pool1d(series.transpose(0, 1), 2)),
+    "a convolution backwards": (
+        lambda vectors, net: net(vectors[:, None]),
+        {"net": lambda: nn.ConvTranspose2d(1, 2, (1, 2), (1, 2))},
+    ),
     "a convolution within rows of a picture": (
         lambda series, net: (net(series), F.conv2d(series, net.weight, dilation=(3, 1), padding="valid")),
         {"net": lambda: nn.Conv2d(2, 3, (1, 2))},
@@ -94,17 +99,6 @@ EXACT = {
     "a convolution within columns": (
         lambda series, net: net(series.transpose(1, 2)),
         {"net": lambda: nn.Conv2d(2, 3, (3, 1))},
-    ),
-    "a convolution backwards": (
-        lambda vectors, series, net: (net(vectors[:, None]), net(series[:1].repeat(1, 1, 2)[None])),
-        {"net": lambda: nn.ConvTranspose2d(1, 2, (1, 2), (1, 2))},
-    ),
-    "pooling of pictures": lambda series, vectors: (
-        F.max_pool2d(series, (1, 2)) + F.avg_pool2d(series, (1, 2), (1, 1))[..., :1],
-        F.adaptive_avg_pool2d(series, (None, 2)),
-        F.avg_pool1d(series.transpose(0, 1), 2),
-        F.max_pool2d(vectors, 2),
-        F.avg_pool1d(series[0], 2),
     ),
     "attention within each row": lambda vectors, mask: (
         F.scaled_dot_product_attention(vectors, vectors, vectors * 2),

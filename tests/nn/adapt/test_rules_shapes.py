@@ -123,7 +123,15 @@ EXACT = {
     ),
     "turned edges": lambda x, edge_index, e: x[edge_index.flip(0)[0]] - x[edge_index[[1, 0]][1]],
     "features backwards": lambda x: x.flip(1) + x.flip([-1]),
-    "some features": lambda x: x.narrow(1, 1, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1),
+    "some features": lambda x: (
+        x.narrow(1, 1, 2) + x.narrow(-1, -2, 2) + x.select(1, 0).view(-1, 1) + x.select(-1, 3).unsqueeze(-1)
+    ),
+    "some rows": lambda x, v: (
+        x.narrow(0, 2, 3),
+        v.narrow(0, -3, 2),
+        x.select(0, 1),
+        x.narrow(0, 0, x.size(0)) * v[:, None],
+    ),
     "ends turned": lambda edge_index: edge_index.t(),
 }
 
@@ -174,8 +182,6 @@ REFUSED = {
         {"sample": ODD["as many edges as nodes"]},
     ),
     "rows upside down": (lambda x: x.flip(0), "turns the order"),
-    "rows by narrow": (lambda x: x.narrow(0, 0, 2), "by their place"),
-    "a row by select": (lambda x: x.select(0, 1), "by their place"),
     "rolled": (lambda x: x.roll(1, 0), "roll"),
     "as_strided": (lambda x: x.as_strided((2, 2), (1, 1)), "as_strided"),
     "unfolded": (lambda x: x.unfold(0, 2, 1), "unfold"),

@@ -129,7 +129,6 @@ COMBINES = {
     "softmax": lambda norm, ends, e, x: e.softmax(0),
     "product": lambda norm, ends, e, x: e @ (e.t() @ e),
     "sum at nodes": lambda norm, ends, e, x: torch.zeros_like(x).index_add(0, ends[1], e)[ends[1]],
-    "written at nodes": lambda norm, ends, e, x: torch.zeros_like(x).index_put((ends[1],), e)[ends[1]],
     "one edge": lambda norm, ends, e, x: e + e[0],
     "how many": lambda norm, ends, e, x: e * e[e[:, 0] > 0].size(0),
     "how many halves": lambda norm, ends, e, x: e * e.view(-1, 2)[e.view(-1, 2)[:, 0] > 0].size(0),

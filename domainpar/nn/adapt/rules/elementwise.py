@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -68,11 +67,11 @@ def elementwise(watch: Watch, call: Call) -> Any:
     return result
 
 
-def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
+def without_rows(watch: Watch, call: Call, dim: int) -> Any:
     """The call; where this rank has no rows, which torch does not always allow, made of a row of zeros.
 
     Args:
-        dims: The dimension of the rows in each tensor of the result.
+        dim: The dimension of the rows in each tensor of the result.
     """
     tensor = call.tensors[0]
     rows = watch.rows(tensor)
@@ -82,9 +81,9 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
     def one_row(value: Tensor) -> Tensor:
         if (of := watch.rows(value)) is None:
             return value
-        return value.new_zeros([1 if dim == of.dim else size for dim, size in enumerate(value.shape)])
+        return value.new_zeros([1 if at == of.dim else size for at, size in enumerate(value.shape)])
 
-    def without(part: Tensor, dim: int) -> Tensor:
+    def without(part: Tensor) -> Tensor:
         empty = part.narrow(dim, 0, 0)
         if not (part.is_floating_point() or part.is_complex()):
             return empty
@@ -94,7 +93,7 @@ def without_rows(watch: Watch, call: Call, dims: Sequence[int]) -> Any:
         return empty
 
     result = call.mapped(one_row)()
-    cut = [without(part, dim) for part, dim in zip(tensors_in(result), dims)]
+    cut = [without(part) for part in tensors_in(result)]
     return type(result)(cut) if isinstance(result, tuple) else cut[0]
 
 

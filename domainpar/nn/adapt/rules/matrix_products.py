@@ -134,16 +134,12 @@ def recurrent(watch: Watch, call: Call) -> Any:
     return result
 
 
-@rule("conv1d", "conv2d", "conv3d", takes="input weight bias stride padding")
-@rule(
-    *words("conv_transpose1d conv_transpose2d conv_transpose3d"),
-    takes="input weight bias stride padding output_padding",
-)
-@rule(
-    *words("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
-    takes="input kernel_size stride padding",
-)
-@rule(*(f"adaptive_{how}_pool{count}d" for how in ("avg", "max") for count in (1, 2, 3)), takes="input output_size")
+_CONVOLUTIONS = words("conv1d conv2d conv3d")
+_POOLS = words("max_pool avg_pool adaptive_max_pool adaptive_avg_pool")
+
+
+@rule(*_CONVOLUTIONS, takes="input weight bias stride padding")
+@rule(*(f"{kind}{count}d" for kind in ("conv_transpose", *_POOLS) for count in (1, 2, 3)), takes="input")
 def convolution(watch: Watch, call: Call) -> Any:
     """A batch entry for each row; or rows along a dimension of the picture, where the kernel stays within one row."""
     given, count = call.get("input"), int(call.name[-2])
@@ -152,28 +148,23 @@ def convolution(watch: Watch, call: Call) -> Any:
         raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
     first = given.dim() - count  # of the dimensions that the kernel runs along
     mixes_channels = "conv" in call.name and rows.dim == first - 1
-    if mixes_channels or (rows.dim >= first and not _stays(call, rows.dim - first)):
+    stays = rows.dim < first or (call.name in _CONVOLUTIONS and _stays(call, rows.dim - first))
+    if mixes_channels or not stays:
         raise NotExact(
             f"torch.{call.name} runs along the rows; their order is the whole graph's, not one rank's. Rows may be the "
-            "batch, or lie along a dimension where the kernel has length 1, the stride 1 and the padding 0."
+            "batch, or lie along a dimension where a convolution has a kernel of length 1, stride 1 and padding 0."
         )
-    return mark(without_rows(watch, call, [rows.dim]), rows.but())
+    return mark(without_rows(watch, call, rows.dim), rows.but())
 
 
 def _stays(call: Call, along: int) -> bool:
-    """Whether a kernel makes each entry along one of its dimensions of that entry only."""
+    """Whether a convolution makes each entry along one of its dimensions of that entry only."""
 
     def of(value: Any) -> Any:  # one number is for all dimensions
         return value[min(along, len(value) - 1)] if isinstance(value, (tuple, list)) else value
 
-    if call.name.startswith("adaptive"):
-        return of(call.get("output_size")) is None
-    is_conv = "conv" in call.name
-    kernel = call.get("weight").size(2 + along) if is_conv else of(call.get("kernel_size"))
-    stride = of(call.get("stride", 1) if is_conv else call.get("stride") or kernel)
-    padding = of(call.get("padding", 0))
-    added = of(call.get("output_padding", 0)) if "transpose" in call.name else 0
-    return bool(kernel == stride == 1 and padding in (0, "same", "valid") and added == 0)
+    kernel, padding = call.get("weight").size(2 + along), of(call.get("padding", 0))
+    return bool(kernel == of(call.get("stride", 1)) == 1 and padding in (0, "same", "valid"))
 
 
 BETWEEN_ROWS = (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import Member, largest, multiplied, once_differentiable, shared_by, summed
+from domainpar.nn.adapt.across import Member, largest, once_differentiable, shared_by, summed
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark, places_of
@@ -80,33 +80,12 @@ def _reduced(watch: Watch, call: Call) -> Reduced:
     rows = watch.rows(tensor)
     if rows is None:
         raise NotExact(f"torch.{call.name} of a tensor that is the same on every rank takes an argument from rows.")
-    dim = call.get("dim", (-2, -1) if call.name == "linalg_matrix_norm" else None)
+    dim = call.get("dim")
     # No dimensions are all; a bool is not one: `x.var(unbiased)`.
     is_all = dim is None or dim in ((), []) or isinstance(dim, bool)
     dims = range(tensor.dim()) if is_all else (dim,) if isinstance(dim, int) else dim
     keep, dtype = bool(call.get("keepdim", False)), call.kwargs.get("dtype")
     return Reduced(tensor, rows, tuple(each % tensor.dim() for each in dims), keep, dtype)
-
-
-@reduction("nansum", "nanmean")
-def add_up_numbers(watch: Watch, call: Call, of: Reduced) -> Any:
-    """Sums and means of what is not NaN."""
-    if call.name == "nansum" and not of.tensor.is_floating_point():
-        return of.whole(total_over_rows(watch, of))
-    with watch.in_other_words():
-        is_number = ~of.tensor.isnan()
-        total = torch.where(is_number, of.tensor, 0.0).sum(of.dims, keepdim=True, dtype=of.dtype)
-        total = total / is_number.sum(of.dims, keepdim=True) if call.name == "nanmean" else total
-    return of.whole(total)
-
-
-@reduction("prod")
-def multiply(watch: Watch, call: Call, of: Reduced) -> Any:
-    """Products."""
-    mine = watch.counted(of.tensor).to(of.dtype or of.tensor.dtype)
-    for dim in sorted(of.dims):
-        mine = mine.prod(dim, keepdim=True)
-    return of.whole(multiplied(mine, watch.part))
 
 
 @reduction("sum", "mean")
@@ -338,26 +317,20 @@ def truth(watch: Watch, call: Call, of: Reduced) -> Any:
     return of.whole(number if call.name == "count_nonzero" else number == 0 if call.name == "all" else number > 0)
 
 
-@reduction(
-    *words("norm linalg_vector_norm vector_norm linalg_norm linalg_matrix_norm"), takes="input|A p|ord dim keepdim"
-)
+@reduction(*words("norm linalg_vector_norm vector_norm linalg_norm"), takes="input|A p|ord dim keepdim")
 def norm(watch: Watch, call: Call, of: Reduced) -> Any:
-    """Norms of features, of vectors and matrices; over rows those of vectors, of order 1 and above."""
-    is_matrix = call.name == "linalg_matrix_norm"
-    order = call.get("p", "fro" if is_matrix else None)
-    is_matrix |= call.name == "linalg_norm" and order is not None and len(of.dims) == 2
+    """Norms of vectors over rows, of order 1 and above."""
+    order = call.get("p")
     power = 2 if order in (None, "fro") else order
-    known = isinstance(power, int | float) and (power >= 1 or power == -math.inf)
-    if not known or (is_matrix and order != "fro") or of.tensor.is_complex():
-        kind = "norm of a matrix" if is_matrix else "norm"
-        raise NotExact(f"a {kind} of order {power} over the {of.rows.axis.name}, which is not known here.")
+    is_matrix = call.name == "linalg_norm" and order not in (None, "fro") and len(of.dims) == 2
+    if is_matrix or not isinstance(power, int | float) or not 1 <= power < math.inf or of.tensor.is_complex():
+        raise NotExact(
+            f"a norm of order {power} over the {of.rows.axis.name}; known are those of real vectors, of order 1 and "
+            "above, and x.abs().amax(dim) for infinity."
+        )
     # Powers of halves do not fit them; torch takes these in float32, too.
     wide = torch.float32 if of.dtype is None and of.tensor.dtype in HALVES else of.dtype
     dtype, x = of.dtype or of.tensor.dtype, of.tensor if wide is None else of.tensor.to(wide)
-    if math.isinf(power):
-        _refuse_nothing(call, of)
-        sizes = of._replace(tensor=mark(x.abs(), of.rows.but()))
-        return of.whole(extreme_over_rows(watch, sizes, 1 if power > 0 else -1).to(dtype))
     powers = x * x if power == 2 else x.abs() ** power
     total = total_over_rows(watch, of._replace(tensor=mark(powers, of.rows.but()), dtype=None))
     return of.whole(_root(total, power).to(dtype))

@@ -45,7 +45,15 @@ _TEXTS: dict[tuple[str, ...], str] = {
         "pass, of the sum over ranks."
     ),
     ("native_dropout",): "torch.native_dropout; use torch.nn.functional.dropout.",
-    ("masked_scatter",): "torch.masked_scatter; use x[index] = values or index_add.",
+    # Nobody was seen to want these of rows, and others say the same.
+    ("masked_scatter", "index_put"): "torch.{name}; use x[index] = values, or index_add.",
+    ("masked_select",): "torch.masked_select; pick rows by a mask of rows, x[mask].",
+    (
+        "quantile",
+        "nanquantile",
+    ): "torch.{name}; take a mean and a deviation, or count with torch.bucketize.",
+    ("column_stack", "dstack", "row_stack"): "torch.{name}; use torch.cat or torch.stack.",
+    ("kron",): "torch.kron; write it as a product, (x.unsqueeze(-1) * y).flatten(1).",
 }
 _TEXT_OF_CALL = {name: text for names, text in _TEXTS.items() for name in names}
 

@@ -228,22 +228,6 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
     changed(watch, into, fresh=False)
 
 
-@rule("index_put", takes="input indices values accumulate", knows_numbers=True)
-def index_put(watch: Watch, call: Call) -> Any:
-    """`x[indices] = values`, or `x[index] += values` for each time that a row is named."""
-    into, indices, values = map(call.get, ("input", "indices", "values"))
-    with watch.in_other_words():
-        if not call.get("accumulate", False):
-            into = into if call.in_place else into.clone()
-            into[indices[0] if len(indices) == 1 else tuple(indices)] = values
-            return into
-        if len(indices) > 1:
-            raise NotExact("torch.index_put adds at several indices; use index_add at the rows.")
-        index = indices[0].nonzero().view(-1) if indices[0].dtype is torch.bool else indices[0]
-        values = values.expand(index.size(0), *into.shape[1:])
-        return (into.index_add_ if call.in_place else into.index_add)(0, index, values)
-
-
 @rule("unique", takes="input sorted return_inverse return_counts dim")
 def distinct(watch: Watch, call: Call) -> Any:
     """The values that occur in the whole graph, increasing, and how often: the same on every rank."""

@@ -131,7 +131,7 @@ def getitem(watch: Watch, call: Call) -> Any:
     if not advanced:
         return _basic(watch, tensor, items)
     if len(advanced) > 1:
-        return _several(watch, tensor, items, len(advanced))
+        raise NotExact("rows are picked by several indices; pick by one, then x.gather(1, column) in each row.")
     at = advanced[0]
     index = items[at]
     if isinstance(index, list):
@@ -188,14 +188,10 @@ def _read_any_shape(watch: Watch, tensor: Tensor, dim: int, index: Tensor) -> Te
     if tensor.dim() > 1:  # row numbers in a shape that cannot say of which rows each is: values like any other
         tensor = watch.as_values(tensor)
     by = watch.rows(index)
-    if by is None:  # features, or places of the whole graph
-        picked = read_rows(watch, tensor, dim, mark(index.reshape(-1), None))
-        left = watch.rows(picked)
-        if left is not None:
-            left = left.but(dim=left.dim + (index.dim() - 1) * (left.dim > dim))
-        return mark(picked.unflatten(dim, index.shape), left)
-    if index.dim() != 2:
-        raise NotExact("rows are picked by an index of more than two dimensions; pick each column by itself.")
+    if by is None or index.dim() != 2:
+        raise NotExact(
+            f"rows are picked by an index of {index.dim()} dimensions; pick by each column, or by index.view(-1)."
+        )
     columns = index.unbind(1 - by.dim)
     if not columns:
         raise NotExact("rows are picked by an index without columns.")
@@ -219,25 +215,6 @@ def _table(watch: Watch, tensor: Tensor, items: list[Any], index: Tensor) -> Ten
 
 def _takes_all(items: Sequence[Any]) -> bool:
     return all(isinstance(item, slice) and item == slice(None) for item in items)
-
-
-def _several(watch: Watch, tensor: Tensor, items: list[Any], count: int) -> Tensor:
-    """Two or more indices: `x[rows, column_of_each_row]`, `table[type, class]`."""
-    indices, rows = items[:count], watch.rows(tensor)
-    plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in indices) and _takes_all(items[count:])
-    rows_of_indices = [by for item in indices if isinstance(item, Tensor) and (by := watch.rows(item)) is not None]
-    if not plain or len(rows_of_indices) < count:
-        raise NotExact("rows are picked by several indices of which some are the same on every rank.")
-    axis, first = one_axis((by.axis for by in rows_of_indices), "indexing"), rows_of_indices[0]
-    if rows is not None:
-        if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
-            raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
-        tensor = watch.owned(tensor)
-    of_tables = int(rows is not None)  # the first of these that is for a dimension that every rank has whole
-    for place in range(of_tables, count):
-        check_enough_rows(tensor, place, rows_of_indices[place])
-        indices[place] = watch.as_values(indices[place])
-    return mark(tensor[tuple(map(watch.owned, indices))], Rows(axis, 0, watch.starts_fresh(axis)))
 
 
 def _basic(watch: Watch, tensor: Tensor, items: Sequence[Any]) -> Tensor:
@@ -335,13 +312,3 @@ def gather(watch: Watch, call: Call) -> Any:
             tensor = tensor if by.named.only_owned else watch.with_ghosts(tensor)
             return mark(tensor.gather(rows.dim, index), Rows(by.axis, by.dim, by.fresh))
     raise NotExact(f"torch.{call.name} picks rows; use index_select.")
-
-
-@rule("masked_select", takes="input mask", knows_numbers=True)
-def masked_select(watch: Watch, call: Call) -> Any:
-    """A column by a mask of its rows; of several columns it makes one list, in the order of the whole graph."""
-    tensor, mask = call.get("input"), call.get("mask")
-    if tensor.dim() != 1 or mask.dim() != 1:
-        raise NotExact("torch.masked_select makes one list of rows and features; pick rows: x[mask] of a mask of rows.")
-    with watch.in_other_words():
-        return tensor[mask]

@@ -351,9 +351,9 @@ def _names_behind_each_other(several: list[tuple[Names, ...] | None]) -> tuple[N
 
 
 @rule("stack", takes="tensors dim", knows_numbers=True)
-@rule("vstack", "row_stack", "hstack", "column_stack", "dstack", takes="tensors", knows_numbers=True)
+@rule("vstack", "hstack", takes="tensors", knows_numbers=True)
 def stacks(watch: Watch, call: Call) -> Any:
-    """Along a new dimension; or along the first, second or third, which is made where it is missing."""
+    """Along a new dimension; or along the first, which is made where it is missing, or the second."""
     tensors = list(call.get("tensors"))
     with watch.in_other_words():
         if call.name == "stack":
@@ -361,12 +361,7 @@ def stacks(watch: Watch, call: Call) -> Any:
             return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
         if call.name == "hstack":
             return torch.cat(tensors, min(1, tensors[0].dim() - 1))
-        if call.name == "column_stack":
-            return torch.cat([tensor if tensor.dim() > 1 else tensor.view(-1, 1) for tensor in tensors], 1)
-        tensors = [tensor if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in tensors]
-        if call.name == "dstack":
-            return torch.cat([tensor if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in tensors], 2)
-        return torch.cat(tensors, 0)
+        return torch.cat([tensor if tensor.dim() > 1 else tensor.unsqueeze(0) for tensor in tensors], 0)
 
 
 @rule("flip", takes="input dims*", knows_numbers=True)
@@ -393,16 +388,23 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
 
 
 @rule("select", takes="input dim index", knows_numbers=True)
-@rule("narrow", takes="input dim start length")
-def some_features(watch: Watch, call: Call) -> Any:
-    """One or some indices of a dimension that is not that of the rows."""
-    tensor, rows = _rows_of_input(watch, call)
-    dim = call.get("dim") % tensor.dim()
-    if dim == rows.dim:
-        raise NotExact(
-            f"torch.{call.name} takes {rows.axis.name} by their place, which is another on each rank; use a mask, or "
-            "square brackets, which count in the whole graph."
-        )
-    if call.name == "narrow":
-        return mark(call(), rows.but())
-    return mark(call(), rows.but(dim=rows.dim - (dim < rows.dim), names=rows.names_at(dim, call.get("index"))))
+@rule("narrow", takes="input dim start length", knows_numbers=True)
+def in_brackets(watch: Watch, call: Call) -> Any:
+    """One or some indices of a dimension, as square brackets have it."""
+    tensor, dim, first = call.get("input"), call.get("dim"), call.get("start", call.get("index"))
+    with watch.in_other_words():
+        if call.name == "narrow":
+            start = first if first >= 0 else first + tensor.size(dim)
+            item: Any = slice(start, start + call.get("length"))
+        else:
+            item = first
+        return tensor[(slice(None),) * (dim % tensor.dim()) + (item,)]
+
+
+@rule("unflatten", takes="input dim sizes", knows_numbers=True)
+def unflatten(watch: Watch, call: Call) -> Any:
+    """Features parted."""
+    tensor, dim = call.get("input"), call.get("dim")
+    sizes = _sizes_of(watch, tensor)
+    with watch.in_other_words():
+        return tensor.view([*sizes[:dim], *call.get("sizes"), *sizes[dim % tensor.dim() + 1 :]])
