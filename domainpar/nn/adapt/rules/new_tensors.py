@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,16 +101,6 @@ def arange(watch: Watch, call: Call) -> Any:
         numbers = (watch.part.local_ids[: axis.length] if axis is watch.part.node_axis else axis.places).to(numbers)
         return mark(numbers, Rows(axis, 0, fresh))
     return mark(numbers, Rows(axis, 0, fresh, names=(Names(axis, complete=True, only_owned=True),)))
-
-
-@rule("tensor", "as_tensor", takes="data")
-@rule("scalar_tensor", takes="s")
-def of_numbers(watch: Watch, call: Call) -> Any:
-    """A number of rows as a value: that of the whole graph."""
-    count, *others = call.args
-    if type(count) is not RowCount:
-        raise NotExact(f"torch.{call.name} is given rows or their number inside a list.")
-    return mark(replace(call, args=[count.axis.total, *others])(), None)
 
 
 @rule("new_tensor", takes="input data")

@@ -45,6 +45,11 @@ _TEXTS: dict[tuple[str, ...], str] = {
         "pass, of the sum over ranks."
     ),
     ("native_dropout",): "torch.native_dropout; use torch.nn.functional.dropout.",
+    (
+        "tensor",
+        "as_tensor",
+        "scalar_tensor",
+    ): "torch.{name} is given rows; use clone(), to() or torch.stack.",
     # Nobody was seen to want these of rows, and others say the same.
     ("masked_scatter", "index_put"): "torch.{name}; use x[index] = values, or index_add.",
     ("masked_select",): "torch.masked_select; pick rows by a mask of rows, x[mask].",
