@@ -272,8 +272,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
             if event.label_note is not None:
                 print(f"labels: {event.label_note}")
     print(*described(facts, store.settings), sep="\n")
-    if store.standard is not None:
-        print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
+    print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):
         known_in = Counter(label.name for record in store.events() for label in record.labels)
         of_all = f"of {len(store):,} events"

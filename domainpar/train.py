@@ -68,7 +68,7 @@ def _built_in_events(config: TrainConfig, world: "World") -> Path:
     except Refused as refused:
         what = f"the built-in simulated events cannot be prepared: {refused.what}"
         hint = "name a store of your own with --store, and a place for the run with --out"
-        if "--overwrite" in refused.hint:  # of other settings, or of an earlier version
+        if "--overwrite" in refused.hint:  # of other settings, or damaged
             hint = "python -m domainpar.prepare --overwrite makes them anew; or name a store of your own with --store"
         raise Refused(what, hint, event=refused.event, file=refused.file) from refused
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from proving import check_halves
 from random_events import random_assignment, random_event
 
-from domainpar.tracking.events.store import event_file_name, write_event, write_manifest
+from domainpar.tracking.events.store import event_file_name, manifest, write_event, write_manifest
 
 NUM_TILES = 12
 
@@ -33,9 +33,11 @@ def write_graph(directory, graph, assignment, num_tiles, split):
     return replace(record, split=split)
 
 
-def of_before_constants(directory):
-    """The store as an earlier version wrote it, whose manifest has no constants that standardise features."""
-    manifest = json.loads((directory / "manifest.json").read_text())
-    del manifest["standard"], manifest["content_sha256"]
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-    return directory
+def edit_manifest(directory, edit):
+    """Change the manifest of a store in place, its checksum too; returns its path."""
+    path = directory / "manifest.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    del content["content_sha256"]
+    path.write_text(json.dumps(content | {"content_sha256": manifest._digest(content)}))
+    return path

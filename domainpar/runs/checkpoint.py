@@ -37,7 +37,7 @@ class TrainingState:
         step_in_epoch: Steps of that epoch already done.
         best: Best value of the validation metric so far, the larger the better; None before the first.
         best_step: Step of the checkpoint that `best` names; None before the first.
-        best_epoch: Epochs done by then; None also where an earlier version did not count.
+        best_epoch: Epochs done by then; None before the first, and of shipped networks.
         dataset: Digest of the store.
     """
 
@@ -113,7 +113,7 @@ class Checkpoints(CheckpointFiles):
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> TrainingState:
         weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
-        state = json.loads(files["state.json"])  # an earlier version did not say whose: AdamW was the only one
+        state = json.loads(files["state.json"])
         there, needed = (
             {name: (tuple(value.shape), value.dtype) for name, value in held.items()} for held in (weights, tensors)
         )
@@ -132,8 +132,9 @@ class Checkpoints(CheckpointFiles):
         if optimizer is not None and not files["optimizer.safetensors"]:
             what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
             raise Problem(what, "begin a run with them: --init")
+        theirs = state.pop("optimizer", None)
         if optimizer is not None:
-            if (theirs := state.pop("optimizer", "adamw")) != (ours := optimizer_name(optimizer)):
+            if theirs != (ours := optimizer_name(optimizer)):
                 raise Problem(
                     f"checkpoint {self.place(name)} was left by {theirs}, and what that keeps means nothing to {ours}",
                     f"give --optimizer {theirs}, or begin a new run with its weights: --init",
@@ -145,7 +146,6 @@ class Checkpoints(CheckpointFiles):
                 parameter = parameters[of_parameter]
                 # AdamW keeps its count of steps on the host, also for parameters on a GPU.
                 optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
-        state.pop("optimizer", None)
         return TrainingState(**state)
 
 

@@ -120,7 +120,7 @@ def newest_run() -> Path:
     begun: dict[Path, float] = {}  # seconds since 1970
     for path in RUNS.glob(f"*/{RUN_FILE}"):
         begun[path.parent] = path.stat().st_mtime
-        # Damaged, or of an earlier version: the file's time has to do, and whoever takes the run says what is wrong.
+        # Damaged: the file's time has to do, and whoever takes the run says what is wrong.
         with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
             record = run_record(path)
             if record.state == "starting":  # it has not begun to train

@@ -126,7 +126,8 @@ class StoreRecord(Record):
         edge_feature_names: Of edges.
         filter: The network that left edges out, and the score that it asked for; None for none.
         scales: Divisors of features, by the names of their flags; None where they are not known.
-        learned_from: Fingerprints of the events that its module map was learned from, by name; None where unknown.
+        learned_from: Fingerprints of the events that its module map was learned from, by name; None of an imported
+            network.
         edges_per_hit: Fewest and most candidate edges a hit of an event; None where it is not known.
         joined_by: The shipped network whose module map joined the events; None for others.
     """
@@ -237,7 +238,7 @@ class ScoredEvent(Record):
         edges: Candidate edges.
         unscored: Those without a score.
         tracks: Tracks; None where none were asked for.
-        event_sha256: Hash of the event's own file; empty in earlier versions.
+        event_sha256: Hash of the event's own file; empty where it is not known.
     """
 
     event: str = ""
@@ -302,7 +303,7 @@ class ScoresRecord(Record):
     metrics: Mapping[str, Table] = field(default_factory=dict)
     tracks: Table | None = None
     skipped: Sequence[Table] = ()
-    trained_on: Mapping[str, Mapping[str, int | None]] | None = None
+    trained_on: Mapping[str, Mapping[str, int]] | None = None
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:

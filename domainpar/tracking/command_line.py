@@ -23,7 +23,6 @@ from domainpar.common.problems import NotWritten, Problem, Where, error_text, ex
 from domainpar.common.words import VOICE, some_of
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.config import (
-    ON_STAGES,
     SHIPPED,
     ConfigError,
     Group,
@@ -350,12 +349,8 @@ class _Command:
         return values
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
-        """The values that a run began with: those of its file, below them what runs did before there was a flag."""
-        values = self.read_file(_settings_of_run(run), own_model, _COPY_BACK)
-        before: dict[str, Any] = {"standardise": False}
-        if values.get("model", ON_STAGES[0]) in ON_STAGES:
-            before |= {"residual": False, "aggregate": "sum"}
-        return before | values
+        """The values that a run began with."""
+        return self.read_file(_settings_of_run(run), own_model, _COPY_BACK)
 
     def _refuse_unknown_keys(self, path: Path, unknown: Sequence[str]) -> NoReturn:
         lists_them = f"{self._help} lists those of {self.name}"

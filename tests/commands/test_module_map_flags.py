@@ -164,8 +164,3 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
     # Events joined by cuts, and a network whose own edges are of that map.
     prepare_store(replace(few, module_map=None, store="by cuts"), world)
     assert "the module map was learned from all 4 train events" in told("by cuts")
-    old = replace(ModuleMap.read(module_map), learned_from=None)  # a map of an earlier version
-    assert old.settings == ModuleMap.read(module_map).settings
-    Path("old.safetensors").write_bytes(old.to_bytes())
-    prepare_store(PrepareConfig(source="trackml", input="others", module_map="old.safetensors", store="old"), world)
-    assert "whether a module map was learned from some of them is not known" in told("old")

@@ -119,7 +119,7 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
 )
 def test_a_factor_of_two_in_edges_per_hit_is_warned_of(here, warned):
     assert bool(other_graphs([[2.0, 2.0], here], None)) == warned
-    assert other_graphs([None, [1.0, 2.0]], None) == []  # a run of an earlier version
+    assert other_graphs([None, [1.0, 2.0]], None) == []  # not known of a network that was imported
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -183,7 +183,7 @@ class RunFiles:
         with self.store.open(record) as event:
             if in_maps.hold(event):
                 return f"{record.split} split, not trained on, but the module map was learned from it"
-        return f"{record.split} split, not {'seen in training' if in_maps.told else 'trained on'}"
+        return f"{record.split} split, not seen in training"
 
     @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
@@ -307,16 +307,11 @@ def _records(path: Path, run: RunRecord, missing: list[str]) -> tuple[Table, ...
         written = text.splitlines()
         # The last line of a run that is under way may be half written.
         finished = [line for line in written[:-1] if line] + [line for line in written[-1:] if line.endswith("}")]
-        records = [_with_area(json.loads(line), "edge_auc_pooled") for line in finished]
+        records = [json.loads(line) for line in finished]
         _ = [(record["split"], record["step"]) for record in records]
         return {"records": records}
 
     return read_file(path, lambda content: tuple(content["records"]), parse=lines)
-
-
-def _with_area(figures: Table, name: str) -> Table:
-    """Figures with the name that their area under the ROC curve has; shipped networks call each `edge_auc`."""
-    return {name if key == "edge_auc" else key: value for key, value in figures.items()}
 
 
 def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]) -> ScoreFiles | None:
@@ -338,8 +333,6 @@ def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]
         record = ScoresRecord.read(content)
         if lacking := {"events", "metrics"} - record.given:
             raise ValueError(f"it does not say {min(lacking)}")
-        metrics = {split: _with_area(of_split, "edge_auc_mean") for split, of_split in record.metrics.items()}
-        record = record.changed(metrics=metrics)
         for listed in record.events:
             # A file of scores must not be able to make us open a file elsewhere.
             if not listed.path or Path(listed.path).name != listed.path or not isinstance(listed.event, str):

@@ -179,11 +179,7 @@ def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: S
     for rate, (name, _, caption) in RATES.items():
         caption += f" Bins with fewer than {FEWEST} are left out."
         for style in styles:
-            # Scores of an earlier version lack what was not counted then.
-            counted = [
-                name for name in quantities_of(rate) if all(name in each.counts.binned[style] for each in finders)
-            ]
-            panels = _panels(finders, style, counted, rate)
+            panels = _panels(finders, style, quantities_of(rate), rate)
             if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
             title = _title(run, split, finders, style)

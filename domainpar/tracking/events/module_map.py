@@ -187,8 +187,7 @@ class ModuleMap:
             segment lacks to know how wide its box is.
         margin: See `MARGIN`; 0 where bounds are used as they are.
         origin: What it was learned from: plain JSON values.
-        learned_from: Fingerprint of the hits of each event that it was learned from, by name; None for a map of an
-            earlier version, which did not keep them.
+        learned_from: Fingerprint of the hits of each event that it was learned from, by name.
     """
 
     boxes: Boxes
@@ -201,7 +200,7 @@ class ModuleMap:
     usual: FloatArray
     margin: float
     origin: Mapping[str, Any]
-    learned_from: Mapping[str, str] | None = None
+    learned_from: Mapping[str, str]
 
     @classmethod
     def of(cls, tally: Tally, origin: Mapping[str, Any]) -> Self:
@@ -260,7 +259,7 @@ class ModuleMap:
     @property
     def settings(self) -> dict[str, Any]:
         """What decides the edges: the hash of its file, but for the events that it was learned from."""
-        return {"module_map": sha256_of(replace(self, learned_from=None).to_bytes())[:16]}
+        return {"module_map": sha256_of(self._bytes({}))[:16]}
 
     def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
         """Pairs of hits in the boxes (see `Candidates`).
@@ -286,15 +285,16 @@ class ModuleMap:
 
     def to_bytes(self) -> bytes:
         """The content of its file; see the head of this file."""
+        return self._bytes({"learned_from": dict(self.learned_from)})
+
+    def _bytes(self, origin: Mapping[str, Any]) -> bytes:
         boxes = self.boxes
         meta = {
             "by": boxes.regions.by, "width": boxes.regions.width, "z0_limits": boxes.z0_limits.tolist(),
             "slope_limits": boxes.slope_limits.tolist(), "events": self.events, "counted": self.counted,
             "counted_hits": self.counted_hits, "margin": self.margin, "quantities": QUANTITIES, "origin": self.origin,
-            "format": FORMAT,
+            "format": FORMAT, **origin,
         }  # fmt: skip
-        if self.learned_from is not None:
-            meta["learned_from"] = dict(self.learned_from)
         arrays = {
             "regions": boxes.regions.keys, "src": boxes.src, "dst": boxes.dst, "kind": boxes.kind, "low": boxes.low,
             "high": boxes.high, "segments": self.segments, "pairs": self.pairs, "usual": self.usual,
@@ -322,7 +322,7 @@ class ModuleMap:
             rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
             rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
             triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
-            return cls(boxes, triplets=triplets, learned_from=meta.get("learned_from"), **rest)
+            return cls(boxes, triplets=triplets, learned_from=dict(meta["learned_from"]), **rest)
         except OSError as error:
             raise Problem(f"cannot read the module map: {error.strerror} (errno {error.errno})", file=path) from error
         except (SafetensorError, KeyError, TypeError, ValueError) as error:

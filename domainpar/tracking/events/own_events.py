@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
@@ -74,24 +73,22 @@ class OwnEvents:
         """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
         return self._split_of.get(record.sha256)
 
-    def counted(
-        self, records: Sequence[EventRecord], in_map: Mapping[str, bool] | None
-    ) -> dict[str, dict[str, int | None]]:
+    def counted(self, records: Sequence[EventRecord], in_map: Mapping[str, bool]) -> dict[str, dict[str, int]]:
         """Number of events of each split that were trained on: with the same bytes, or by name with other bytes.
 
         Args:
             records: The events.
-            in_map: Whether a module map was learned from each, by name; None where that is unknown, as are the counts.
+            in_map: Whether a module map was learned from each, by name.
         """
         names = {name for name, _ in self.train}
-        counts: dict[str, dict[str, Any]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for record in records:
             count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0, "in_map": 0})
             trained_on = self.split_of(record) == "train"
             count["events"] += 1
             count["trained_on"] += trained_on
             count["same_name"] += not trained_on and record.event in names
-            count["in_map"] = None if in_map is None else count["in_map"] + in_map[record.event]
+            count["in_map"] += in_map[record.event]
         return counts
 
 
@@ -101,17 +98,14 @@ class InMaps:
 
     Attributes:
         fingerprints: Those of their hits (`Hits`).
-        told: Whether run and store tell all of them.
     """
 
     fingerprints: frozenset[str]
-    told: bool
 
     @classmethod
     def of(cls, run: RunRecord, store: EventStore) -> InMaps:
         """Those of a run and of a store."""
-        both = run.store.learned_from, store.learned_from
-        return cls(frozenset(of for known in both for of in (known or {}).values()), None not in both)
+        return cls(frozenset({*(run.store.learned_from or {}).values(), *store.learned_from.values()}))
 
     def hold(self, event: StoredEvent) -> bool:
         """Whether one of the maps was learned from an event."""
@@ -123,17 +117,15 @@ class InMaps:
         return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint in self.fingerprints
 
 
-def told_of(counts: Mapping[str, Mapping[str, int | None]] | None) -> list[str]:
+def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
     """Sentences on the scored events that the network was trained on, or the module map behind their edges."""
     if counts is None:
         return ["which of these events were trained on is not known: the run does not tell"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
-    if any(count.get("in_map") is None for count in counts.values()):
-        lines.append("whether a module map was learned from some of them is not known: run or store do not tell")
     for split, count in counts.items():
         if number := count["trained_on"]:
             lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
-        if number := count.get("in_map"):
+        if number := count["in_map"]:
             lines.append(f"the module map was learned from {_of_all(number, count, split)}")
         if number := count["same_name"]:
             have = "has the name of an event that was" if number == 1 else "have names of events that were"

@@ -120,7 +120,7 @@ def open_source(
             tuple(pyg.list_events(path)),
             lambda name: pyg.read_event(pyg.event_path(path, name)),
             lambda name: [pyg.event_path(path, name)],
-            {"source": kind, "labels": "y, y_NAME"},  # an earlier version read those of edges alone
+            {"source": kind, "labels": "y, y_NAME"},
         )
     elif kind == "acorn":
         source = _acorn(path, acorn)

@@ -181,7 +181,7 @@ def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_o
     judgements = Judgements(records, outcomes, Tasks.from_json(job.record.learnt))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
-    seen = None if job.own is None else job.own.counted(records, in_map if job.in_maps.told else None)
+    seen = None if job.own is None else job.own.counted(records, in_map)
     record = job.record.changed(
         metrics=metrics,
         tracks=about_tracks(config, job.options, performance),

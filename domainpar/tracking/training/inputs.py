@@ -97,7 +97,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         told.append(line)
     target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
-    standard = on_all(world.transport, lambda: _standard(store, began is not None)) if config.standardises else None
+    standard = store.standard if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
     if config.stop_early is not None and not val:
@@ -187,22 +187,6 @@ def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tup
     ]
     line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {config.event_size}"
     return fitting[0], fitting[1], line
-
-
-def _standard(store: EventStore, continues: bool) -> Standard:
-    """The constants of a store.
-
-    Raises:
-        Problem: If it has none.
-    """
-    if store.standard is not None:
-        return store.standard
-    if continues:  # the place of those that the checkpoint has
-        return Standard.neutral(len(store.feature_names), len(store.edge_feature_names))
-    raise Problem(
-        f"store {store.path} has no constants to standardise features with: an earlier version prepared it",
-        "prepare it again as it was (its events are kept), or take features as they are with --no-standardise",
-    )
 
 
 def store_to_resume(config: TrainConfig, world: World) -> str:

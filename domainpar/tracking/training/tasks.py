@@ -122,7 +122,7 @@ class Tasks:
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any] | None) -> Tasks:
-        """Read the output of `to_json`; runs of earlier versions have none, and score edges."""
+        """Read the output of `to_json`; shipped networks and imported ones have none, and score edges."""
         if item is None:
             return cls()
         labels = tuple(Task(**{**task, "label": Label(*task["label"])}) for task in item["labels"])

@@ -60,7 +60,7 @@ def test_scores_of_another_run_are_refused(run, tmp_path):
         read_run_files(other, scores=run / "scores")
     moved = run.rename(run.with_name("moved"))
     assert read_run_files(moved).scores is not None
-    spoil(other / "run.json", lambda content: content.pop("saved"))  # as of an earlier version: it cannot be told
+    spoil(other / "run.json", lambda content: content.pop("saved"))  # as of a shipped network: it cannot be told
     read_run_files(other, scores=moved / "scores")
 
 

@@ -363,20 +363,3 @@ def test_an_old_picture_stays_where_no_new_one_can_be_drawn(tmp_path):
     assert draw_pictures(page, tmp_path, tell=told.append) == []
     assert told == ["ranks.png left out: no reason"]
     assert (tmp_path / "ranks.png").read_bytes() == b"old"
-
-
-@pytest.mark.usefixtures("hasty")
-def test_scores_of_before_holes_were_counted_are_drawn_without_them(tmp_path):
-    run = write_run(tmp_path / "run", [drawn(0)])
-    scores = json.loads((run / "scores" / "scores.json").read_text())
-
-    def without(values):
-        for inner in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
-            without(inner)
-        if isinstance(values, dict) and {"density", "border"} <= values.keys():
-            del values["holes"]
-
-    without(scores)
-    (run / "scores" / "scores.json").write_text(json.dumps(scores))
-    names, _ = draw(read_run_files(run), tmp_path / "out")
-    assert set(TRACKS) <= set(names)

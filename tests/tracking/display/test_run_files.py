@@ -118,9 +118,13 @@ def test_a_line_that_is_being_written_is_left_out(run):
     assert len(read_run_files(run).records) == 7
 
 
-def test_counts_of_another_version_are_refused(run):
+@pytest.mark.parametrize("within", [(), ("binned", "atlas")], ids=["a number", "a quantity"])
+def test_counts_of_another_version_are_refused(run, within):
     scores = json.loads((run / "scores" / "scores.json").read_text())
-    del scores["tracks"]["performance"]["val"]["network"]["hits"]
+    counts = scores["tracks"]["performance"]["val"]["network"]
+    for name in within:
+        counts = counts[name]
+    del counts["holes" if within else "hits"]
     (run / "scores" / "scores.json").write_text(json.dumps(scores))
     with pytest.raises(ValueError, match="written by another version"):
         _ = read_run_files(run).performance
@@ -191,18 +195,15 @@ def test_odd_events_are_read(tmp_path, odd):
     assert event.part_of_hits(3).max(initial=0) < 3
 
 
-def test_the_area_of_an_earlier_version_is_the_pooled_one_of_training_and_the_mean_of_scores(tmp_path):
-    told = []
-    for of_training, of_scores in (("edge_auc_pooled", "edge_auc_mean"), ("edge_auc", "edge_auc")):
-        run = write_run(tmp_path / of_training)
-        lines = (run / "metrics.jsonl").read_text().replace('"target_edges"', '"edges": 100, "target_edges"')
-        (run / "metrics.jsonl").write_text(lines.replace("edge_auc_pooled", of_training))
-        scores = json.loads((run / "scores" / "scores.json").read_text())
-        scores["metrics"] = {"val": {"events": 1, of_scores: 0.8, "edges": 100}}
-        (run / "scores" / "scores.json").write_text(json.dumps(scores))
-        files = read_run_files(run)
-        (of_infer,) = final_metrics(files)
-        assert {record["edge_auc_pooled"] for record in files.records} == {0.9}
-        (of_run,) = final_metrics(replace(files, scores=None))
-        told.append([dict(zip(rows.head, rows.rows[0]))["edge AUC"] for rows in (of_infer, of_run)])
-    assert told == [["0.8000 mean over events", "0.9000 pooled"]] * 2
+def test_the_area_is_the_pooled_one_of_training_and_the_mean_of_scores(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().replace('"target_edges"', '"edges": 100, "target_edges"')
+    (run / "metrics.jsonl").write_text(lines)
+    scores = json.loads((run / "scores" / "scores.json").read_text())
+    scores["metrics"] = {"val": {"events": 1, "edge_auc_mean": 0.8, "edges": 100}}
+    (run / "scores" / "scores.json").write_text(json.dumps(scores))
+    files = read_run_files(run)
+    (of_infer,) = final_metrics(files)
+    (of_run,) = final_metrics(replace(files, scores=None))
+    told = [dict(zip(rows.head, rows.rows[0]))["edge AUC"] for rows in (of_infer, of_run)]
+    assert told == ["0.8000 mean over events", "0.9000 pooled"]

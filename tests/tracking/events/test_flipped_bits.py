@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from marks import fault
 from random_events import random_assignment, random_event
+from random_store import edit_manifest
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.store import (
@@ -160,12 +161,18 @@ def test_a_flipped_bit_anywhere_in_an_event_is_found_by_its_hash(store):
     assert (tally.found, tally.harmless) == (100, 0)
 
 
-def test_a_manifest_of_before_there_was_a_checksum_is_read(store):
+@pytest.mark.parametrize("key", ["content_sha256", "standard", "events", "settings"])
+def test_a_manifest_that_lacks_what_it_has_to_say_is_refused(store, key):
+    """As those of unfinished versions do: the checksum, or the constants that standardise features."""
     path = store.path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["content_sha256"]
-    path.write_text(json.dumps(manifest))
-    assert EventStore(store.path).records == store.records
+    if key == "content_sha256":
+        content = json.loads(path.read_text())
+        del content[key]
+        path.write_text(json.dumps(content))
+    else:
+        edit_manifest(store.path, lambda manifest: manifest.pop(key))
+    with pytest.raises(StoreError, match=f"manifest.json cannot be read: .*{key}.*\n?hint: .*--overwrite"):
+        EventStore(store.path)
 
 
 def test_a_manifest_that_was_edited_is_refused(store):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from marks import fault
 from random_events import random_assignment, random_event
+from random_store import edit_manifest
 from refused import refused
 from test_pyg import GRAPH, payloads, save_bare, save_old
 
@@ -106,13 +107,8 @@ def store(tmp_path):
 
 
 def manifest_with(store, **changed):
-    """The manifest with other values of its event, as somebody writes it who leaves the checksum out."""
-    path = store.path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["content_sha256"]
-    manifest["events"][0] |= changed
-    path.write_text(json.dumps(manifest))
-    return path
+    """The manifest with other values of its event, as somebody writes it who makes the checksum anew."""
+    return edit_manifest(store.path, lambda manifest: manifest["events"][0].update(changed))
 
 
 ELSEWHERE = (

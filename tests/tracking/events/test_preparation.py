@@ -16,6 +16,7 @@ import pytest
 from killed import killed_at_every_change
 from marks import fault
 from random_events import random_event
+from random_store import edit_manifest
 from refused import refused
 
 from domainpar.common.agreement import Gathering
@@ -213,20 +214,19 @@ def test_events_keep_their_split_when_a_store_grows_and_only_what_was_forced_dif
 
 def test_a_manifest_that_tells_of_its_splits_otherwise_is_refused(tmp_path):
     prepared(source_of(2), tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"split_settings": [1]}
-    del manifest["content_sha256"]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(tmp_path, lambda manifest: manifest.update(split_settings=[1]))
     with pytest.raises(StoreError, match=r"manifest.json cannot be read: TypeError"):
         EventStore(tmp_path)
 
 
 def test_what_was_recorded_of_a_store_whose_event_file_was_lost_or_changed_stays(tmp_path):
     store = prepared(source_of(8), tmp_path, val_split=0.4)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    for listed in manifest["events"]:
-        listed["split"] = "val"  # a manifest of an earlier version: drawn otherwise, and it does not tell how
-    del manifest["split_settings"], manifest["content_sha256"]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+
+    def drawn_otherwise(manifest):
+        for listed in manifest["events"]:
+            listed["split"] = "val"
+
+    edit_manifest(tmp_path, drawn_otherwise)
     (tmp_path / store.records[2].path).unlink()
     again = prepared(source_of(8), tmp_path, val_split=0.4)
     assert set(splits_of(again).values()) == {"val"}

@@ -1,6 +1,5 @@
 """Means and deviations of features: exact, so the same for any order of rows and events and any number of ranks."""
 
-import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -8,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from random_events import random_assignment, random_event
-from random_store import of_before_constants, write_graph
+from random_store import edit_manifest, write_graph
 from test_preparation import files, on_ranks, prepared, source_of
 
 from domainpar.nn.standard import Standard, Sums, standard_of
@@ -134,12 +133,12 @@ def test_a_store_that_grows_has_those_of_all_its_events_as_if_prepared_at_once(t
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_store_of_before_there_were_constants_gets_them_when_it_is_prepared_again_and_keeps_its_events(
-    tmp_path, size
-):
+def test_a_store_whose_manifest_lacks_them_gets_them_when_it_is_prepared_again_and_keeps_its_events(tmp_path, size):
     prepared(source_of(), tmp_path)
     expected = files(tmp_path)
-    assert EventStore(of_before_constants(tmp_path)).standard is None
+    edit_manifest(tmp_path, lambda manifest: manifest.pop("standard"))
+    with pytest.raises(StoreError, match="standard"):
+        EventStore(tmp_path)
     unread = source_of(read=lambda name: pytest.fail(f"event {name} was made again"))
     on_ranks(size, lambda ranks: prepared(unread, tmp_path, ranks=ranks))
     assert files(tmp_path) == expected
@@ -162,11 +161,7 @@ def test_a_manifest_written_by_hand_has_them_as_well(tmp_path):
 )
 def test_constants_that_cannot_be_are_refused(tmp_path, change, message):
     prepared(source_of(2), tmp_path)
-    path = tmp_path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["standard"] |= change
-    del manifest["content_sha256"]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(tmp_path, lambda manifest: manifest["standard"].update(change))
     with pytest.raises(StoreError, match=message):
         EventStore(tmp_path)
 

@@ -3,9 +3,8 @@
 import invariance
 import pytest
 import torch
-from marks import fault
 from random_events import random_assignment, random_event
-from random_store import NUM_TILES, of_before_constants, write_graph, write_random_store
+from random_store import NUM_TILES, write_graph, write_random_store
 from safetensors.torch import load_file
 
 from domainpar.common.agreement import Refused
@@ -20,20 +19,11 @@ from domainpar.tracking.training.run import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2}
 CONSTANTS = [f"standardise.{name}" for name in Standard._fields]
-PREPARE_AGAIN = (
-    "has no constants to standardise features with: an earlier version prepared it\nhint: prepare it again .*, or take "
-    "features as they are with --no-standardise"
-)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def old_store(tmp_path_factory):
-    return of_before_constants(write_random_store(tmp_path_factory.mktemp("old-store")))
 
 
 def with_other_constants(directory):
@@ -65,14 +55,6 @@ def saved(run):
     return load_file(run / "checkpoints" / last / "model.safetensors")
 
 
-def without_the_flag(run):
-    """A run as an earlier version left it, whose config.yaml does not know the flag."""
-    path = run / "config.yaml"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if not line.startswith("standardise:")) + "\n")
-    assert len(path.read_text().splitlines()) == len(lines) - 1
-
-
 def test_a_run_standardises_by_default_with_the_same_bits_on_1_2_and_3_ranks(store, tmp_path):
     (expected,) = trained(store, tmp_path / "1")
     for num_ranks in (2, 3):
@@ -89,31 +71,14 @@ def test_a_checkpoint_holds_the_constants_of_the_store_and_none_where_features_a
     assert saved(tmp_path / "off").keys() == tensors.keys() - set(CONSTANTS)
 
 
-def test_a_network_that_scores_another_store_has_the_constants_of_its_checkpoint(store, old_store, tmp_path):
+def test_a_network_that_scores_another_store_has_the_constants_of_its_checkpoint(store, tmp_path):
     trained(store, tmp_path / "run")
     expected = saved(tmp_path / "run")
-    for other in (with_other_constants(tmp_path / "other"), old_store):
-        config = config_of_run(tmp_path / "run")
-        network, _ = load_network(tmp_path / "run", config, "last", EventStore(other), World.alone())
-        found = network.state_dict()
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_run_goes_on_with_the_constants_of_its_checkpoint(store, old_store, tmp_path):
-    """Also where the manifest of its store has lost them."""
-    (expected,) = trained(store, tmp_path / "whole")
-    trained(store, tmp_path / "run", max_steps=2)
-    assert trained(old_store, tmp_path / "run", resume=True) == [expected]
-
-
-@fault(18)
-def test_a_run_begins_only_on_a_store_that_has_constants(old_store, tmp_path):
-    with pytest.raises(Refused, match=PREPARE_AGAIN):
-        trained(old_store, tmp_path / "run", num_ranks=2)
-    assert not (tmp_path / "run").exists()
-    trained(old_store, tmp_path / "run", standardise=False)
-    trained(old_store, tmp_path / "gcn", model="gcn")
+    other = EventStore(with_other_constants(tmp_path / "other"))
+    network, _ = load_network(tmp_path / "run", config_of_run(tmp_path / "run"), "last", other, World.alone())
+    found = network.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_networks_of_the_field_take_features_as_they_are(store, tmp_path):
@@ -124,16 +89,11 @@ def test_networks_of_the_field_take_features_as_they_are(store, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_run_of_before_there_was_the_flag_goes_on_and_scores_without(store, tmp_path):
-    run = tmp_path / "run"
-    (expected,) = trained(store, tmp_path / "whole", standardise=False)
-    trained(store, run, standardise=False, max_steps=2)
-    without_the_flag(run)
-    resumed = parse(TrainConfig, "", ["--out", str(run), "--resume"])
-    assert (resumed.standardise, config_of_run(run).standardise) == (False, False)
-    assert config_of_run(tmp_path / "whole").hidden == 16
-    assert trained(store, run, resume=True, standardise=resumed.standardise) == [expected]
-    network, _ = load_network(run, config_of_run(run), "last", EventStore(store), World.alone())
+def test_a_run_that_does_not_standardise_scores_without(store, tmp_path):
+    trained(store, tmp_path / "run", standardise=False, max_steps=2)
+    network, _ = load_network(
+        tmp_path / "run", config_of_run(tmp_path / "run"), "last", EventStore(store), World.alone()
+    )
     assert network.standardise is None
 
 

@@ -74,9 +74,9 @@ class EventRecord:
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
-        """A record by its JSON, in which tuples are lists. Earlier versions knew no labels but of edges."""
+        """A record by its JSON, in which tuples are lists."""
         names = {name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}
-        return cls(**{**item, **names, "labels": tuple(Label(*label) for label in item.get("labels", ()))})
+        return cls(**{**item, **names, "labels": tuple(Label(*label) for label in item["labels"])})
 
 
 def event_file_name(event_id: str) -> str:

@@ -53,10 +53,9 @@ class EventStore:
     Attributes:
         settings: All that decides the bytes of an event's file, besides its input.
         split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
-        standard: Constants that standardise features, of the events of `standardised_by`; None in a store of an
-            earlier version, which kept none.
+        standard: Constants that standardise features, of the events of `standardised_by`.
         learned_from: Fingerprint (`Hits`) of each event that the module map behind its candidate edges was learned
-            from, by name; empty without a map, None where that is not told.
+            from, by name; empty without a map.
         unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
             that checks them. `open` raises them.
 
@@ -71,8 +70,8 @@ class EventStore:
         self.settings: dict[str, Any] = manifest["settings"]
         self.settings_digest: str = manifest["settings_digest"]
         self.split_settings: dict[str, Any] | None = manifest["split_settings"]
-        self.standard: Standard | None = manifest["standard"]
-        self.learned_from: dict[str, str] | None = manifest["learned_from"]
+        self.standard: Standard = manifest["standard"]
+        self.learned_from: dict[str, str] = manifest["learned_from"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
             _check_size(self.path / record.path, record)
@@ -302,17 +301,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise OtherVersion(version, path, _command_anew(path.parent, manifest))
         if unknown := sorted(set(manifest) - set(_KEYS)):
             raise ValueError(f"unknown key {unknown[0]!r}")
-        # Manifests of before there was a checksum in them have none.
-        sha256 = manifest.pop("content_sha256", None)
-        if sha256 not in (None, digest := _digest(manifest)):
+        sha256 = manifest.pop("content_sha256")
+        if sha256 != (digest := _digest(manifest)):
             raise ValueError(f"sha256 of its content is {digest} but it says {sha256}; it was damaged or edited")
         manifest["events"] = tuple(_record(item) for item in manifest["events"])
-        drawn = manifest.get("split_settings")  # an earlier version kept none
+        drawn = manifest.get("split_settings")
         manifest["split_settings"] = None if drawn is None else dict(drawn)
-        constants = manifest.get("standard")  # likewise
-        manifest["standard"] = None if constants is None else Standard.from_json(constants)
-        learned = manifest.get("learned_from", None if "module_map" in manifest["settings"] else {})
-        manifest["learned_from"] = None if learned is None else {name: str(learned[name]) for name in learned}
+        manifest["standard"] = Standard.from_json(manifest["standard"])
+        learned = manifest["learned_from"] if "module_map" in manifest["settings"] else {}
+        manifest["learned_from"] = {name: str(learned[name]) for name in learned}
         return manifest
     except OtherVersion:
         raise

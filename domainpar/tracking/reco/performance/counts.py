@@ -147,6 +147,8 @@ class TrackCounts:
             ValueError: If something is missing, or is there and unknown.
         """
         counts: TrackCounts = _of_type(cls, values)
+        for style, binned in counts.binned.items():
+            _check_names(f"by {style}", binned, EDGES)
         return counts
 
 
@@ -175,16 +177,20 @@ def _added(ours: Any, theirs: Any) -> Any:
     return replace(ours, **{name: _added(getattr(ours, name), getattr(theirs, name)) for name in names})
 
 
+def _check_names(what: str, values: Iterable[str], known: Iterable[str]) -> None:
+    if missing_or_unknown := set(values) ^ set(known):
+        missing, unknown = sorted(missing_or_unknown & set(known)), sorted(missing_or_unknown - set(known))
+        raise ValueError(
+            f"counts of tracks ({what}): missing {', '.join(missing) or 'nothing'}, unknown "
+            f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
+        )
+
+
 def _of_type(kind: Any, values: Any) -> Any:
     """JSON values as an annotation names them: a dataclass, a mapping of such, a tuple; or as they are."""
     if isinstance(kind, type) and is_dataclass(kind):
         types = get_type_hints(kind)
-        if set(values) != set(types):
-            missing, unknown = sorted(set(types) - set(values)), sorted(set(values) - set(types))
-            raise ValueError(
-                f"counts of tracks ({kind.__name__}): missing {', '.join(missing) or 'nothing'}, unknown "
-                f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
-            )
+        _check_names(kind.__name__, values, types)
         return kind(**{name: _of_type(types[name], value) for name, value in values.items()})
     if get_origin(kind) is Mapping:
         return {name: _of_type(get_args(kind)[1], value) for name, value in values.items()}
