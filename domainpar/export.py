@@ -95,7 +95,7 @@ def export(config: ExportConfig) -> Path:
     network, state = load_network(run, trained, config.checkpoint, store, World.alone())
     try:
         # A copy: what is shared keeps its type.
-        module = copy.deepcopy(plain_form(network, len(store.edge_feature_names))).float()
+        module = copy.deepcopy(plain_form(network)).float()
     except ValueError as error:
         raise Problem(f"the network of {run} has no exact export: {error}", "train one that has") from error
     metadata = _metadata(run, store, module, parameters_sha256(network), state.step)

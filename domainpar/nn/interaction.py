@@ -1,162 +1,92 @@
-"""Interaction networks of tracking in their two published orders, built on stages.
-
-Both keep a state per node and per edge and sum new edge states at both ends of each edge, apart from each other.
-Definitions follow the acorn framework (`InteractionGNN`: node then edge; `InteractionGNN2`: edge then node), with
-LayerNorm and an activation after every layer. States are replaced in each iteration, or updated by residuals.
-"""
+"""Interaction networks of tracking in their two published orders, on stages: the same bits on any number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.calls import Aggregate
-from domainpar.nn.heads import EDGE, Head, Readings, pooled
+from domainpar.nn.heads import Readings, pooled
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.on_stages import OnStages, first_nodes
+from domainpar.nn.options import DEFAULTS, NetworkOptions
+from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.recompute import Spreads, iterated
 from domainpar.nn.stages import EdgeStage, NodeStage, through
-from domainpar.nn.standard import Standard
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
-
-Order = Literal["edge-first", "node-first"]
-Readouts = Literal["last", "all"]
 
 
 class InteractionNetwork(OnStages):
     """Scores every edge of an event.
 
-    With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
-
-        both         x = encode([node features])            e = encode([x_src, x_dst, edge features])
-        edge-first   e = edge([x_src, x_dst, e])            x = node([x, S_dst e, S_src e])
-        node-first   x = node([x, S_dst e, S_src e])        e = edge([x_src, x_dst, e])
-        head         edge-first: logit = mlp(e)             node-first: logit = mlp([x_src, x_dst, e])
-
-    The head reads the states after the last iteration. With `readouts="all"` it does so in training after each, and the
-    loss is the mean over all readouts (deep supervision). It is one head with one set of weights, as states mean the
-    same after any iteration, so a network of either form takes the other's weights.
-
-    Heads of nodes read `mlp(x)` after one more node update; those of the graph are `pooled` from that. Without any,
-    the last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
-    activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
-    `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/RESULTS.md`);
-    acorn's form is `residual=False, aggregate="sum"`.
+    `PlainInteraction` is its definition, and holds the layers of its stages.
 
     Args:
         node_features: Features of a node.
         edge_features: Features of an edge; may be 0.
-        hidden: Width of both states, a multiple of 16.
-        graph_iters: Number of iterations, at least 1.
-        order: `edge-first` or `node-first`.
-        shared_weights: One edge and one node net for all iterations, instead of one each.
-        layers: Layers of each MLP, without the head's last.
-        seed: Seed of the initial weights: a function of it alone, on every rank.
-        dtype: Type of the parameters, float32 or float64.
-        products: Type of edge states and of the products that make them, if not that of the parameters: torch.bfloat16.
-            Node states, norms and sums keep the parameters' type.
-        recompute_every: Keep the states of every K-th iteration only, and compute those between again in backward;
-            None: keep all.
-        dropout: Probability with which each number of a hidden layer is dropped in training.
-        residual: Update states instead of replacing them.
-        aggregate: How sums at nodes are scaled: `sum` not at all, `mean` by 1 / degree, `root` by 1 / sqrt(degree).
-        activation: Of hidden layers: `relu`, `silu` or `tanh`.
-        norm: Before each activation: `layer` or `none`.
-        readouts: In training, logits of edges after the `last` iteration, or after `all` of them.
-        heads: What it is read for.
-        standard: Constants that standardise features; None: features are taken as they are.
+        options: Its options; `hidden` is a multiple of 16, and `norm` is `layer` or `none`.
+        changes: Options by name, in place of those: `InteractionNetwork(3, hidden=64, seed=1)`.
+
+    Attributes:
+        options: Its options.
 
     Raises:
         ValueError: If a size is out of its range, or the types do not go together.
     """
 
     def __init__(
-        self,
-        node_features: int,
-        edge_features: int = 0,
-        *,
-        hidden: int = 64,
-        graph_iters: int = 3,
-        order: Order = "edge-first",
-        shared_weights: bool = False,
-        layers: int = 2,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        products: torch.dtype | None = None,
-        recompute_every: int | None = None,
-        dropout: float = 0.0,
-        residual: bool = True,
-        aggregate: Aggregate = "root",
-        activation: str = "relu",
-        norm: str = "layer",
-        readouts: Readouts = "last",
-        heads: Sequence[Head] = (EDGE,),
-        standard: Standard | None = None,
+        self, node_features: int, edge_features: int = 0, options: NetworkOptions = DEFAULTS, **changes: Any
     ) -> None:
         super().__init__()
-        if graph_iters < 1 or layers < 1 or node_features < 1:
-            raise ValueError(
-                f"graph_iters {graph_iters}, layers {layers} and node_features {node_features} must all be at least 1."
-            )
+        self.options = options = replace(options, **changes)
+        dtype, products = options.dtype, options.products
         if products not in (None, dtype) and (products, dtype) != (torch.bfloat16, torch.float32):
             raise ValueError(
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
-        if standard is not None and standard.sizes != (node_features, edge_features):
-            raise ValueError(
-                f"constants of {standard.sizes} node and edge features do not standardise "
-                f"{(node_features, edge_features)}."
-            )
-        generator = torch.Generator().manual_seed(seed)
-        widths = (hidden,) * layers
-        last, normed = "none" if residual else None, norm == "layer"
+        plain = PlainInteraction(node_features, edge_features, options)
 
-        def mlp(columns: int, *, updates: bool = False) -> MLP:
-            last_activation = last if updates else None
-            return MLP(columns, widths, generator, False, dropout, activation, last_activation, normed)
+        def node_stage(net: nn.Module) -> NodeStage:
+            return NodeStage(MLP.of(net), options.residual)
 
-        def edge_stage() -> EdgeStage:
-            return EdgeStage(mlp(3 * hidden, updates=True), products, residual, aggregate)
+        def edge_stage(net: nn.Module) -> EdgeStage:
+            return EdgeStage(MLP.of(net), products, options.residual, options.aggregate)
 
-        def node_stage() -> NodeStage:
-            return NodeStage(mlp(3 * hidden, updates=True), residual)
-
-        self.node_first, self.shared_weights = order == "node-first", shared_weights
-        self.standardise = None if standard is None else Standardise(standard)
-        self.node_encoder = NodeStage(mlp(node_features))
-        self.edge_encoder = EdgeStage(mlp(2 * hidden + edge_features), products, aggregate=aggregate)
-        self.edge_stages = _per_iteration(edge_stage, graph_iters, shared_weights)
-        self.heads = tuple(heads)
-        others = [head for head in self.heads if head.of != "edge"]
-        num_node_updates = (graph_iters if self.node_first else graph_iters - 1) + bool(others)
-        self.node_stages = _per_iteration(node_stage, num_node_updates, shared_weights)
-        columns = (3 if self.node_first else 1) * hidden
-
-        def readout(columns: int, out: int) -> MLP:
-            return MLP(columns, (*widths, out), generator, True, dropout, activation, norm=normed)
-
-        self.head = EdgeStage(readout(columns, 1), products) if EDGE in self.heads else None
-        # Drawn last: what else there is begins as without them.
+        # No child of it: checkpoints have the names of stages.
+        self.__dict__["_plain"] = plain
+        self.node_first, self.shared_weights, self.heads = plain.node_first, options.shared_weights, plain.heads
+        self.standardise = None if options.standard is None else Standardise(options.standard)
+        self.node_encoder = NodeStage(MLP.of(plain.node_encoder))
+        self.edge_encoder = EdgeStage(MLP.of(plain.edge_encoder), products, aggregate=options.aggregate)
+        self.edge_stages = _per_iteration([edge_stage(net) for net in plain.edge_networks], options.graph_iters)
+        self.node_stages = _per_iteration([node_stage(net) for net in plain.node_networks], plain.num_updates)
+        self.head = None if plain.head is None else EdgeStage(MLP.of(plain.head, readout=True), products)
         self.other_heads = nn.ModuleDict(
-            # torch has names of its own in such a dictionary.
-            {f"of_{it.name}": NodeStage(readout(hidden, it.columns * (2 if it.of == "graph" else 1))) for it in others}
+            {name: NodeStage(MLP.of(net, readout=True)) for name, net in plain.other_heads.items()}
         )
-        self.num_readouts = 0 if self.head is None else graph_iters if readouts == "all" else 1
+        self.num_readouts = 0 if self.head is None else options.graph_iters if plain.deep_supervision else 1
         edge_item_bytes = None if products is None else products.itemsize
-        sizes = (hidden, graph_iters, dtype.itemsize, edge_item_bytes, None, layers, self.node_first)
-        self.size: ModelSize = ModelSize(*sizes, max(self.num_readouts, 1))
-        self.recompute(recompute_every)
+        sizes = (options.hidden, options.graph_iters, dtype.itemsize, edge_item_bytes, None, options.layers)
+        self.size: ModelSize = ModelSize(*sizes, self.node_first, max(self.num_readouts, 1))
+        self.recompute(options.recompute_every)
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
+
+    @property
+    def plain(self) -> PlainInteraction:
+        """As of any network on stages."""
+        plain: PlainInteraction = self.__dict__["_plain"]
+        if self.standardise is not None:  # other tensors, if the network was moved
+            plain.take_constants(self.standardise)
+        return plain
 
     @property
     def num_iterations(self) -> int:
@@ -284,8 +214,6 @@ class States(NamedTuple):
     others: list[Tensor]
 
 
-def _per_iteration(make: Callable[[], nn.Module], count: int, shared: bool) -> nn.ModuleList:
-    """`count` modules, or one module `count` times."""
-    if shared and count:
-        return nn.ModuleList([make()] * count)  # the same module each time, so one set of weights
-    return nn.ModuleList(make() for _ in range(count))
+def _per_iteration(stages: Sequence[nn.Module], count: int) -> nn.ModuleList:
+    """A stage for each of `count` iterations; where they share their weights, it is the same one."""
+    return nn.ModuleList(stages[iteration % len(stages)] for iteration in range(count))

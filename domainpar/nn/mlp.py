@@ -6,15 +6,14 @@ fly.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn.published import perceptron
 
 T = TypeVar("T")
 
@@ -24,31 +23,21 @@ def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-class PaddedLinear(nn.Module):
-    """Weight and bias of `y = x W^T + b`.
-
-    Args:
-        in_features: Number of inputs.
-        out_features: True number of outputs; a block holds `padded(out_features, 16)` columns, the rest 0.
-        generator: Source of the initial weights, uniform in +-1/sqrt(in_features) (the default of torch's Linear).
-    """
-
-    def __init__(self, in_features: int, out_features: int, generator: torch.Generator) -> None:
-        super().__init__()
-        bound = 1.0 / math.sqrt(max(in_features, 1))
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound, generator=generator))
-        self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound, generator=generator))
-
-
 ACTIVATIONS = ("none", "relu", "silu", "tanh")
 """By the numbers that kernels know them by."""
+
+
+class Linear(nn.Linear):
+    """torch's own, whose parameters its hints call tensors: a name for types alone."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
 
 
 class PerceptronLayer(NamedTuple):
     """One layer: a linear map, then a norm if there is one, then an activation, by its number in `ACTIVATIONS`."""
 
-    linear: PaddedLinear
+    linear: Linear
     norm: nn.LayerNorm | None
     activation: int
 
@@ -103,19 +92,23 @@ class MLP(nn.Module):
         norm: bool = True,
     ) -> None:
         super().__init__()
-        normed = widths[:-1] if readout else widths
-        _check_widths(normed)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout {dropout:g} is no probability below 1.")
-        last = "none" if readout else last_activation or activation
-        if unknown := {activation, last} - set(ACTIVATIONS):
+        _check_widths(widths[:-1] if readout else widths)
+        if unknown := {activation, last_activation or activation} - set(ACTIVATIONS):
             raise ValueError(f"there is no activation {unknown.pop()!r}; take {', '.join(ACTIVATIONS)}.")
-        linears = [PaddedLinear(wide, out, generator) for wide, out in zip((in_features, *widths[:-1]), widths)]
-        activations = map(ACTIVATIONS.index, (*[activation] * (len(widths) - 1), last))
-        layers = zip_longest(linears, map(nn.LayerNorm, normed if norm else ()), activations)
-        self._take([PerceptronLayer(*layer) for layer in layers], readout, dropout)
+
+        def after(name: str) -> Callable[[int], list[nn.Module]]:
+            return lambda width: [
+                *([nn.LayerNorm(width)] if norm else []),
+                *([MODULES[name]()] if name in MODULES else []),
+            ]
+
+        last = (lambda _: []) if readout else after(last_activation or activation)
+        net = perceptron(generator, (in_features, *widths), after(activation), last)
+        self._take(_layers_of(net)[0], readout, dropout)
 
     def _take(self, layers: Sequence[PerceptronLayer], readout: bool, dropout: float) -> None:
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout {dropout:g} is no probability below 1.")
         self.layers, self.readout, self.dropout = tuple(layers), readout, dropout
         self.in_features, self.out_features = layers[0].linear.in_features, layers[-1].linear.out_features
         self.linears = nn.ModuleList(layer.linear for layer in layers)
@@ -127,45 +120,60 @@ class MLP(nn.Module):
         return [parameter for part in (slice(2), slice(2, None)) for own in of_layers for parameter in own[part]]
 
     @classmethod
-    def of(cls, net: nn.Sequential, readout: bool = False) -> MLP:
+    def of(cls, net: nn.Module, readout: bool = False) -> MLP:
         """The perceptron that torch's layers make, with the same modules: their parameters are its own.
 
         Args:
-            net: Linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or nothing.
+            net: A Sequential of linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or
+                nothing, then, but for the last, by one Dropout each or none at all.
             readout: Whether the last layer is one.
 
         Raises:
             ValueError: If there is another module or another order, a layer without a bias, a width that is not a
-                multiple of 16, or a readout that is not linear.
+                multiple of 16, a readout that is not linear, or dropout of some layers only or of several rates.
         """
-        layers: list[PerceptronLayer] = []
-        for position, module in enumerate(net):
-            last = layers[-1] if layers else None
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                # It has all that a layer asks of its linear map; torch's hints call its parameters tensors.
-                layers.append(PerceptronLayer(cast(PaddedLinear, module), None, 0))
-            elif isinstance(module, nn.LayerNorm) and last and last.norm is None and not last.activation:
-                _check_norm(module, last.linear.out_features)
-                layers[-1] = last._replace(norm=module)
-            elif type(module) in _NUMBER_OF and last and not last.activation:
-                layers[-1] = last._replace(activation=_NUMBER_OF[type(module)])
-            else:
-                raise ValueError(
-                    f"module {position} of a perceptron is {module}; take Linear with a bias, then LayerNorm or none, "
-                    "then ReLU, SiLU, Tanh or nothing."
-                )
+        if not isinstance(net, nn.Sequential):
+            raise ValueError(f"a perceptron is a Sequential of torch's layers; got {net}.")
+        layers, rates = _layers_of(net)
         if not layers or (readout and (layers[-1].norm is not None or layers[-1].activation)):
             raise ValueError(f"a readout ends in a Linear, and every perceptron has one; got {net}.")
+        if rates and (len(set(rates.values())) > 1 or rates.keys() != set(range(len(layers) - 1))):
+            raise ValueError(f"a perceptron drops after each layer but the last, at one rate; got {net}.")
         _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
         mlp = cls.__new__(cls)
         nn.Module.__init__(mlp)
-        mlp._take(layers, readout, dropout=0.0)
+        mlp._take(layers, readout, dropout=rates.get(0, 0.0))
         return mlp
 
 
-_NUMBER_OF: dict[type, int] = {
-    module: ACTIVATIONS.index(name) for module, name in ((nn.ReLU, "relu"), (nn.SiLU, "silu"), (nn.Tanh, "tanh"))
-}
+def _layers_of(net: nn.Sequential) -> tuple[list[PerceptronLayer], dict[int, float]]:
+    """The layers that torch's modules make, and the rates of the dropout after them, by their places."""
+    layers: list[PerceptronLayer] = []
+    rates: dict[int, float] = {}
+    for position, module in enumerate(net):
+        # What may still be added to: nothing comes between dropout and the next layer.
+        last = layers[-1] if layers and len(layers) - 1 not in rates else None
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            layers.append(PerceptronLayer(cast(Linear, module), None, 0))
+        elif isinstance(module, nn.LayerNorm) and last and last.norm is None and not last.activation:
+            _check_norm(module, last.linear.out_features)
+            layers[-1] = last._replace(norm=module)
+        elif type(module) in _NUMBER_OF and last and not last.activation:
+            layers[-1] = last._replace(activation=_NUMBER_OF[type(module)])
+        elif isinstance(module, nn.Dropout) and last:
+            rates[len(layers) - 1] = module.p
+        else:
+            raise ValueError(
+                f"module {position} of a perceptron is {module}; take Linear with a bias, then LayerNorm or none, "
+                "then ReLU, SiLU, Tanh or nothing, then Dropout or none."
+            )
+    return layers, rates
+
+
+MODULES: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+"""torch's modules by the names of activations; none has none."""
+
+_NUMBER_OF: dict[type, int] = {module: ACTIVATIONS.index(name) for name, module in MODULES.items()}
 
 
 def _check_widths(widths: Sequence[int]) -> None:

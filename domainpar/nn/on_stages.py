@@ -29,7 +29,15 @@ from domainpar.parallel.world import World
 
 
 class OnStages(EdgeClassifier):
-    """A network all of whose parameters are in stages."""
+    """A network all of whose parameters are in stages.
+
+    Attributes:
+        plain: The same network in plain torch: its definition, whose layers the stages have.
+    """
+
+    @property
+    @abstractmethod
+    def plain(self) -> nn.Module: ...
 
     @property
     @abstractmethod
@@ -129,6 +137,11 @@ class PublishedOnStages(OnStages):
         """Make the stages, in the order of their layers in the module."""
 
     @property
+    def plain(self) -> PublishedNetwork:
+        """The network."""
+        return self.module
+
+    @property
     def num_iterations(self) -> int:
         """Those of the module."""
         return self.module.graph_iters
@@ -198,13 +211,10 @@ class InteractionsOnStages(PublishedOnStages):
 
     def build(self, module: PublishedNetwork) -> None:
         assert isinstance(module, InteractionGNN)
-        edge_network, node_network = module.edge_networks[0], module.node_networks[0]
-        assert isinstance(edge_network, nn.Sequential)
-        assert isinstance(node_network, nn.Sequential)
         self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
         self.of_edges["edge_encoder"] = EdgeStage(MLP.of(module.edge_encoder))
-        self.of_edges["edge_networks"] = EdgeStage(MLP.of(edge_network))
-        self.of_nodes["node_networks"] = NodeStage(MLP.of(node_network))
+        self.of_edges["edge_networks"] = EdgeStage(MLP.of(module.edge_networks[0]))
+        self.of_nodes["node_networks"] = NodeStage(MLP.of(module.node_networks[0]))
         self.of_edges["output_edge_classifier"] = EdgeStage(MLP.of(module.output_edge_classifier, readout=True))
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:

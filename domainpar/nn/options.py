@@ -61,3 +61,6 @@ class NetworkOptions:
     readouts: Readouts = "last"
     heads: tuple[Head, ...] = (EDGE,)
     standard: Standard | None = None
+
+
+DEFAULTS = NetworkOptions()

@@ -298,18 +298,18 @@ def test_a_network_without_a_head_of_edges_or_of_two_precisions_has_no_plain_for
     heads = (Head("kind", "node", 3),)
     network = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=1, heads=heads))
     with pytest.raises(ValueError, match="scores no edges"):
-        plain_form(network, 2)
+        plain_form(network)
     network = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=1, products=torch.bfloat16))
     with pytest.raises(ValueError, match="makes products in bfloat16"):
-        plain_form(network, 2)
+        plain_form(network)
     bare = build_model("interaction", 3, 0, NetworkOptions(hidden=16, graph_iters=1))
     x, ends = torch.randn(5, 3), torch.randint(0, 5, (2, 9))
-    assert not plain_form(bare, 0).takes_edge_features
-    assert plain_form(bare, 0)(x, ends).shape == (9, 1)
+    assert not plain_form(bare).takes_edge_features
+    assert plain_form(bare)(x, ends).shape == (9, 1)
     assert not list(strangers_in_run_with_a_model())
     both = build_model("interaction", 3, 2, NetworkOptions(hidden=16, graph_iters=2, heads=(EDGE, *heads)))
     x, ends, e = torch.randn(5, 3), torch.randint(0, 5, (2, 9)), torch.randn(9, 2)
-    assert plain_form(both, 2)(x, ends, e).shape == (9, 1)
+    assert plain_form(both)(x, ends, e).shape == (9, 1)
 
 
 def strangers_in_run_with_a_model():

@@ -8,7 +8,7 @@ from one_perceptron import back, forward, rows_of
 from torch import nn
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.nn.mlp import MLP, PaddedLinear, padded
+from domainpar.nn.mlp import MLP, padded
 
 SHAPES = {
     "hidden layers": (9, (32, 16), False),
@@ -70,8 +70,7 @@ def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, read
 
 
 def test_parameters_keep_their_true_shapes_and_depend_on_the_generator_alone():
-    linear = PaddedLinear(9, 1, torch.Generator().manual_seed(3))
-    again = PaddedLinear(9, 1, torch.Generator().manual_seed(3))
+    linear, again = (MLP(9, (1,), torch.Generator().manual_seed(3), readout=True).linears[0] for _ in range(2))
     assert linear.weight.shape == (1, 9)
     assert torch.equal(linear.weight, again.weight)
     assert linear.weight.abs().max() <= 1 / 3
@@ -133,6 +132,35 @@ def test_a_perceptron_of_torchs_layers_is_these_layers_with_every_gradient(modul
     torch.testing.assert_close(ours.of_tables[0][:, :9], theirs[0], rtol=1e-12, atol=1e-12)
     for one, other in zip(ours.of_parameters, theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("readout", [False, True])
+def test_dropout_after_each_layer_but_the_last_is_the_perceptrons(readout):
+    first = [linear(9, 16), norm(16), nn.ReLU, lambda: nn.Dropout(0.25)]
+    mlp = MLP.of(sequential(*first, linear(16, 16), lambda: nn.Dropout(0.25), linear(16, 16)), readout)
+    assert (mlp.dropout, len(mlp.layers), len(mlp.norms)) == (0.25, 3, 1)
+
+
+UNEVEN = {
+    "two rates": [linear(9, 16), lambda: nn.Dropout(0.1), linear(16, 16), lambda: nn.Dropout(0.2), linear(16, 16)],
+    "one layer alone": [linear(9, 16), linear(16, 16), lambda: nn.Dropout(0.1), linear(16, 16)],
+    "the last": [linear(9, 16), lambda: nn.Dropout(0.1), linear(16, 16), lambda: nn.Dropout(0.1)],
+    "the only one": [linear(9, 16), lambda: nn.Dropout(0.1)],
+}
+
+
+@pytest.mark.parametrize("modules", UNEVEN.values(), ids=UNEVEN)
+def test_dropout_that_is_not_the_same_of_all_hidden_layers_is_refused(modules):
+    with pytest.raises(ValueError, match="drops after each layer but the last, at one rate"):
+        MLP.of(sequential(*modules))
+
+
+@pytest.mark.parametrize(
+    ("after", "said"), [(nn.ReLU, "module 2 .* ReLU"), (norm(16), "module 2 .* LayerNorm")], ids=str
+)
+def test_nothing_comes_between_dropout_and_the_next_layer(after, said):
+    with pytest.raises(ValueError, match=said):
+        MLP.of(sequential(linear(9, 16), lambda: nn.Dropout(0.1), after, linear(16, 16)))
 
 
 def test_layers_follow_replaced_parameters_types_and_copies():

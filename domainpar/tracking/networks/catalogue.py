@@ -19,9 +19,9 @@ from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.normed import InteractionOfRows
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
-from domainpar.nn.options import NetworkOptions, Order
+from domainpar.nn.options import DEFAULTS, NetworkOptions, Order
+from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.tracking.networks.on_events import OnEvents
 
@@ -59,13 +59,12 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
     if name in ORDERS:
         options = replace(options, order=ORDERS[name])
         if options.norm not in OVER_ROWS:
-            return InteractionNetwork(*sizes, **vars(options))
+            return InteractionNetwork(*sizes, options)
         if options.products is not None:
             raise ValueError(f"--norm {options.norm} has no --precision bf16: it runs in plain torch.")
-        taken = vars(options).keys() & inspect.signature(InteractionOfRows).parameters.keys()
-        of_rows = InteractionOfRows(*sizes, **{option: vars(options)[option] for option in taken})
-        return OnEvents(of_rows.to(options.dtype), options.recompute_every, options.heads)
-    refused = [flag for option, flag in _FLAGS.items() if getattr(options, option) != getattr(_DEFAULTS, option)]
+        plain = PlainInteraction(*sizes, options)
+        return OnEvents(plain.to(options.dtype), options.recompute_every, options.heads)
+    refused = [flag for option, flag in _FLAGS.items() if getattr(options, option) != getattr(DEFAULTS, option)]
     if options.dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
     if options.heads != (EDGE,) and name in OF_THE_FIELD:
@@ -83,7 +82,6 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
     return OnEvents(module.to(options.dtype), options.recompute_every, options.heads)
 
 
-_DEFAULTS = NetworkOptions()
 _FLAGS = {
     "shared_weights": "--shared-weights",
     "products": "--precision bf16",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +13,9 @@ from torch.utils._pytree import tree_map
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import ACTIVATIONS, MLP
-from domainpar.nn.normed import InteractionOfRows
-from domainpar.nn.on_stages import PublishedOnStages
+from domainpar.nn.on_stages import OnStages
+from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.published import PublishedNetwork
-from domainpar.nn.standard import Standard
 from domainpar.tracking.networks.on_events import OnEvents, wanted_arguments
 
 
@@ -42,8 +40,6 @@ class EdgeLogits(nn.Module):
             edge_index: `src` and `dst` of each edge, int64 [2, E].
             edge_attr: Edge features, [E, edge features]; None if it takes none.
         """
-        if edge_attr is None and isinstance(self.module, InteractionOfRows):
-            edge_attr = x.new_zeros(edge_index.size(1), 0)
         given = (x, edge_index) if edge_attr is None else (x, edge_index, edge_attr)
         result = self.module(*given)
         logits: Tensor = result[EDGE.name] if isinstance(result, dict) else result
@@ -95,89 +91,26 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: flo
     return columns.scatter_add(-1, index.long().expand(added.shape), added.contiguous()).movedim(-1, dim)
 
 
-def plain_form(network: EdgeClassifier, edge_features: int) -> EdgeLogits:
+def plain_form(network: EdgeClassifier) -> EdgeLogits:
     """The same function of an event in plain torch: to rounding, since sums have other orders.
 
     Args:
-        network: A network that scores edges; it keeps its weights, which the module may share.
-        edge_features: Features of an edge.
+        network: A network that scores edges; the module shares its weights.
 
     Raises:
         ValueError: If it scores no edges, works in two precisions, or takes more than an event's tables.
     """
     if EDGE not in network.heads:
         raise ValueError("this network scores no edges.")
-    if isinstance(network, InteractionNetwork):
-        if network.edge_encoder.products not in (None, network.edge_encoder.mlp.linears[0].weight.dtype):
-            raise ValueError(
-                "this network makes products in bfloat16, which its plain form would not; train in float32."
-            )
-        return EdgeLogits(_of_rows(network, edge_features), edge_features > 0)
-    assert isinstance(network, PublishedOnStages | OnEvents)
-    module = network.module
-    if isinstance(module, PublishedNetwork):
+    if isinstance(network, InteractionNetwork) and network.options.products not in (None, network.options.dtype):
+        raise ValueError("this network makes products in bfloat16, which its plain form would not; train in float32.")
+    assert isinstance(network, OnStages | OnEvents)
+    module = network.plain if isinstance(network, OnStages) else network.module
+    if isinstance(module, PublishedNetwork | PlainInteraction):
         return EdgeLogits(module, module.takes_edge_features)
-    if isinstance(module, InteractionOfRows):
-        return EdgeLogits(module, edge_features > 0)
     wanted = wanted_arguments(module)
     if wanted not in (("x", "edge_index"), ("x", "edge_index", "edge_attr")):
         raise ValueError(
             f"its forward takes {', '.join(wanted)}; only x, edge_index and edge_attr, in this order, can be."
         )
     return EdgeLogits(module, "edge_attr" in wanted)
-
-
-def _of_rows(network: InteractionNetwork, edge_features: int) -> InteractionOfRows:
-    """The formulas of an interaction network in plain torch, with its weights."""
-    edge, encoder = next(_stages(network.edge_stages)), network.node_encoder.mlp
-    node_features, hidden = encoder.in_features, encoder.out_features
-    first = encoder.layers[0].linear.weight
-    with torch.device("cpu"):
-        plain = InteractionOfRows(
-            node_features,
-            edge_features,
-            "layer" if len(encoder.norms) else "none",
-            hidden=hidden,
-            graph_iters=network.num_iterations,
-            order="node-first" if network.node_first else "edge-first",
-            shared_weights=network.shared_weights,
-            layers=len(encoder.linears),
-            residual=edge.residual,
-            aggregate=edge.aggregate,
-            activation=ACTIVATIONS[encoder.layers[0].activation],
-            heads=network.heads,
-            standard=None if network.standardise is None else Standard.neutral(node_features, edge_features),
-        ).to(first.dtype)
-    for mine, theirs in _perceptrons(network, plain):
-        pairs = [*zip(mine.linears, _all(theirs, nn.Linear), strict=True)]
-        pairs += zip(mine.norms, _all(theirs, nn.LayerNorm), strict=True)
-        for one, other in pairs:
-            other.load_state_dict(one.state_dict())
-    if network.standardise is not None:
-        for name, constants in network.standardise.named_buffers():
-            setattr(plain, name, constants.clone())
-    return plain
-
-
-def _all(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
-    return [module for module in net.modules() if isinstance(module, kind)]
-
-
-def _stages(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """Stages, which torch takes for any module."""
-    return iter(modules)
-
-
-def _perceptrons(network: InteractionNetwork, plain: InteractionOfRows) -> Iterator[tuple[MLP, nn.Module]]:
-    """Each perceptron and its plain form; one that all iterations share, once."""
-    yield network.node_encoder.mlp, plain.node_encoder
-    yield network.edge_encoder.mlp, plain.edge_encoder
-    yield from ((stage.mlp, net) for stage, net in zip(_stages(network.edge_stages), plain.edge_networks))
-    yield from ((stage.mlp, net) for stage, net in zip(_stages(network.node_stages), plain.node_networks))
-    assert network.head is not None
-    assert plain.head is not None
-    yield network.head.mlp, plain.head
-    names = list(network.other_heads)
-    yield from (
-        (stage.mlp, plain.other_heads[name]) for name, stage in zip(names, _stages(network.other_heads.values()))
-    )

@@ -1,6 +1,6 @@
-"""Interaction networks with norms over all rows: the formulas of the stages, and one result on any number of ranks."""
+"""Interaction networks in plain torch: the definition of those on stages; with norms over all rows, on any ranks."""
 
-import itertools
+import copy
 
 import numpy as np
 import pytest
@@ -8,12 +8,13 @@ import torch
 from random_events import random_event
 from test_heads import EVERYTHING, read, whole
 from tiled import TiledEvent
-from torch import nn
 
 from domainpar.nn.heads import EDGE, Head
-from domainpar.nn.normed import EventNorm, InteractionOfRows
+from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.options import NetworkOptions
+from domainpar.nn.plain_interaction import EventNorm
 from domainpar.nn.standard import Standard
+from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks
 from domainpar.tracking.networks.catalogue import ORDERS, build_model
 from domainpar.tracking.networks.on_events import OnEvents
@@ -36,39 +37,44 @@ def event():
 @pytest.mark.parametrize("norm", ["none", "layer"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("name", ORDERS)
-def test_with_norms_that_stages_have_it_is_the_network_of_stages(event, name, form, norm):
+def test_stages_compute_what_the_definition_says(event, name, form, norm):
     options = NetworkOptions(**SIZES, dtype=torch.float64, norm=norm, heads=EVERYTHING, **form)
-    stages, order = build_model(name, 3, 6, options), ORDERS[name]
-    plain = InteractionOfRows(3, 6, norm, order=order, heads=EVERYTHING, **SIZES, **form).double()
-    take(plain, stages)
+    stages = build_model(name, 3, 6, options)
     results = [
         whole(run_ranks(read, 1, event, lambda made=made: made, "ranges", 5))
-        for made in (stages, OnEvents(plain, heads=EVERYTHING))
+        for made in (stages, OnEvents(stages.plain, heads=EVERYTHING))
     ]
     for name_, table in results[0][0].items():
         torch.testing.assert_close(results[1][0][name_], table, rtol=1e-9, atol=1e-10)
 
 
-def take(plain, stages):
-    """Give the plain network the weights of the stages, perceptron by perceptron."""
-    for ours, theirs in itertools.chain(
-        [
-            (plain.node_encoder, stages.node_encoder),
-            (plain.edge_encoder, stages.edge_encoder),
-            (plain.head, stages.head),
-        ],
-        zip(plain.edge_networks, stages.edge_stages),
-        zip(plain.node_networks, stages.node_stages),
-        zip(plain.other_heads.values(), stages.other_heads.values()),
-    ):
-        linears = [module for module in ours if isinstance(module, nn.Linear)]
-        norms = [module for module in ours if isinstance(module, nn.LayerNorm)]
-        with torch.no_grad():
-            for mine, layer in itertools.chain(
-                zip(linears, theirs.mlp.linears, strict=True), zip(norms, theirs.mlp.norms, strict=True)
-            ):
-                mine.weight.copy_(layer.weight)
-                mine.bias.copy_(layer.bias)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_parameters_and_constants_of_stages_are_those_of_the_definition_wherever_they_go(form):
+    model = InteractionNetwork(3, 6, **SIZES, **form, heads=EVERYTHING)
+    moved = copy.deepcopy(model).to(torch.float64)
+    loaded = copy.deepcopy(model)
+    loaded.load_state_dict(moved.state_dict(), assign=True)
+    for made, dtype in ((model, torch.float32), (moved, torch.float64), (loaded, torch.float64)):
+        assert set(made.parameters()) == set(made.plain.parameters())
+        assert [id(it) for it in made.buffers()] == [id(it) for it in made.plain.buffers()]
+        assert {it.dtype for it in made.plain.state_dict().values()} == {dtype}
+        assert len(list(made.plain.buffers())) == (4 if "standard" in form else 0)
+    assert not set(model.parameters()) & set(moved.parameters())
+
+
+WEIGHTS = {
+    "": ({}, "cb8c4b7b5fb3b7cd"),
+    "node first": ({"order": "node-first"}, "e0da9d959b60518b"),
+    "shared": ({"shared_weights": True, "layers": 3}, "8165a2758e12282f"),
+    "heads": ({"heads": EVERYTHING, "order": "node-first"}, "1768b661246c00a0"),
+    "no norm": ({"norm": "none", "dtype": torch.float64, "dropout": 0.1}, "e4b769bf39271a00"),
+    "standardised": ({"standard": FORMS["standardised"]["standard"], "readouts": "all"}, "63da5ab23959be19"),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), WEIGHTS.values(), ids=WEIGHTS)
+def test_the_first_weights_of_a_seed_and_their_names_are_those_of_checkpoints_that_exist(options, expected):
+    assert parameters_sha256(InteractionNetwork(3, 6, **SIZES, **options))[:16] == expected
 
 
 @pytest.mark.parametrize("norm", ["batch", "graph"])
@@ -108,3 +114,16 @@ def test_what_stages_alone_can_do_is_refused():
         build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", products=torch.bfloat16))
     with pytest.raises(ValueError, match="--model gcn has no --norm"):
         build_model("gcn", 3, 6, NetworkOptions(**SIZES, norm="batch"))
+
+
+@pytest.mark.parametrize("wrong", [{"activation": "gelu"}, {"norm": "group"}], ids=str)
+def test_an_activation_or_norm_that_is_not_there_is_refused(wrong):
+    with pytest.raises(
+        ValueError, match="take an activation of relu, silu, tanh, and a norm of layer, batch, graph or"
+    ):
+        InteractionNetwork(3, 6, **SIZES, **wrong)
+
+
+def test_a_norm_over_rows_is_refused_on_stages():
+    with pytest.raises(ValueError, match="module 1 of a perceptron is BatchNorm1d"):
+        InteractionNetwork(3, 6, **SIZES, norm="batch")
