@@ -20,7 +20,7 @@ from domainpar.nn.kernels import NUM_CONSTANTS
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import MLP, PerceptronLayer, padded, weights_at_ends
 from domainpar.nn.noise import Noise, threshold_of
-from domainpar.nn.partials import LayerShape, Partials, Totals, order_of
+from domainpar.nn.partials import Partials, Totals, order_of
 from domainpar.nn.program import ALIGNMENT, NOTHING, STRIP, Operand, Program, numbers, shared, table
 from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
@@ -390,14 +390,9 @@ class Perceptron:
 
     def give(self, totals: Totals, taker: TakesGradients) -> None:
         """Hand the sums of all tiles to a sink."""
-        folded, shapes = self._folded, []
-        for number, (layer, constants) in enumerate(zip(self._layers, folded.constants)):
-            out, columns = layer.linear.weight.shape
-            widths = (columns,) if number else folded.widths
-            trained = tuple(parameter.requires_grad for parameter in layer.all_parameters)
-            shapes.append(LayerShape(out, columns, widths, constants.shape[1], trained))
-        parameters = [parameter for parameter in folded.mlp.all_parameters() if parameter.requires_grad]
-        limbs = totals.of(order_of(tuple(shapes)), self._first_partial)
+        mlp = self._folded.mlp
+        parameters = [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
+        limbs = totals.of(order_of(mlp.shapes, self._folded.widths), self._first_partial)
         taker.give_limbs(parameters, limbs, totals.rejected, totals.largest)
 
 

@@ -34,6 +34,31 @@ class Linear(nn.Linear):
     bias: nn.Parameter
 
 
+class LayerShape(NamedTuple):
+    """A layer without its numbers: layers of the same shapes are computed and summed by the same operations.
+
+    Attributes:
+        columns, out: Inputs, and outputs.
+        normed, eps: Whether there is a norm, and what it adds to variances.
+        activation: Its number in `ACTIVATIONS`.
+        trained: Which of weight, bias, and scale and shift of the norm, if it has them.
+        dtype: Type of the parameters.
+    """
+
+    columns: int
+    out: int
+    normed: bool
+    eps: float
+    activation: int
+    trained: tuple[bool, ...]
+    dtype: torch.dtype
+
+    @property
+    def padded(self) -> int:
+        """Width of its results inside a block."""
+        return padded(self.out, COLUMN_BLOCK)
+
+
 class PerceptronLayer(NamedTuple):
     """One layer: a linear map, then a norm if there is one, then an activation, by its number in `ACTIVATIONS`."""
 
@@ -50,6 +75,21 @@ class PerceptronLayer(NamedTuple):
     def all_parameters(self) -> list[nn.Parameter]:
         """Weight and bias of the linear map, then `of_norm`."""
         return [self.linear.weight, self.linear.bias, *self.of_norm]
+
+    @property
+    def shape(self) -> LayerShape:
+        """All but its numbers."""
+        weight, eps = self.linear.weight, 0.0 if self.norm is None else float(self.norm.eps)
+        trained = tuple(parameter.requires_grad for parameter in self.all_parameters)
+        return LayerShape(
+            self.linear.in_features,
+            self.linear.out_features,
+            self.norm is not None,
+            eps,
+            self.activation,
+            trained,
+            weight.dtype,
+        )
 
 
 class MLP(nn.Module):
@@ -113,6 +153,11 @@ class MLP(nn.Module):
         self.in_features, self.out_features = layers[0].linear.in_features, layers[-1].linear.out_features
         self.linears = nn.ModuleList(layer.linear for layer in layers)
         self.norms = nn.ModuleList(layer.norm for layer in layers if layer.norm is not None)
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """Those of its layers."""
+        return tuple(layer.shape for layer in self.layers)
 
     def all_parameters(self) -> list[nn.Parameter]:
         """What `parameters` gives, without a walk over modules: stages ask at each call."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from domainpar.common.compiling import compiled
 from domainpar.nn import operations
-from domainpar.nn.mlp import ends_in_order
+from domainpar.nn.mlp import LayerShape, ends_in_order
 from domainpar.nn.program import Operand, Program, When
 from domainpar.plan import IntArray
 
@@ -111,48 +111,30 @@ def _take(limbs: Any, order: Any, first: int, taken: Any) -> None:
             taken[limb, i] = limbs[limb, first + order[i]] if order[i] >= 0 else 0
 
 
-class LayerShape(NamedTuple):
-    """What the order of a layer's parameters depends on.
-
-    Attributes:
-        out, columns: Of its weight.
-        widths: Of the tables that multiply the last of the columns; those before are summed elsewhere.
-        padded: Width of its results.
-        trained: Which of weight, bias, and scale and shift of a norm, if it has them.
-    """
-
-    out: int
-    columns: int
-    widths: tuple[int, ...]
-    padded: int
-    trained: tuple[bool, ...]
-
-    @property
-    def num_partials(self) -> tuple[int, int]:
-        """Of its weight; of bias, scale and shift."""
-        return sum(self.widths) * self.padded, 3 * self.padded
-
-
 @cache
-def order_of(layers: tuple[LayerShape, ...]) -> IntArray:
+def order_of(layers: tuple[LayerShape, ...], widths: tuple[int, ...]) -> IntArray:
     """Of a perceptron's trained parameters: those of all linear layers, then of all norms.
 
     Its partials are those of all weights, for each table [width, padded out], then bias, scale and shift of each layer.
+
+    Args:
+        layers: Its layers.
+        widths: Of the tables that multiply the last columns of the first weight; those before are summed elsewhere.
     """
     of_linears, of_norms = [], []
-    first, first_constant = 0, sum(layer.num_partials[0] for layer in layers)
-    for layer in layers:
+    of_weights = [sum(widths) * layers[0].padded, *(layer.columns * layer.padded for layer in layers[1:])]
+    first, first_constant = 0, sum(of_weights)
+    for layer, num_partials in zip(layers, of_weights):
         weight = np.full((layer.out, layer.columns), NOT_HERE)
-        column = layer.columns - sum(layer.widths)
-        rows = first + np.arange(layer.num_partials[0]).reshape(-1, layer.padded)
-        weight[:, column:] = rows[:, : layer.out].T
-        constants = first_constant + np.arange(layer.num_partials[1]).reshape(3, layer.padded)[:, : layer.out]
+        rows = first + np.arange(num_partials).reshape(-1, layer.padded)
+        weight[:, layer.columns - len(rows) :] = rows[:, : layer.out].T
+        constants = first_constant + np.arange(3 * layer.padded).reshape(3, layer.padded)[:, : layer.out]
         bias, *of_norm = constants
         of_layer = zip(layer.trained, (weight.ravel(), bias, *of_norm))
         parts = [part if is_trained else part[:0] for is_trained, part in of_layer]
         of_linears += parts[:2]
         of_norms += parts[2:]
-        first, first_constant = first + layer.num_partials[0], first_constant + layer.num_partials[1]
+        first, first_constant = first + num_partials, first_constant + 3 * layer.padded
     return np.concatenate([*of_linears, *of_norms])
 
 

@@ -117,9 +117,7 @@ class _Case:
     @property
     def shapes(self) -> tuple[object, ...]:
         """Equal for cases that are tried alike."""
-        of_mlp = tuple((parameter.shape, parameter.dtype) for parameter in self.mlp.parameters())
-        of_layers = tuple((layer.norm is None, layer.activation) for layer in self.mlp.layers)
-        return of_mlp, of_layers, self.mlp.readout, self.node_width, self.widths, self.kind, self.products
+        return self.mlp.shapes, self.mlp.readout, self.node_width, self.widths, self.kind, self.products
 
     def trials(self) -> Iterator[_Trial]:
         """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""

@@ -79,8 +79,8 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
         residual: Number of the table to which results are added.
         products: Type of the products of hidden layers, but for a readout's; the first product has its table's.
     """
-    layers = mlp.layers
-    widths = tuple(layer.linear.out_features for layer in layers)
+    layers, shapes = mlp.layers, mlp.shapes
+    widths = tuple(shape.out for shape in shapes)
     padded = tuple(power_of_two(width) for width in widths)
     places: dict[int, int] = {}
     size = 0
@@ -89,7 +89,7 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
         size += parameter.numel()
     affine = [layer.of_norm for layer in layers]
     of_tables = tuple(table.shape[1] for table in tables)
-    ins = tuple(layer.linear.in_features for layer in layers)
+    ins = tuple(shape.columns for shape in shapes)
     column = ins[0] - sum(of_tables)
     firsts = []
     for width in of_tables:
@@ -111,9 +111,9 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
         biases=tuple(places[id(layer.linear.bias)] for layer in layers),
         scales=tuple(places[id(own[0])] if own else -1 for own in affine),
         shifts=tuple(places[id(own[1])] if own else -1 for own in affine),
-        norms=tuple(layer.norm is not None for layer in layers),
-        eps=tuple(0.0 if layer.norm is None else float(layer.norm.eps) for layer in layers),
-        activations=tuple(layer.activation for layer in layers),
+        norms=tuple(shape.normed for shape in shapes),
+        eps=tuple(shape.eps for shape in shapes),
+        activations=tuple(shape.activation for shape in shapes),
         kinds=(first, *later[1:]),
         residual=-1 if residual is None else residual,
         pad=max(padded),
