@@ -14,14 +14,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from domainpar.common.agreement import gather
-from domainpar.nn import fused
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
 from domainpar.nn.recompute import Spreads, iterated
 from domainpar.nn.selftest import rows_are_independent
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage, Stage, through
 from domainpar.parallel.halo import CompleteHalo, Spread
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -53,7 +52,7 @@ class OnStages(EdgeClassifier):
         """As of any network; stages that recompute keep no layers."""
         super().recompute(every)
         for module in self.layers.modules():
-            if isinstance(module, NodeStage | EdgeStage):
+            if isinstance(module, Stage):
                 module.keeps_layers = every is None
 
     @property
@@ -87,9 +86,8 @@ class OnStages(EdgeClassifier):
 
     def _why_in_torch(self) -> str | None:
         """Why the GPU engine does not compute all of its stages; None if it does."""
-        stages = [stage for stage in self.layers.modules() if isinstance(stage, NodeStage | EdgeStage)]
-        asked = [fused.refused(stage.mlp) for stage in stages]
-        return fused.missing() or next(filter(None, asked), None)
+        stages = [stage for stage in self.layers.modules() if isinstance(stage, Stage)]
+        return next(filter(None, (stage.why_in_torch() for stage in stages)), None)
 
     def take_from_root(self, world: World) -> None:
         """Nothing to take: its tensors are a function of the seed."""

@@ -36,26 +36,44 @@ from domainpar.parallel.halo import Spread
 from domainpar.parallel.local import LocalGraph
 
 
-class NodeStage(TakesGradients):
+class Stage(TakesGradients):
+    """A perceptron on all rows of a part.
+
+    Attributes:
+        mlp: The perceptron.
+        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
+    """
+
+    keeps_layers = True
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self._why_in_torch: dict[torch.dtype, str | None] = {}
+
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.mlp.all_parameters() if parameter.requires_grad]
+
+    def why_in_torch(self) -> str | None:
+        """Why kernels of a GPU do not compute it there; None if they do. Asked once for each type of parameters."""
+        kind = self.mlp.layers[0].linear.weight.dtype
+        if kind not in self._why_in_torch:
+            self._why_in_torch[kind] = fused.missing() or fused.refused(self.mlp)
+        return self._why_in_torch[kind]
+
+
+class NodeStage(Stage):
     """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
     Args:
         mlp: The perceptron. One that is a readout reads states out.
         residual: Add its results to a table, which is as wide: an update of states.
         states: Number of this table.
-
-    Attributes:
-        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
     """
 
-    keeps_layers = True
-
     def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
-        super().__init__()
-        self.mlp, self.residual, self.states = mlp, residual, states
-
-    def trainable(self) -> list[nn.Parameter]:
-        return _trained(self.mlp)
+        super().__init__(mlp)
+        self.residual, self.states = residual, states
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
@@ -66,7 +84,8 @@ class NodeStage(TakesGradients):
             ValueError: If the tables do not fit the MLP.
         """
         self._check(tables)
-        step = _NodeStep(self, graph, key, len(tables), _keeps_layers([self], graph.num_owned), [])
+        keeps_layers = _keeps_layers([self], graph.num_owned)
+        step = _NodeStep(self, _engine([self], graph), graph, key, len(tables), keeps_layers, [])
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
@@ -78,7 +97,7 @@ class NodeStage(TakesGradients):
         """
         self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
-        step = _NodeStep(self, graph, key, len(tables), False, [])
+        step = _NodeStep(self, _engine([self], graph), graph, key, len(tables), False, [])
         count_rows(self.mlp, graph.plan.num_ghosts, 1)
         return step.on(NodeRows.ghosts(graph), contiguous).forward()[0]
 
@@ -88,7 +107,7 @@ class NodeStage(TakesGradients):
             _check_residual(self.mlp, tables[self.states].shape[1])
 
 
-class EdgeStage(TakesGradients):
+class EdgeStage(Stage):
     """A perceptron on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
 
     A readout of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
@@ -106,12 +125,7 @@ class EdgeStage(TakesGradients):
     Raises:
         ValueError: If a perceptron with another output is to be a gate, or a stage both ways has options that it cannot
             have.
-
-    Attributes:
-        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
     """
-
-    keeps_layers = True
 
     def __init__(
         self,
@@ -122,20 +136,17 @@ class EdgeStage(TakesGradients):
         gates: Gates | None = None,
         both_ways: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(mlp)
         if gates is not None and not (mlp.readout and mlp.out_features == 1):
             raise ValueError(
                 f"a gate is a readout of 1 column, but this perceptron makes {mlp.out_features}"
                 f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
             )
-        self.mlp, self.products, self.residual, self.aggregate = mlp, products, residual, aggregate
+        self.products, self.residual, self.aggregate = products, residual, aggregate
         options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
         if both_ways and (refused := [name for name, given in options.items() if given]):
             raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
         self.gates, self.both_ways = gates, both_ways
-
-    def trainable(self) -> list[nn.Parameter]:
-        return _trained(self.mlp)
 
     def forward(
         self,
@@ -231,7 +242,8 @@ def through(
     aggregate = stages[summing].aggregate if sums and summing is not None else None
     keeps = keeps and makes_states
     overwrites = overwrites and not torch.is_grad_enabled()
-    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, overwrites, _keeps_layers(stages, graph.num_edges), [])
+    engine, keeps_layers = _engine(stages, graph), _keeps_layers(stages, graph.num_edges)
+    step = _EdgeStep(tuple(chain), engine, graph, aggregate, keeps, overwrites, keeps_layers, [])
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -268,7 +280,7 @@ def _summing(stages: Sequence[EdgeStage]) -> int | None:
     return sums[-1] if sums else None
 
 
-def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
+def _keeps_layers(stages: Sequence[Stage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
     twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
     widths = [layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers]
@@ -277,30 +289,26 @@ def _keeps_layers(stages: Sequence[NodeStage | EdgeStage], rows: int) -> bool:
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
-def _node_engine(mlp: MLP, table: Tensor) -> type[NodeCall]:
-    """What computes a perceptron on nodes: on a GPU own kernels, or plain torch where these do not take it."""
-    if not table.is_cuda:
-        return NodeTiles
-    if fused.missing() or fused.refused(mlp):
-        return NodeBatches
-    from domainpar.nn.fused.calls import FusedNodes
+class Engine(NamedTuple):
+    """What computes stages: on nodes, and on edges."""
 
-    return FusedNodes
+    nodes: type[NodeCall]
+    edges: type[EdgeCall]
 
 
-def _edge_engine(chain: Sequence[Link], table: Tensor) -> type[EdgeCall]:
-    """The same of perceptrons on edges."""
-    if not table.is_cuda:
-        return EdgeTiles
-    if fused.missing() or any(fused.refused(link.mlp) for link in chain):
-        return EdgeBatches
-    from domainpar.nn.fused.calls import FusedEdges
-
-    return FusedEdges
+TILES, BATCHES = Engine(NodeTiles, EdgeTiles), Engine(NodeBatches, EdgeBatches)
+"""Of a CPU; and of a GPU whose kernels do not take one of the stages: plain torch."""
 
 
-def _trained(mlp: MLP) -> list[nn.Parameter]:
-    return [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
+def _engine(stages: Sequence[Stage], graph: LocalGraph) -> Engine:
+    """What computes some stages together where the part lies."""
+    if not graph.features.is_cuda:
+        return TILES
+    if any(stage.why_in_torch() for stage in stages):
+        return BATCHES
+    from domainpar.nn.fused.calls import FusedEdges, FusedNodes
+
+    return Engine(FusedNodes, FusedEdges)
 
 
 def _check_columns(mlp: MLP, columns: int) -> None:
@@ -341,6 +349,7 @@ def _refuse_second_gradients() -> None:
 
 class _NodeStep(NamedTuple):
     stage: NodeStage
+    engine: Engine
     graph: LocalGraph
     key: int | None
     num_tables: int
@@ -349,7 +358,7 @@ class _NodeStep(NamedTuple):
 
     def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         residual = self.stage.states if self.stage.residual else None
-        return _node_engine(self.stage.mlp, tables[0])(self.stage.mlp, nodes, tables, residual, self.key, self.made)
+        return self.engine.nodes(self.stage.mlp, nodes, tables, residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -377,6 +386,7 @@ class _OnNodes(torch.autograd.Function):
 
 class _EdgeStep(NamedTuple):
     chain: tuple[Link, ...]
+    engine: Engine
     graph: LocalGraph
     aggregate: Aggregate | None
     keeps: bool
@@ -392,9 +402,8 @@ class _EdgeStep(NamedTuple):
             width = link.mlp.out_features if link.way == BOTH_ENDS else width
 
     def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
-        return _edge_engine(self.chain, self.graph.features)(
-            self.chain, self.graph, nodes, edges, self.aggregate, self.keeps, self.overwrites, self.made
-        )
+        how = self.aggregate, self.keeps, self.overwrites
+        return self.engine.edges(self.chain, self.graph, nodes, edges, *how, self.made)
 
 
 class _OnEdges(torch.autograd.Function):

@@ -9,7 +9,6 @@ from random_events import random_event
 from tiled import TiledEvent, sha
 
 from domainpar.nn import batchwise, stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.gradients import GradientSink
 from domainpar.parallel.local import EdgeTile
 from domainpar.testing import run_ranks
@@ -28,8 +27,7 @@ def tiled_event(num_edges=400, num_edge_features=6):
 @pytest.fixture
 def in_batches(monkeypatch):
     """Compute in batches although nothing lies on a GPU."""
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
 
 
 def on_ranks(event, num_ranks, **how):
@@ -148,8 +146,7 @@ def test_in_bf16_batches_and_tiles_are_close(monkeypatch, order, num_ranks):
     event = tiled_event()
     flags = {"dtype": torch.float32, "products": torch.bfloat16, "order": order, "graph_iters": 2}
     in_tiles = networks.on_ranks(event, num_ranks, **flags)
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
     found = on_ranks(event, num_ranks, **flags)
     assert networks.distance_of_logits(found, in_tiles) <= 0.01  # some states are rounded to the neighbour
     assert networks.distance_of_gradients(found, in_tiles) <= 0.002

@@ -17,7 +17,6 @@ from tiled import TiledEvent, sha
 from torch.utils._pytree import tree_leaves
 
 from domainpar.nn import fused, selftest, stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
@@ -65,8 +64,7 @@ def by_kernels(monkeypatch):
             assert not any(table.data_ptr() % calls.ALIGNED for table in tables), kernel.fn.__name__
             plain(kernel, grid, *arguments, **constants)
 
-    monkeypatch.setattr(stages, "EdgeTiles", calls.FusedEdges)
-    monkeypatch.setattr(stages, "NodeTiles", calls.FusedNodes)
+    monkeypatch.setattr(stages, "TILES", stages.Engine(calls.FusedNodes, calls.FusedEdges))
     monkeypatch.setattr(launching, "launch", launch)
     monkeypatch.setattr(launching, "PROGRAMS", 2)
     return launches
@@ -208,8 +206,7 @@ def test_in_bf16_kernels_are_close_to_plain_torch_and_have_one_hash(by_kernels, 
     assert any(
         arithmetic.BF16.value in constants["SHAPE"].kinds for name, constants in by_kernels if "SHAPE" in constants
     )
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
     expected = networks.on_ranks(event, 1, copies_agree=False, dtype=torch.float32, key=KEY, **flags)
     assert found[0].sha == found[1].sha
     assert networks.distance_of_logits(found[0], expected) <= BOUND
@@ -394,6 +391,17 @@ def test_the_environment_can_ask_for_plain_torch(monkeypatch):
     monkeypatch.setenv(fused.ENGINE, "triton")
     monkeypatch.setattr(fused, "find_spec", lambda name: None)
     assert "triton is not installed" in fused.missing()
+
+
+def test_the_environment_is_asked_once_for_a_stage_and_again_for_another_type(monkeypatch):
+    asked = []
+    monkeypatch.setattr(fused, "missing", lambda: asked.append(1))
+    stage = EdgeStage(_mlp(16))
+    assert [stage.why_in_torch() for _ in range(3)] == [None] * 3
+    assert len(asked) == 1
+    assert "compute in float32" in stage.to(torch.float64).why_in_torch()
+    assert stage.to(torch.float32).why_in_torch() is None
+    assert len(asked) == 2
 
 
 def test_parameters_that_are_packed_for_inference_can_be_trained_afterwards():

@@ -10,7 +10,6 @@ from tiled import TiledEvent
 from torch import nn
 
 from domainpar.nn import stages, tilewise
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
@@ -92,8 +91,7 @@ def event():
 @pytest.fixture
 def in_batches(monkeypatch):
     """Compute in batches although nothing lies on a GPU."""
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
 
 
 def _forward_and_back(world, event, kind, dtype, key, watched, threads, how):

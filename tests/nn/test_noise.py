@@ -12,7 +12,6 @@ from random_events import random_event
 from tiled import TiledEvent, sha
 
 from domainpar.nn import calls, operations, stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.kernels import EPS, KEPT, NUM_CONSTANTS, SHIFT
 from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.noise import Noise, dropout_mask, keeps, key_of, random_bits, threshold_of
@@ -184,8 +183,7 @@ def test_a_mask_by_local_rows_would_be_seen(event, monkeypatch):
 @pytest.mark.parametrize("engine", ["tiles", "batches"])
 def test_without_key_or_without_rate_nothing_is_dropped(event, monkeypatch, engine):
     if engine == "batches":
-        monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-        monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+        monkeypatch.setattr(stages, "TILES", stages.BATCHES)
     plain = networks.on_ranks(event, 1, graph_iters=2)
     for how in ({"key": None, "dropout": 0.3}, {"key": KEY, "dropout": 0.0}):
         assert networks.on_ranks(event, 1, graph_iters=2, **how).sha == plain.sha

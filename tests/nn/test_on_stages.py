@@ -11,7 +11,6 @@ from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn import on_stages, stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.options import NetworkOptions
@@ -46,8 +45,7 @@ def test_each_is_its_definition_with_all_gradients(name, shape, grouping):
 
 @each
 def test_each_is_its_definition_in_batches_of_a_gpu(monkeypatch, name):
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
     event = tiled_event()
     found = networks.on_ranks(event, 3, copies_agree=False, published=name)
     assert networks.distance(found, networks.by_formula(event, published=name)) < 1e-10

@@ -8,7 +8,6 @@ from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn import stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
@@ -30,8 +29,7 @@ def event():
 def engine(request, monkeypatch):
     """Both engines; batches on CPU tensors."""
     if request.param == "batches":
-        monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-        monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+        monkeypatch.setattr(stages, "TILES", stages.BATCHES)
     return request.param
 
 

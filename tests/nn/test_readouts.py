@@ -11,7 +11,6 @@ from random_events import random_event
 from tiled import TiledEvent, sha
 
 from domainpar.nn import interaction, stages
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
@@ -40,8 +39,7 @@ def event():
 @pytest.fixture
 def in_batches(monkeypatch):
     """Compute in batches although nothing lies on a GPU."""
-    monkeypatch.setattr(stages, "EdgeTiles", EdgeBatches)
-    monkeypatch.setattr(stages, "NodeTiles", NodeBatches)
+    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
 
 
 def chain(head, dtype, products=None):

@@ -162,8 +162,7 @@ def _kept(world, event, flags):
 
 @pytest.fixture
 def watched(monkeypatch):
-    monkeypatch.setattr("domainpar.nn.stages.EdgeTiles", WatchedEdges)
-    monkeypatch.setattr("domainpar.nn.stages.NodeTiles", WatchedNodes)
+    monkeypatch.setattr(stages, "TILES", stages.Engine(WatchedNodes, WatchedEdges))
 
 
 # With 6 iterations: after forward, then before the backward of the last iteration with its head, the one before, ... .
