@@ -64,7 +64,7 @@ class PlainInteraction(nn.Module):
     Heads of nodes read `mlp(x)` after one more node update; those of the graph are `pooled` from that. Without any,
     the last node update of the edge-first order would reach no logit and is left out. With `residual`, nets have no
     activation after their last norm, and `e = edge(...)`, `x = node(...)` become `e = e + edge(...)`,
-    `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/learning.py`);
+    `x = x + node(...)`: gradients reach the first iterations whole. The defaults learn best (`bench/RESULTS.md`);
     acorn's form is `residual=False, aggregate="sum"`.
 
     Args:
