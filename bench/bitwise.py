@@ -28,8 +28,9 @@ from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.diagnosis.layouts import trained
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.planner.steps import Training, trained
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -112,7 +113,7 @@ def hashes_of_ranks(case: cases.Case, network: str, way: Way, options: argparse.
     return sorted(set(run_ranks(parameters_after, way["ranks"], *arguments, **how)))
 
 
-def parameters_after(world: World, store: Path, training: Training, steps: int, events: int, overlap: bool) -> str:
+def parameters_after(world: World, store: Path, training: TrainConfig, steps: int, events: int, overlap: bool) -> str:
     """Hash of all parameters after some steps of some events each. *Collective*."""
     with patch.object(CompleteHalo, "spread", CompleteHalo.spread if overlap else spread_at_once):
         trainer, _ = trained(training, EventStore(store), world, steps, events)

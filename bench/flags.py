@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import measuring
 
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.planner.steps import Training
 
 DTYPES = ("float32", "float64")
+USUAL = TrainConfig(graph_iters=4, lr=1e-3, lr_schedule="constant", warmup=0, standardise=False, threads=1)
+"""The training of benchmarks where no flag says otherwise."""
 
 
 def parser(doc: str | None, bench: str, case: str | None = None, **of_cases: Any) -> argparse.ArgumentParser:
@@ -49,14 +51,8 @@ def add_rounds(parser: argparse.ArgumentParser, rounds: int, repeats: int, timeo
     parser.add_argument("--timeout", type=float, default=timeout, help="seconds for one turn")
 
 
-def training_of(options: argparse.Namespace, **changes: Any) -> Training:
+def training_of(options: argparse.Namespace, **changes: Any) -> TrainConfig:
     """The training that the flags ask for."""
-    names = ("model", "hidden", "graph_iters", "seed", "grouping")
+    names = ("model", "hidden", "graph_iters", "seed", "grouping", "dtype")
     asked = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return Training(**{**asked, "precision": options.dtype, **changes})
-
-
-def config_of(options: argparse.Namespace, **changes: Any) -> TrainConfig:
-    """The same training as `domainpar.estimate` is asked for it."""
-    names = ("model", "hidden", "graph_iters", "seed")
-    return TrainConfig(**{name: getattr(options, name) for name in names}, **changes)
+    return replace(USUAL, **{**asked, **changes})

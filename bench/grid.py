@@ -39,14 +39,13 @@ from domainpar import estimate
 from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
+from domainpar.tracking.cost.model import best, deal, divisors, grids
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.planner.choice import best, grids
-from domainpar.tracking.planner.steps import divisors
-from domainpar.tracking.training.sampler import deal, samples_of
+from domainpar.tracking.training.sampler import samples_of
 
 LARGEST_DIFFERENCE = 1e-5
 MEASURED, PREDICTED, DDP = "measured", "PREDICTED", "DDP"
@@ -127,9 +126,8 @@ def rows_of(job: Job, options: argparse.Namespace, results: measuring.Results) -
 def grid_steps(world: World, job: Job) -> Row:
     """Steps of all events of a store on this rank of a grid. *Collective*."""
     torch.set_num_threads(1)
-    store = EventStore(job.store)
-    trainer = job.training.trainer(store, world)
-    samples = samples_of(store.events(), None)
+    trainer, _ = job.trainer(world)
+    samples = samples_of(EventStore(job.store).events(), None)
     records = [trainer.step(samples, step) for step in range(job.warmup + job.repeats)]
     kept = records[job.warmup :]
     return {
@@ -147,7 +145,7 @@ def ddp_steps(world: World, job: Job) -> Row:
     samples = samples_of(store.events(), None)
     total = sum(sample.record.num_edges for sample in samples)
     mine = deal(samples, world.size)[world.rank]
-    events = [plain_pyg.read_event(job.store, job.training.precision, samples.index(sample)) for sample in mine]
+    events = [plain_pyg.read_event(job.store, job.training.dtype, samples.index(sample)) for sample in mine]
     network = plain_pyg.make_network(job)
     trained = DistributedDataParallel(network) if world.size > 1 else network
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
@@ -201,10 +199,10 @@ def measured_row(how: str, ranks: int, size: int, rounds: Sequence[Sequence[Row]
 def predictions(job: Job, rows: Sequence[Row], options: argparse.Namespace) -> list[Row]:
     """What `estimate` says of measured grids, put beside them, and of larger ones; and the one it would take."""
     torch.set_num_threads(1)
-    config = flags.config_of(options, events_per_step=len(EventStore(job.store)))
-    basis = estimate.basis_here(config, job.store, World.alone())
-    machine = replace(basis.here, ranks=options.most_ranks)
-    here = grids(basis.here, basis, sorted({row["ranks"] for row in rows}), [options.grouping])
+    config = replace(job.training, events_per_step=len(EventStore(job.store)))
+    work = estimate.work_here(config, job.store, World.alone())
+    machine = replace(work.here, ranks=options.most_ranks)
+    here = grids(work.here, work, sorted({row["ranks"] for row in rows}), [options.grouping])
     chosen = {ranks: best([grid for grid in here if grid.ranks == ranks]) for ranks in {row["ranks"] for row in rows}}
     for row in rows:
         if row["how"] == MEASURED:
@@ -220,7 +218,7 @@ def predictions(job: Job, rows: Sequence[Row], options: argparse.Namespace) -> l
         {"how": PREDICTED, "ranks": grid.ranks, "domain_size": grid.domain_size, "predicted": grid.seconds,
          "waiting": grid.waiting}
         for grid in sorted(
-            grids(replace(machine, busy=1.0), basis, more, [options.grouping]), key=lambda g: (g.ranks, g.domain_size)
+            grids(replace(machine, busy=1.0), work, more, [options.grouping]), key=lambda g: (g.ranks, g.domain_size)
         )
         if grid.recompute_every is None
     ]  # fmt: skip

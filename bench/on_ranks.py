@@ -15,12 +15,15 @@ from torch import Tensor
 from domainpar.nn.program import set_threads
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.planner.steps import PRECISIONS, Training
 from domainpar.tracking.scoring.scores import score_event
+from domainpar.tracking.training.inputs import open_lessons
 from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.network import DTYPES, make_network
 from domainpar.tracking.training.parts import PartLoader
-from domainpar.tracking.training.record import peak_rss_bytes
+from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import Sample, samples_of
 
 Work = Literal["training_steps", "scoring_passes"]
@@ -42,16 +45,18 @@ class Job:
     """
 
     store: Path
-    training: Training
+    training: TrainConfig
     warmup: int = 1
     repeats: int = 3
     work: Work = "training_steps"
 
     def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
         """A trainer with the job's number of threads, and the sample of each step."""
-        set_threads(self.training.threads)
-        store = EventStore(self.store)
-        return self.training.trainer(store, world, loader), samples_of(store.events()[:1], None)
+        set_threads(self.training.threads or 1)
+        lessons = open_lessons(self.training, self.store, world)
+        trainer = make_trainer(self.training, lessons, world)
+        trainer.loader = loader or trainer.loader
+        return trainer, samples_of(lessons.store.events()[:1], None)
 
 
 def sizes(trainer: Trainer, samples: Sequence[Sample]) -> dict[str, int]:
@@ -127,9 +132,9 @@ def scoring_passes(world: World, job: Job) -> dict[str, Any]:
         user's order, and the hash of the scores.
     """
     bare = peak_rss_bytes()
-    set_threads(job.training.threads)
-    store, dtype = EventStore(job.store), PRECISIONS[job.training.precision]
-    network, seconds = job.training.network(store), 0.0
+    set_threads(job.training.threads or 1)
+    store, dtype = EventStore(job.store), DTYPES[job.training.dtype]
+    network, seconds = make_network(job.training, store), 0.0
 
     def timed(graph: Any, halo: Any) -> Tensor:
         world.transport.barrier()  # else it would be charged with waiting for slow readers

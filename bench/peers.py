@@ -43,8 +43,8 @@ from domainpar.common.agreement import gather
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.memory import MemoryMeter
 
 Exchange = Callable[[Tensor], Tensor]
 GRAPHS = ("directed", "symmetric", "empty ranks")

@@ -28,9 +28,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from domainpar.parallel.world import World
+from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.events.store import EventStore, WholeEvent
-from domainpar.tracking.planner.steps import PRECISIONS
-from domainpar.tracking.training.record import peak_rss_bytes
+from domainpar.tracking.training import network as ours
 
 
 class PlainMLP(nn.Module):
@@ -175,24 +175,24 @@ class PlainInteraction(nn.Module):
 def make_network(job: Job, form: str = "eager") -> PlainInteraction:
     """The plain network with the initial weights of domainpar's, to be run as it is or compiled."""
     store, training = EventStore(job.store), job.training
-    ours = training.network(store)
+    staged = ours.make_network(training, store)
     widths = len(store.feature_names), len(store.edge_feature_names), training.hidden, training.graph_iters
-    network = PlainInteraction(*widths, node_first=ours.node_first, checkpointed=form == "checkpoint")
-    network.to(PRECISIONS[training.precision]).load_state_dict(ours.state_dict())
+    network = PlainInteraction(*widths, node_first=staged.node_first, checkpointed=form == "checkpoint")
+    network.to(ours.DTYPES[training.dtype]).load_state_dict(staged.state_dict())
     return network
 
 
-def read_event(path: Path, precision: str, number: int = 0) -> Data:
+def read_event(path: Path, dtype: str, number: int = 0) -> Data:
     """An event of a store, by its number, as people hand it to torch_geometric."""
-    store, dtype = EventStore(path), PRECISIONS[precision]
+    store, dtype_of_rows = EventStore(path), ours.DTYPES[dtype]
     with store.open(store.events()[number]) as event:
         nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
         ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
         return Data(
-            x=torch.from_numpy(event.read_nodes("features", nodes)).to(dtype),
+            x=torch.from_numpy(event.read_nodes("features", nodes)).to(dtype_of_rows),
             edge_index=torch.from_numpy(ends).to(torch.int64),
-            edge_attr=torch.from_numpy(event.read_edges("features", edges)).to(dtype),
-            y=torch.from_numpy(event.read_edges("label", edges)).to(dtype),
+            edge_attr=torch.from_numpy(event.read_edges("features", edges)).to(dtype_of_rows),
+            y=torch.from_numpy(event.read_edges("label", edges)).to(dtype_of_rows),
         )
 
 
@@ -202,9 +202,9 @@ def training_steps(world: World, job: Job, form: str) -> dict[str, Any]:
     Loss and optimiser are those of domainpar's trainer at its default weights, which are 1 for every edge.
     """
     bare = peak_rss_bytes()
-    torch.set_num_threads(job.training.threads)
+    torch.set_num_threads(job.training.threads or 1)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    network, event = make_network(job, form), read_event(job.store, job.training.precision)
+    network, event = make_network(job, form), read_event(job.store, job.training.dtype)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
     trained = torch.compile(network, dynamic=False) if form == "compile" else network
 
@@ -240,9 +240,9 @@ def timed_step(optimizer: Any, loss_of: Callable[[], Any]) -> dict[str, float]:
 def scoring_passes(world: World, job: Job, form: str) -> dict[str, Any]:
     """The same figures as `on_ranks.scoring_passes`, of a plain form; there is no `whole`: its event lies in memory."""
     bare = peak_rss_bytes()
-    torch.set_num_threads(job.training.threads)
+    torch.set_num_threads(job.training.threads or 1)
     warnings.filterwarnings("ignore", module="torch_geometric")
-    event = read_event(job.store, job.training.precision)
+    event = read_event(job.store, job.training.dtype)
     network = make_network(job, form).eval()
     scoring = torch.compile(network, dynamic=False) if form == "compile" else network
     seconds = []

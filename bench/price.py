@@ -29,7 +29,7 @@ from without_rules import RULES, without
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.planner.steps import PRECISIONS
+from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.parts import PartLoader
 
 GROUPINGS = ("contiguous", "random")
@@ -75,7 +75,7 @@ def variants() -> dict[str, tuple[str, ...]]:
 def seconds_of_steps(job: Job, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of a step and of its phases, of every variant in turns: networks of their own on parts that all share."""
     world = World.alone()
-    loader = PartLoader(EventStore(job.store), world, dtype=PRECISIONS[job.training.precision])
+    loader = PartLoader(EventStore(job.store), world, dtype=DTYPES[job.training.dtype])
     trainers = {}
     for name, rules in variants().items():
         with without(rules):

@@ -36,10 +36,11 @@ from domainpar import estimate
 from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.tracking.planner import work
-from domainpar.tracking.planner.choice import predict
-from domainpar.tracking.training.inputs import open_lessons
-from partitioners.quality import imbalance, measure
+from domainpar.tracking.cost.cuts import Cut, stored_tiling
+from domainpar.tracking.cost.model import predict
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.sampler import samples_of
+from partitioners.quality import imbalance
 
 MEASURED, PREDICTED = "measured", "PREDICTED"
 KINDS = ("strong", "weak")
@@ -127,19 +128,20 @@ def run(case: cases.Case, ranks: int, options: argparse.Namespace) -> Ranks:
 def predict_rows(rows: Sequence[Row], events: dict[int, cases.Case], options: argparse.Namespace) -> None:
     """What `domainpar.estimate` says of each row from pieces of one rank's event; it measures in this process."""
     torch.set_num_threads(1)
-    config, alone = flags.config_of(options), World.alone()
-    basis = estimate.basis_here(config, events[1].store, alone)
+    work = estimate.work_here(flags.training_of(options), events[1].store, World.alone())
     for row in rows:
         ranks = row["ranks"]
         # More ranks than this machine has cores would be on one whose cores slow each other no more than one alone.
-        machine = basis.here if row["how"] == MEASURED else replace(basis.here, ranks=ranks, busy=1.0)
-        lessons = open_lessons(config, events[ranks].store, alone)
-        of_row = replace(basis, events=work.events_of(lessons, lessons.train[0], [lessons.train]))
-        tiling = of_row.events.tilings[0]
-        cut = measure(tiling.edge_index, tiling.parts(ranks, options.grouping), ranks)
-        grid = predict(machine, of_row, cut, ranks, (options.partitioner, options.grouping), None)
-        row |= {"predicted": grid.seconds, "ghost_ratio": cut.incident_ghost_ratio}
-        row["edge_work"] = float(cut.incident_edges.sum() / max(row["edges"], 1))
+        machine = work.here if row["how"] == MEASURED else replace(work.here, ranks=ranks, busy=1.0)
+        store = EventStore(events[ranks].store)
+        samples = samples_of(store.events(), None)
+        with store.open(samples[0].record) as event:
+            tiling = stored_tiling(event)
+        of_row = replace(work, tilings=[tiling], largest=max(it.cost for it in samples), steps=[samples])
+        cut = Cut.of(tiling, options.grouping, ranks)
+        grid = predict(machine, of_row, cut, ranks, None)
+        row |= {"predicted": grid.seconds, "ghost_ratio": cut.quality.incident_ghost_ratio}
+        row["edge_work"] = float(cut.quality.incident_edges.sum() / max(row["edges"], 1))
         if row["how"] == MEASURED:
             row["error"] = grid.seconds / row["seconds"].median - 1
 

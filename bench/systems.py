@@ -22,8 +22,9 @@ from domainpar.common.words import several
 from domainpar.measure.rates import slowest
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
+from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.planner.steps import PRECISIONS, Training
+from domainpar.tracking.training.network import DTYPES
 
 GIB = 2**30
 BARE = 0.5 * GIB
@@ -208,7 +209,7 @@ def take_turns(
             yield of_system
 
 
-def network_of(case: Case, training: Training) -> Network:
+def network_of(case: Case, training: TrainConfig) -> Network:
     """The first event of a case and the network trained on it, as formulas see them."""
     return Network(
         case.record.num_nodes,
@@ -216,7 +217,7 @@ def network_of(case: Case, training: Training) -> Network:
         training.hidden,
         training.graph_iters,
         node_first=ORDERS[training.model] == "node-first",
-        item_bytes=PRECISIONS[training.precision].itemsize,
+        item_bytes=DTYPES[training.dtype].itemsize,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.part_loading import Part, load_part
-from domainpar.tracking.planner.steps import Training
 from domainpar.tracking.reco.tracks import METHODS, TrackOptions, build_tracks, finished, logit
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scores import score_event
-from domainpar.tracking.training.network import load_network
+from domainpar.tracking.training.network import load_network, make_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
 
@@ -127,7 +126,8 @@ def measure(world: World, job: Job) -> dict[str, Any]:
     store = EventStore(job.store)
     with store.open(store.events()[0]) as event:
         part = load_part(event, world.domain)
-        model: torch.nn.Module = Training(hidden=job.hidden, graph_iters=job.graph_iters).network(store)
+        sizes = {"hidden": job.hidden, "graph_iters": job.graph_iters}
+        model: torch.nn.Module = make_network(replace(flags.USUAL, **sizes), store)
         if job.run is not None:
             model = load_network(job.run, config_of_run(job.run), "best", store, world)[0]
         network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]

@@ -22,9 +22,8 @@ from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
-    from domainpar.tracking.planner.choice import Grid
-    from domainpar.tracking.planner.machine import Machine
-    from domainpar.tracking.planner.work import Basis
+    from domainpar.tracking.cost.machine import Machine
+    from domainpar.tracking.cost.model import Grid, Work
 
 RANKS_TO_TRY = 8
 
@@ -45,8 +44,8 @@ def _work(config: EstimateConfig) -> int:
     from domainpar.common.problems import expected
     from domainpar.parallel.launcher import detect
     from domainpar.parallel.world import World
-    from domainpar.tracking.planner import show
-    from domainpar.tracking.planner.choice import best
+    from domainpar.tracking.cost import tables
+    from domainpar.tracking.cost.model import best
 
     if (detect().size or 1) > 1:
         raise ConfigError("estimate starts ranks of its own, and a launcher has started it", "type it without mpiexec")
@@ -58,7 +57,7 @@ def _work(config: EstimateConfig) -> int:
         if (problem := expected(error)) is None:
             raise
         raise ConfigError(problem.what, problem.hint, event=problem.event, file=problem.file) from error
-    print(*show.lines(found, machine, steps), sep="\n")
+    print(*tables.lines(found, machine, steps), sep="\n")
     _write(config, found, machine)
     return 0 if best(found) else 1
 
@@ -70,28 +69,29 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
         ValueError: If store, network or description will not do.
     """
     from domainpar.prepare import prepare_store
-    from domainpar.tracking.planner.choice import grids
-    from domainpar.tracking.planner.machine import Machine, of_nodes
+    from domainpar.tracking.cost.machine import Machine
+    from domainpar.tracking.cost.model import grids
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    basis = basis_here(training_asked(config), store, world, parse_names(config.partitioners))
-    machine = of_nodes(described or basis.here, config.nodes, config.watts, config.dollars_per_hour)
-    print(*_introduction(config, basis, machine, described is None), sep="\n", flush=True)
+    work = work_here(training_asked(config), store, world, parse_names(config.partitioners))
+    said = {name: getattr(config, name) for name in ("nodes", "watts", "dollars_per_hour")}
+    machine = replace(described or work.here, **{name: value for name, value in said.items() if value})
+    print(*_introduction(config, work, machine, described is None), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
     with VOICE.doing("grids of ranks compared"):
-        found = grids(machine, basis, numbers, parse_names(config.groupings), config.seed)
-    return found, machine, basis.steps_per_epoch
+        found = grids(machine, work, numbers, parse_names(config.groupings), config.seed)
+    return found, machine, work.steps_per_epoch
 
 
-def basis_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "Basis":
+def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "Work":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
-    from domainpar.tracking.planner.work import basis_of
+    from domainpar.tracking.training.arrange import work_of
 
     with VOICE.doing("steps on pieces of an event, alone"):
-        basis = basis_of(config, store, world, partitioners=partitioners)
+        work = work_of(config, store, world, partitioners=partitioners)
     with VOICE.doing("steps and messages of ranks on all cores at once"):
-        return replace(basis, here=replace(basis.here, **_of_all_cores(config, store)))
+        return replace(work, here=replace(work.here, **_of_all_cores(config, store)))
 
 
 def training_asked(config: EstimateConfig) -> TrainConfig:
@@ -104,7 +104,7 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
     from domainpar.common.limits import cores_here
     from domainpar.testing import find_mpiexec, run_ranks
-    from domainpar.tracking.planner.crowd import crowd
+    from domainpar.tracking.training.arrange import crowd
 
     if (ranks := min(len(cores_here()), RANKS_TO_TRY)) == 1:
         return {}
@@ -113,13 +113,13 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     return found
 
 
-def _introduction(config: EstimateConfig, basis: "Basis", machine: "Machine", is_here: bool) -> list[str]:
+def _introduction(config: EstimateConfig, work: "Work", machine: "Machine", is_here: bool) -> list[str]:
     """The events, the network and the machine, in words."""
     what = "GPU" if machine.gpus else "core"
     known = "measured" if is_here else "described"
     return [
-        f"events : {several(basis.steps_per_epoch, 'step')} an epoch; predicted from event {basis.events.name} with "
-        f"{basis.events.edges:,} edges",
+        f"events : {several(work.steps_per_epoch, 'step')} an epoch; predicted from event {work.event} with "
+        f"{work.edges:,} edges",
         f"network: {config.model}, hidden {config.hidden}, {several(config.graph_iters, 'iteration')}",
         f"machine: {machine.name} ({known}), {several(machine.nodes, 'machine')} of {several(machine.ranks, what)}, "
         f"{machine.operations / 1e9:,.3g} GFLOP/s a {what}, {1e6 * machine.latency:.3g} us a message and "
@@ -138,8 +138,8 @@ def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") 
         content = {"machine": asdict(machine), "grids": [grid.as_record() for grid in found]}
         write_whole(Path(config.json), (json.dumps(content, indent=1) + "\n").encode())
     if config.png is not None:
+        from domainpar.tracking.display.grids import chart
         from domainpar.tracking.display.paint_matplotlib import in_style, paint, png
-        from domainpar.tracking.planner.show import chart
 
         with in_style():
             write_whole(Path(config.png), png(paint(chart(found, machine))))

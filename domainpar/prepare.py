@@ -234,7 +234,7 @@ def _work(config: PrepareConfig) -> int:
             _say_what_is_there(directory, facts)
             if config.report:
                 from domainpar.nn.memory import ModelSize
-                from domainpar.tracking.events.forecast import print_report
+                from domainpar.tracking.cost.cuts import print_report
 
                 print_report(directory, ModelSize().bytes_of, str(ModelSize()))
     return 0

@@ -47,7 +47,7 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
     import torch
 
     from domainpar.parallel.world import World
-    from domainpar.tracking.planner.arrange import arranged
+    from domainpar.tracking.training.arrange import arranged
     from domainpar.tracking.training.inputs import store_to_resume
     from domainpar.tracking.training.run import train
 

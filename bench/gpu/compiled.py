@@ -34,9 +34,9 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, OnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.world import World
+from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import build_model
-from domainpar.tracking.planner.toy import ring_event, toy_store
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -13,18 +12,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from domainpar.common.agreement import gather
 from domainpar.common.atomic_files import write_whole
+from domainpar.common.text_table import WIDTH_OF_A_FILE, drawn
 from domainpar.common.words import several
 from domainpar.parallel.launcher import detect
 from domainpar.parallel.world import World
 
 MOST_RANKS_NAMED = 4
-WIDTH_OF_A_FILE = 118
 
 
 class Verdict(StrEnum):
@@ -131,12 +129,9 @@ def as_text(findings: Sequence[Finding], width: int = WIDTH_OF_A_FILE, colours: 
     for finding in findings:
         verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
         table.add_row(Text(finding.check), verdict, Text(finding.found), Text(finding.advice))
-    text = io.StringIO()
-    console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
-    console.print(table)
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     counts = [f"{sum(finding.verdict is verdict for finding in findings)} {verdict}" for verdict in COLOURS]
-    return "\n".join([*lines, f"doctor: {', '.join(counts)}; exit code {exit_code(findings)}"]) + "\n"
+    lines = [*drawn(table, width, colours), f"doctor: {', '.join(counts)}; exit code {exit_code(findings)}"]
+    return "\n".join(lines) + "\n"
 
 
 def show(findings: Sequence[Finding]) -> None:

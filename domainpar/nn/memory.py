@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,8 @@ BATCH_ROWS = 2**18
 """Rows of a batch on a GPU: enough to fill it, and few beside the edges of an event."""
 
 DATA_BYTES = 72
-"""Of a local edge: features, ends, pair, ids, label, class and weight."""
+"""Of a local edge: features, ends, pair, ids, label, class and weight; and of a node: features, id, degrees, scales,
+and its pairs."""
 
 LOADING_BYTES = 200
 """Of a local edge while a part is read and planned; it was seen, not derived."""
@@ -25,64 +26,15 @@ MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
 
 
+def data_bytes(nodes: Any, edges: Any) -> Any:
+    """Bytes of a part that stays in memory from step to step."""
+    return DATA_BYTES * (nodes + edges)
+
+
 def bytes_of_layers(rows: Any, widths: Sequence[int], item_bytes: int) -> Any:
     """Memory of a stage's layers, before activations, given their widths; of each part, if rows are an array."""
     # Padded, and with each row the inverse of its standard deviation.
     return rows * sum(-(-width // COLUMN_BLOCK) * COLUMN_BLOCK + 1 for width in widths) * item_bytes
-
-
-class Forecast(Protocol):
-    """The memory of a rank that trains a network, as a function of its part.
-
-    Attributes:
-        recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
-        in_files: Whether tables lie in files.
-    """
-
-    data_bytes: ClassVar[int]
-
-    @property
-    def recompute_every(self) -> int | None: ...
-
-    @property
-    def in_files(self) -> bool: ...
-
-    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray: ...
-
-    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int: ...
-
-    def leanest_recompute(self) -> int | None: ...
-
-
-@dataclass(frozen=True)
-class MeasuredSize:
-    """The memory of a rank that trains some network: what a piece of an event took, scaled by edges.
-
-    Attributes:
-        bytes_of_edge: What each edge takes, with its share of the nodes.
-        fixed_bytes: What does not grow with edges.
-        recompute_every: See `Forecast`.
-    """
-
-    bytes_of_edge: float
-    fixed_bytes: int
-    recompute_every: int | None = None
-
-    data_bytes: ClassVar[int] = DATA_BYTES
-    in_files: ClassVar[bool] = False
-
-    def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
-        """Predicted peak of one training step above the bare process, of each part."""
-        edges = np.asarray(num_edges, np.int64)
-        return (edges * (self.bytes_of_edge + self.data_bytes)).astype(np.int64) + self.fixed_bytes
-
-    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int:
-        """The same on a GPU, where it was measured then."""
-        return int(self.bytes_of(np.array([num_nodes]), np.array([num_edges]))[0])
-
-    def leanest_recompute(self) -> int | None:
-        """1, if all is kept: of many networks that is least."""
-        return 1 if self.recompute_every is None else None
 
 
 @dataclass(frozen=True)
@@ -113,8 +65,6 @@ class ModelSize:
     in_files: bool = False
     offloaded: bool = False
 
-    data_bytes: ClassVar[int] = DATA_BYTES
-
     def __str__(self) -> str:
         return f"hidden {self.hidden}, {self.graph_iters} iterations, {8 * self.item_bytes} bit"
 
@@ -143,11 +93,12 @@ class ModelSize:
             return edges * LOADING_BYTES + rows
         kept = self._kept(self.recompute_every)
         of_readouts = 2 * (self.readouts - 1) * self.item_bytes
-        of_edges = edges * ((kept + self.node_first) * edge_state + self.data_bytes + of_readouts)
+        of_edges = edges * ((kept + self.node_first) * edge_state + of_readouts)
         rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
-        return of_edges + rows * node_state + self._of_layers(nodes, edges)
+        there: IntArray = of_edges + rows * node_state + self._of_layers(nodes, edges) + data_bytes(nodes, edges)
+        return there
 
-    def bytes_on_gpu(self, num_nodes: int, num_edges: int, in_kernels: bool) -> int:
+    def bytes_on_gpu(self, num_nodes: Any, num_edges: Any, in_kernels: bool) -> Any:
         """The same on a GPU, where no stage keeps its layers.
 
         Of each iteration there are three tables of nodes. In backward of a stage there are besides the gradients of its
@@ -166,20 +117,21 @@ class ModelSize:
         twice = 1 + self.node_first
         kept = self._kept(self.recompute_every)
         kept = min(kept, 3 - twice) if self.offloaded else kept
-        of_edges = (kept + self.node_first) * edge_state + self.data_bytes + 2 * (self.readouts - 1) * self.item_bytes
+        of_edges = (kept + self.node_first) * edge_state + 2 * (self.readouts - 1) * self.item_bytes
         there = num_edges * of_edges + num_nodes * (3 * kept + 5 * twice) * node_state
+        there += data_bytes(num_nodes, num_edges)
         if in_kernels:
             return there + num_edges * (2 * edge_state + node_state) + self._of_programs(num_edges)
         tables = self.layers * (6 if self.edge_item_bytes is None else 9)
-        of_batch = min(num_edges, BATCH_ROWS) * tables * node_state
+        of_batch = np.minimum(num_edges, BATCH_ROWS) * tables * node_state
         return there + num_edges * (edge_state + twice * node_state) + of_batch
 
-    def _of_programs(self, num_edges: int) -> int:
+    def _of_programs(self, num_edges: Any) -> Any:
         """The memory in which the programs of a launch on a GPU work, each with some 1,000 edges at a time."""
         # What a program makes of a block of rows, forth and back, and its sums of an update's parameters.
         of_block = min(64 * self.hidden, 4096) * 2 * self.layers
         of_parameters = (2 + self.layers) * self.hidden**2 + 4 * self.layers * self.hidden
-        return min(num_edges // 1000 + 1, 264) * (of_block + of_parameters) * 4
+        return np.minimum(num_edges // 1000 + 1, 264) * (of_block + of_parameters) * 4
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
         """Layers that stages keep, where they are few, in the type of the parameters."""

@@ -10,13 +10,14 @@ pytest.importorskip("torch_geometric")
 
 import on_ranks
 import plain_pyg
+from flags import USUAL
 from systems import Network
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.part_loading import load_part
-from domainpar.tracking.planner.steps import Training
+from domainpar.tracking.training.network import make_network
 
 MODELS = ("interaction", "interaction-node-first")
 
@@ -27,7 +28,7 @@ def store(tmp_path_factory):
 
 
 def job_for(store, model):
-    return on_ranks.Job(store, Training(model, hidden=16, graph_iters=2))
+    return on_ranks.Job(store, replace(USUAL, model=model, hidden=16, graph_iters=2))
 
 
 def difference(one, other):
@@ -38,7 +39,7 @@ def difference(one, other):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plain_network_with_our_weights_gives_our_logits(store, model, form):
     job, opened = job_for(store, model), EventStore(store)
-    ours, plain = job.training.network(opened), plain_pyg.make_network(job, form)
+    ours, plain = make_network(job.training, opened), plain_pyg.make_network(job, form)
     with torch.no_grad(), opened.open(opened.events()[0]) as stored:
         part = load_part(stored, World.alone().domain)
         logits = ours(part.graph, part.halo)

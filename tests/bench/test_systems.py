@@ -1,14 +1,14 @@
 """How systems take turns, and what a benchmark refuses to print as an agreement."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import measuring
 import pytest
 import systems
+from flags import USUAL
 from on_ranks import Job
 from systems import Measured, Network, System
-
-from domainpar.tracking.planner.steps import Training
 
 SMALL = Network(100, 1000, 16, 2)
 
@@ -28,7 +28,7 @@ def turns(monkeypatch, tmp_path, network=SMALL, rounds=2, run=lambda system: ran
 
     monkeypatch.setattr(System, "run", recorded)
     compared = [System("domainpar"), System.plain("eager")]
-    measured = systems.take_turns(compared, Job(tmp_path, Training()), network, rounds, 1.0)
+    measured = systems.take_turns(compared, Job(tmp_path, USUAL), network, rounds, 1.0)
     return order, list({id(of_system): of_system for of_system in measured}.values())
 
 
@@ -110,9 +110,10 @@ def test_ranks_and_threads_are_varied_one_at_a_time():
 def test_threads_of_a_system_reach_its_training(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(systems, "run_ranks", lambda function, ranks, job, *rest, **how: asked.append((ranks, job)))
-    System("domainpar", ranks=2, threads=3, changes={"precision": "bf16"}).run(Job(tmp_path, Training(hidden=32)), 1.0)
+    job = Job(tmp_path, replace(USUAL, hidden=32))
+    System("domainpar", ranks=2, threads=3, changes={"precision": "bf16"}).run(job, 1.0)
     ((ranks, job),) = asked
-    assert (ranks, job.training) == (2, Training(hidden=32, threads=3, precision="bf16"))
+    assert (ranks, job.training) == (2, replace(USUAL, hidden=32, threads=3, precision="bf16"))
 
 
 def test_a_system_is_compared_with_others_of_its_allocator_and_of_as_many_threads():

@@ -6,7 +6,7 @@ import pytest
 from random_store import write_random_store
 
 from domainpar import estimate
-from domainpar.tracking.planner.machine import Machine
+from domainpar.tracking.cost.machine import Machine
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_described_machine_is_looked_at_up_to_all_of_its_ranks(store, tmp_path
     }
     assert "choice :" in out
     assert "dollars" in out
-    assert "kWh" in out
+    assert "(--watts)" in out
     assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -13,13 +13,13 @@ from domainpar.runs.checkpoint_files import FILES, CheckpointFiles
 from domainpar.runs.records import run_record
 from domainpar.testing import run_command
 from domainpar.tracking.command_line import config_of_run
+from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.diagnosis.files import event_problem
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events import acorn, given_edges, heptrkx, pyg, trackml
 from domainpar.tracking.events.colliderml import ColliderMLEvents
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.store import EventStore, StoredEvent
-from domainpar.tracking.planner.machine import Machine
 from domainpar.tracking.scoring import tuning
 from domainpar.tracking.scoring.score_files import list_of, read_scores
 from domainpar.tracking.training.acorn_checkpoint import read_network

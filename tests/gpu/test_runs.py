@@ -19,6 +19,7 @@ from domainpar.nn import stages
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.flops import counted
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.memory import data_bytes
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.scoring import scores
@@ -138,7 +139,7 @@ def test_memory_is_forecast_for_both_engines(engine, how, monkeypatch):
         logits.backward(torch.ones_like(logits))
         sink.reduce(world.transport)
         predicted = size.bytes_on_gpu(num_nodes, num_edges, in_kernels=engine == "triton")
-        forecast = predicted - num_edges * size.data_bytes
+        forecast = predicted - data_bytes(num_nodes, num_edges)
         return (torch.cuda.memory_stats()["requested_bytes.all.peak"] - before) / forecast
 
     assert 0.75 <= used(2000, 60_000) <= 1

@@ -66,7 +66,7 @@ def test_a_step_takes_the_tables_that_were_predicted(event, monkeypatch, flags, 
         logits.backward(torch.ones_like(logits))
         sink.reduce(world.transport)
         sizes = part.graph.plan.num_local, part.graph.num_edges, len(part.graph.tiles.pair_rows)
-        return live.most, int(model.size.bytes_of(*sizes)) - part.graph.num_edges * model.size.data_bytes
+        return live.most, int(model.size.bytes_of(*sizes)) - memory.data_bytes(*sizes[:2])
 
     ((taken, predicted),) = run_ranks(step, 1)
     assert 1 <= predicted / taken < 1.08

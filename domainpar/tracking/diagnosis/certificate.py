@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,14 @@ from domainpar.common.words import several
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Finding, as_record, failed, gathered, skipped, works
 from domainpar.measure.ring import NUM_LAYERS, REACH
-from domainpar.nn.memory import ModelSize
-from domainpar.nn.program import set_threads
 from domainpar.parallel.gpus import dealt, seen_by
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.world import World
-from domainpar.tracking.config import DoctorConfig
+from domainpar.tracking.config import DoctorConfig, TrainConfig
+from domainpar.tracking.cost.memory import MemoryMeter
+from domainpar.tracking.diagnosis.layouts import PRECISIONS, SMALL, layouts, names_by_hash, trained
+from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.planner.steps import PRECISIONS, SMALL, Training, layouts, names_by_hash, trained
-from domainpar.tracking.planner.toy import ring_event, toy_store
-from domainpar.tracking.training.memory import MemoryMeter
 from domainpar.tracking.training.sampler import samples_of
 
 CERTIFICATE_VERSION = 1
@@ -39,14 +37,14 @@ NO_TIME = ("no time left", "give it more: --minutes")
 TRACKS = {"small": 500, "large": 8000}
 TRACKS_OF_LAYOUTS = (60, 43)
 FIRST_GUESS = 5.0  # seconds of the steps on the small event
-TRAINING = Training(hidden=64, graph_iters=4, rate=1e-2)
+TRAINING = replace(SMALL, hidden=64, graph_iters=4)
 NUM_STEPS = 3
 GOOD_EFFICIENCY = 0.5
 MOST_OVER_EXPECTED = 1.3
 GPU_TRACKS = 60
 GPU_BOUNDS = {"float32": 1e-4, "float64": 1e-11}
 KEPT = ("seconds", "seconds_compute", "seconds_exchange", "seconds_wait", "owned_nodes", "ghost_nodes", "halo_bytes")
-OF_TRAINING = ("precision", "grouping", "threads", "recompute_every", "hidden", "graph_iters")
+OF_TRAINING = ("grouping", "recompute_every", "hidden", "graph_iters")
 
 
 class Budget:
@@ -138,8 +136,10 @@ def check_layouts(world: World, budget: Budget) -> tuple[list[Finding], list[dic
     events = [ring_event(max(tracks, world.size), seed) for seed, tracks in enumerate(TRACKS_OF_LAYOUTS)]
     with toy_store(*events, num_ranks=world.size) as store:
         for layout in layouts(world):
-            if budget.allows(f"{layout.training.precision} {layout.name}"):
-                settings = {name: getattr(layout.training, name) for name in OF_TRAINING}
+            precision = layout.training.precision_in_words
+            if budget.allows(f"{precision} {layout.name}"):
+                settings = {"precision": precision, "threads": layout.training.threads or 1}
+                settings |= {name: getattr(layout.training, name) for name in OF_TRAINING}
                 cases.append({"how": layout.name, **settings, "sha256": layout.hashes(store, world)})
     return [judge_layouts(name, [case for case in cases if case["precision"] == name]) for name in PRECISIONS], cases
 
@@ -161,95 +161,78 @@ def judge_layouts(precision: str, cases: Sequence[Mapping[str, Any]]) -> Finding
 # --- steps on rank 0 alone and on all ranks, and on a GPU -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Some steps on some ranks.
-
-    Attributes:
-        record: Of the fastest step, as `train` writes it: lists hold one value a rank.
-        expected: Bytes that each rank was expected to take at its peak.
-        taken: Bytes of each rank's peak above its bare process; None where that could not be told.
-    """
-
-    record: dict[str, Any]
-    expected: list[int]
-    taken: list[int | None]
-
-    @property
-    def seconds(self) -> float:
-        return float(self.record["seconds"])
-
-
 def measure_steps(world: World, name: str, tracks: int) -> tuple[list[Finding], dict[str, Any], float]:
     """Steps on a toy event of that name and so many tracks, on all ranks and on rank 0 alone. *Collective*.
 
     Returns findings about time and memory, the figures, and seconds of both steps; the same on every rank.
     """
-    threads = world.cores_for_each()
+    config = replace(TRAINING, threads=world.cores_for_each())
     with toy_store(ring_event(tracks), num_ranks=world.size) as store:
-        together, alone = several_steps(store, world, threads), None
+        together, alone = fastest_step(config, store, world), None
         if world.is_root:
             # Tables that ranks keep are still held, so only time is measured, and memory computed.
-            steps = several_steps(store, World.alone(world.device), threads)
-            alone = {"seconds": steps.seconds, "expected_bytes": steps.expected[0]}
+            alone = fastest_step(config, store, World.alone(world.device))
     alone = gather(world.transport, alone)[0]
     figures = {
         "nodes": NUM_LAYERS * tracks,
         "edges": (NUM_LAYERS - 1) * tracks * (2 * REACH + 1) + 2,
         "hidden": TRAINING.hidden,
         "graph_iters": TRAINING.graph_iters,
-        "threads_of_a_rank": threads,
+        "threads_of_a_rank": config.threads,
         "seconds_alone": alone["seconds"],
-        "ranks": {kept: together.record[kept] for kept in KEPT},
+        "ranks": {kept: together[kept] for kept in KEPT},
         "memory": {
-            "taken_bytes": together.taken,
-            "expected_bytes": together.expected,
-            "expected_bytes_alone": alone["expected_bytes"],
+            "taken_bytes": together["taken_bytes"],
+            "expected_bytes": together["expected_bytes"],
+            "expected_bytes_alone": alone["expected_bytes"][0],
         },
     }
     findings = [judge_time(name, world.size, together, alone), judge_memory(name, together, alone)]
-    return findings, figures, together.seconds + alone["seconds"]
+    return findings, figures, together["seconds"] + alone["seconds"]
 
 
-def several_steps(store: EventStore, world: World, threads: int) -> Steps:
-    """Some steps on the one event of a store, shared by all ranks. *Collective*."""
+def fastest_step(config: TrainConfig, store: EventStore, world: World) -> dict[str, Any]:
+    """The fastest of some steps on the one event of a store, shared by all ranks. *Collective*.
+
+    Returns:
+        Its record, as `train` writes it: lists hold one value a rank. Besides `expected_bytes` and `taken_bytes` at the
+        peak of each rank, above its bare process; None of those where that could not be told.
+    """
     one_domain = World.over(world.transport, world.device, domain_size=world.size)
-    set_threads(threads)
     memory = MemoryMeter(world.device)
-    trainer, samples = TRAINING.trainer(store, one_domain), samples_of(store.events(), None)
-    part = trainer.loader.load(samples[0])
-    assert part is not None, "nothing is left out here"
-    expected = memory.expect(ModelSize(TRAINING.hidden, TRAINING.graph_iters), part, 0, one_domain)
-    records = [trainer.step(samples, step) for step in range(NUM_STEPS)]
+    trainer, records = trained(config, store, one_domain, NUM_STEPS)
     taken = memory.taken(one_domain)
-    set_threads(1)
+    part, size = trainer.loader.load(samples_of(store.events(), None)[0]), trainer.model.size
+    assert part is not None, "nothing is left out here"
+    assert size is not None, "of networks on stages there is a formula"
+    expected = memory.expect(size, part.name, part.graph, one_domain)
     fastest = min(records, key=lambda record: float(record["seconds"]))
-    return Steps(fastest, [share.expected for share in expected.shares], taken)
+    return {**fastest, "expected_bytes": [share.expected for share in expected.shares], "taken_bytes": taken}
 
 
-def judge_time(name: str, num_ranks: int, together: Steps, alone: dict[str, Any]) -> Finding:
+def judge_time(name: str, num_ranks: int, together: Mapping[str, Any], alone: Mapping[str, Any]) -> Finding:
     """Seconds of a step on all ranks against those on one."""
     check = f"scaling, {name}"
     if num_ranks == 1:
-        return works(check, f"a step takes {together.seconds:.3g} s on one rank", seconds=together.seconds)
-    speedup = alone["seconds"] / together.seconds
+        return works(check, f"a step takes {together['seconds']:.3g} s on one rank", seconds=together["seconds"])
+    speedup = alone["seconds"] / together["seconds"]
     text = (
-        f"a step takes {alone['seconds']:.3g} s on one rank and {together.seconds:.3g} s on {num_ranks}: "
+        f"a step takes {alone['seconds']:.3g} s on one rank and {together['seconds']:.3g} s on {num_ranks}: "
         f"{speedup:.2f} times as fast, {100 * speedup / num_ranks:.0f} % of ideal"
     )
     slow = "see 'cores' and 'transport': ranks that share cores, or a slow network; small events gain little anyway"
     return works(check, text, slow if speedup / num_ranks < GOOD_EFFICIENCY else "", speedup=speedup)
 
 
-def judge_memory(name: str, together: Steps, alone: dict[str, Any]) -> Finding:
+def judge_memory(name: str, together: Mapping[str, Any], alone: Mapping[str, Any]) -> Finding:
     """Memory that ranks took against what was expected of them."""
     check = f"memory, {name}"
-    of_ranks = zip(together.taken, together.expected)
+    of_ranks = zip(together["taken_bytes"], together["expected_bytes"])
     ratios = [(taken / share, taken, share) for taken, share in of_ranks if taken is not None]
     if not ratios:
         return skipped(check, "this system does not tell peaks: processes held more before")
     ratio, taken, share = max(ratios)
-    at_peak, by_share, by_all = (f"{size / 2**20:,.0f} MiB" for size in (taken, share, alone["expected_bytes"]))
+    at_peak, by_share, by_all = (f"{size / 2**20:,.0f} MiB" for size in (taken, share, alone["expected_bytes"][0]))
     text = (
         f"the rank that took most for its share took {at_peak} at its peak, expected {by_share}; "
         f"the whole event on one rank: {by_all} expected"
@@ -280,7 +263,7 @@ def check_gpu(precision: str, index: int) -> Finding:
 
 def gradients(precision: str, store: EventStore, device: torch.device) -> dict[str, torch.Tensor]:
     """Gradients of one step on a whole event, on the host, by parameter."""
-    trainer, _ = trained(replace(SMALL, precision=precision), store, World.alone(device), 1)
+    trainer, _ = trained(replace(SMALL, **PRECISIONS[precision]), store, World.alone(device), 1)
     named = trainer.model.named_parameters()
     return {name: value.grad.detach().cpu().double() for name, value in named if value.grad is not None}
 

@@ -39,8 +39,8 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig
 from domainpar.tracking.diagnosis.certificate import certify
 from domainpar.tracking.diagnosis.files import check_run, check_store
-from domainpar.tracking.planner.steps import SMALL, trained_sha256
-from domainpar.tracking.planner.toy import ring_event, toy_store
+from domainpar.tracking.diagnosis.layouts import SMALL, trained_sha256
+from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 
 THREAD_RANKS = 3
 CERTIFICATE = "certificate.json"

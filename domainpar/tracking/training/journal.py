@@ -20,18 +20,18 @@ from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
+from domainpar.tracking.cost.memory import Expectation
+from domainpar.tracking.cost.prices import in_words
+from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, edges_per_hit, kept_place
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.inputs import Lessons
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.memory import Expectation
-from domainpar.tracking.training.monitor.prices import in_words
 from domainpar.tracking.training.monitor.ranks import lines as straggler_lines
 from domainpar.tracking.training.monitor.spikes import lines as spike_lines
 from domainpar.tracking.training.record import MetricsFile, keep_records, readable
 from domainpar.tracking.training.sampler import Sample
-from domainpar.tracking.training.scratch import Traffic
 from domainpar.tracking.training.trackers import Tracker
 
 LONG_EPOCH = 10.0

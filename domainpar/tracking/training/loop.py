@@ -21,6 +21,7 @@ from domainpar.nn.heads import Readings
 from domainpar.nn.noise import key_of
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.world import World
+from domainpar.tracking.cost.model import deal
 from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.metrics import EdgeCounts, metrics_of
@@ -31,7 +32,7 @@ from domainpar.tracking.training.monitor.sizes import Changes, of_layers
 from domainpar.tracking.training.monitor.spikes import Spikes
 from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, Totals
 from domainpar.tracking.training.record import Tally
-from domainpar.tracking.training.sampler import Sample, deal
+from domainpar.tracking.training.sampler import Sample
 from domainpar.tracking.training.targets import NOT_KNOWN
 from domainpar.tracking.training.tasks import Task
 

@@ -186,9 +186,11 @@ class PartLoader:
             self._kept.popitem(last=False)
         return self._kept[sample]
 
-    def kept_edges(self, samples: Sequence[Sample]) -> int:
-        """Local edges, roughly, of the parts that this rank keeps once it has loaded all these samples."""
-        return min(sum(sample.cost for sample in samples) // self.world.domain.size, self.keep_edges)
+    def kept(self, samples: Sequence[Sample]) -> tuple[int, int]:
+        """Nodes and local edges, roughly, of the parts that this rank keeps once it has loaded all these samples."""
+        nodes, edges = (sum(counts) for counts in ([it.num_nodes for it in samples], [it.cost for it in samples]))
+        kept = min(edges // self.world.domain.size, self.keep_edges)
+        return nodes * kept // max(edges, 1), kept
 
     def total(self, counted: Sequence[LabelledPart | Counted], num_samples: int) -> Totals:
         """Add up edges, labels and samples over all ranks, and note the samples left out. *Collective* over all ranks.

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from domainpar.common.compiling import clock
 from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
+from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.training.label_loss import metrics_of
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.tracking.training.parts import LabelledPart
@@ -225,13 +223,3 @@ def readable(record: dict[str, Any]) -> str:
         of_label = [(name, figures.get(name), how) for name, how in SHOWN_OF_LABELS.items()]
         shown[-1:-1] = [f"{label}_{name}={value:{how}}" for name, value, how in of_label if value is not None]
     return " ".join(shown + ["approximate=yes"] * (record.get("counted_against") == AGAINST[True]))
-
-
-def peak_rss_bytes() -> int:
-    """The most memory this process ever held, or has held since a run began to watch it, in bytes."""
-    # Not ru_maxrss, where Linux has better: a process inherits it from the one that started it, such as a launcher.
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

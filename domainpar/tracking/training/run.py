@@ -22,6 +22,9 @@ from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.config.texts import parse_betas, parse_factors
+from domainpar.tracking.cost.epochs import Costs
+from domainpar.tracking.cost.memory import MemoryMeter
+from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.forecast import choose_recompute, expected_memory
@@ -29,13 +32,10 @@ from domainpar.tracking.training.inputs import Lessons, open_lessons, steps_of
 from domainpar.tracking.training.journal import Journal
 from domainpar.tracking.training.keeper import Keeper
 from domainpar.tracking.training.loop import Schedule, Trainer
-from domainpar.tracking.training.memory import MemoryMeter
-from domainpar.tracking.training.monitor.costs import Costs
 from domainpar.tracking.training.monitor.profile import Profile
 from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
-from domainpar.tracking.training.scratch import traffic
 from domainpar.tracking.training.trackers import check_tracker
 
 

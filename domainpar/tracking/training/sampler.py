@@ -1,4 +1,4 @@
-"""The samples of each step, a function of (seed, epoch) and never of the ranks, and their share-out to data groups."""
+"""The samples of each step, a function of (seed, epoch) and never of the ranks."""
 
 from __future__ import annotations
 
@@ -100,15 +100,3 @@ def _within(samples: Sequence[Sample], node_budget: int) -> list[list[Sample]]:
             nodes = sample.num_nodes
         steps[-1].append(sample)
     return steps
-
-
-def deal(samples: Sequence[Sample], num_groups: int) -> list[list[Sample]]:
-    """Hand samples to data groups so that costs balance: the costliest first, each to the least loaded group."""
-    hands: list[list[Sample]] = [[] for _ in range(num_groups)]
-    load = [0] * num_groups
-    # Sorting is stable and `index` takes the first: every rank deals the same hands.
-    for sample in sorted(samples, key=lambda sample: -sample.cost):
-        group = load.index(min(load))
-        hands[group].append(sample)
-        load[group] += sample.cost
-    return hands

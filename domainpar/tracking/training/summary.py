@@ -14,14 +14,15 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import Network, TrainConfig, flag, is_code
+from domainpar.tracking.cost.memory import Expectation
+from domainpar.tracking.cost.model import deal
+from domainpar.tracking.cost.prices import in_words, mean_epoch
+from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training.inputs import Lessons
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.memory import Expectation
-from domainpar.tracking.training.monitor.prices import in_words, mean_epoch
 from domainpar.tracking.training.parts import Skip
-from domainpar.tracking.training.sampler import Sample, deal
-from domainpar.tracking.training.scratch import Traffic
+from domainpar.tracking.training.sampler import Sample
 from domainpar.tracking.training.tasks import Tasks, task_lines
 from partitioners import number_of_sectors
 
@@ -73,7 +74,7 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
     share, num_ranks = expectation.shares[rank], len(expectation.shares)
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
     ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
-    every = expectation.size.recompute_every
+    every = expectation.recompute_every
     how = "" if every is None else f", with --recompute-every {every}"
     first = (
         f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for"
@@ -82,16 +83,16 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
         f"{several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event {expectation.sample}{how}"
     )
     lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
-    if expectation.size.in_files:
+    if expectation.in_files:
         lines.append(
             f"           {byte_size(share.in_files)} of tables lie in files of --scratch: the same bits, more seconds"
         )
-    every = expectation.size.leanest_recompute()
-    recompute = "" if every is None else f"--recompute-every {every}, "
-    for shortage in expectation.shortages():
+    recompute = "" if expectation.leaner is None else f"--recompute-every {expectation.leaner}, "
+    for short in expectation.shortages():
+        wanted, free = byte_size(sum(it.expected for it in short)), byte_size(min(it.free for it in short))
         lines += [
-            f"WARNING: {several(shortage.ranks, 'rank')} on {shortage.where} will want {byte_size(shortage.expected)}, "
-            f"{byte_size(shortage.free)} are free: the system may end the run.",
+            f"WARNING: {several(len(short), 'rank')} on {short[0].where} will want {wanted}, {free} are free: the "
+            "system may end the run.",
             f"         To take less: {recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters",
         ]
     return lines

@@ -7,9 +7,9 @@ import torch
 
 from domainpar.diagnosis.finding import Verdict, gathered
 from domainpar.testing import run_ranks
+from domainpar.tracking.diagnosis import toy
 from domainpar.tracking.diagnosis.doctor import check_split
-from domainpar.tracking.planner import toy
-from domainpar.tracking.planner.toy import NUM_TILES, ring_event, tiles_for, tiles_of
+from domainpar.tracking.diagnosis.toy import NUM_TILES, ring_event, tiles_for, tiles_of
 
 
 @pytest.fixture

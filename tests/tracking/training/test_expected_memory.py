@@ -7,12 +7,16 @@ import torch
 from random_store import write_random_store
 
 from domainpar.common.agreement import Refused
+from domainpar.nn.interaction import InteractionNetwork
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
+from domainpar.tracking.cost import pieces
+from domainpar.tracking.cost.memory import OF_PROCESS
+from domainpar.tracking.cost.pieces import Piece
+from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import ORDERS, PUBLISHED_ON_STAGES
 from domainpar.tracking.training import forecast
-from domainpar.tracking.training.memory import OF_PROCESS
 from domainpar.tracking.training.run import train
 
 SIZES = {"hidden": 16, "graph_iters": 4, "epochs": 1, "lr": 1e-2}
@@ -48,7 +52,7 @@ def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(stor
 
 def test_tensors_are_counted_from_when_they_are_made_until_nobody_holds_them():
     x = torch.ones(1000)
-    with forecast._Tensors() as counted:
+    with pieces._Tensors() as counted:
         y = x * 2
         z = y[:500] * 3
         del y
@@ -58,39 +62,41 @@ def test_tensors_are_counted_from_when_they_are_made_until_nobody_holds_them():
     assert counted._now == z.nbytes + w.nbytes
 
 
+def taken(of_edge, fixed=0):
+    """Two pieces of an event of which an edge took so many bytes, by how much is computed again."""
+
+    def weighed(*_, every, **__):
+        return [Piece(edges, int(fixed + of_edge[every] * edges), 0, 0, 0.0) for edges in (500, 1500)]
+
+    return weighed
+
+
 def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(forecast, "EDGES_OF_A_PIECE", 500)
-    peaks = []
-
-    def peak(model, part, every):
-        peaks.append(part.graph.num_edges)
-        return 7000 + 300 * part.graph.num_edges
-
-    monkeypatch.setattr(forecast, "_peak", peak)
+    monkeypatch.setattr(pieces, "weighed", taken({None: 300}, 7000))
     _, about = trained(store, tmp_path / "run", model="gcn", allocator="system")
-    few, many = peaks
-    assert few < many < 3200
-    edges = 3000 + 37
-    kept = 3 * 3000 + 3 * 37 - edges  # of the other events
-    data = 72 * (edges + kept)
+    edges, nodes = 3000 + 37, 400 + 10
+    data = 72 * (edges + 3 * 3000 + 3 * 37 - edges + 3 * 400 + 30 - nodes)  # those of the other events, too
     fixed = 7000 + OF_PROCESS + forecast.OF_TORCH
     assert about["memory"]["expected_bytes"][0] == pytest.approx(fixed + 300 * edges + data, abs=16)
 
 
-def way(store, tmp_path, **flags):
-    return trained(store, tmp_path / "run", model="acorn2", **flags)[0]
-
-
-def sizes(monkeypatch, of_edge):
-    """Pretend how many bytes an edge takes, by how much is computed again."""
-    monkeypatch.setattr(forecast, "_measured", lambda trainer, lessons, sample, every: (of_edge[every], 0))
+def test_pieces_of_an_event_grow_and_are_shared(store):
+    opened, model = EventStore(store), InteractionNetwork(3, 6, hidden=16, graph_iters=2)
+    alone, shared = (pieces.weighed(model, opened, opened.events()[0], ranks=ranks) for ranks in (1, 2))
+    assert 0 < alone[0].edges < alone[1].edges == 3000
+    assert all(few < many for few, many in zip(alone[0][:3], alone[1][:3]))
+    assert [piece.exchanges for piece in shared] == [2, 2]
+    assert shared[1].edges < 3000
+    assert alone[1].bytes_of_ghost == 0 < shared[1].bytes_of_ghost
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize(("gib", "expected"), [(400, None), (60, 2), (20, 1)])
 def test_auto_recomputes_no_more_than_a_limit_makes_necessary(store, tmp_path, monkeypatch, num_ranks, gib, expected):
     gibibyte_of_event = 2**30 / 3037 * 1.05 * num_ranks
-    sizes(monkeypatch, {None: 100 * gibibyte_of_event, 2: 25 * gibibyte_of_event, 1: 10 * gibibyte_of_event})
+    monkeypatch.setattr(
+        pieces, "weighed", taken({None: 100 * gibibyte_of_event, 2: 25 * gibibyte_of_event, 1: 10 * gibibyte_of_event})
+    )
     flags = {"recompute_every": "auto", "memory_limit": float(gib)}
     assert trained(store, tmp_path / "run", num_ranks, model="acorn2", **flags)[0] == expected
 

@@ -13,13 +13,14 @@ from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
 from domainpar.common import limits
-from domainpar.nn.memory import ModelSize
+from domainpar.nn.memory import ModelSize, data_bytes
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost import memory
+from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Share, free_memory
 from domainpar.tracking.events.store import EventStore, write_manifest
-from domainpar.tracking.training import memory, summary
-from domainpar.tracking.training.memory import Expectation, MemoryMeter, Share, free_memory
+from domainpar.tracking.training import summary
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
@@ -36,10 +37,10 @@ def store(tmp_path_factory):
 # --- expected ---------------------------------------------------------------------------------------------------------
 
 
-def _expect(world, store, size, kept_edges):
+def _expect(world, store, size, kept):
     samples = samples_of(EventStore(store).events("train"), None)
     part = PartLoader(EventStore(store), world).load(samples[-1])
-    expected = MemoryMeter(CPU).expect(size, part, kept_edges, world)
+    expected = MemoryMeter(CPU).expect(size, part.name, part.graph, world, kept)
     graph = part.graph
     bytes_of_part = size.bytes_of(
         np.array([graph.plan.num_local]), np.array([graph.num_edges]), np.array([len(graph.tiles.pair_rows)])
@@ -49,7 +50,7 @@ def _expect(world, store, size, kept_edges):
 
 def test_every_rank_knows_what_all_ranks_will_hold(store):
     size = ModelSize(hidden=16, graph_iters=2)
-    found = run_ranks(_expect, 3, store, size, 0)
+    found = run_ranks(_expect, 3, store, size, (0, 0))
     assert len({expected for expected, _, _ in found}) == 1
     for share, (_, counts, of_part) in zip(found[0][0].shares, found):
         assert (share.owned, share.ghosts, share.edges) == counts
@@ -59,20 +60,23 @@ def test_every_rank_knows_what_all_ranks_will_hold(store):
 
 def test_data_of_other_events_that_stay_in_memory_are_counted(store):
     size = ModelSize(hidden=16, graph_iters=2)
-    (alone, counts, _), (among, _, _) = (run_ranks(_expect, 1, store, size, kept)[0] for kept in (0, 100_000))
-    assert among.shares[0].expected - alone.shares[0].expected == (100_000 - counts[2]) * size.data_bytes
+    (alone, (nodes, _, edges), _), (among, _, _) = (
+        run_ranks(_expect, 1, store, size, kept)[0] for kept in ((0, 0), (50_000, 100_000))
+    )
+    others = data_bytes(50_000 - nodes, 100_000 - edges)
+    assert among.shares[0].expected - alone.shares[0].expected == others
 
 
-def _kept_edges(world, store, keep_edges):
-    return PartLoader(EventStore(store), world, keep_edges=keep_edges).kept_edges(
+def _kept(world, store, keep_edges):
+    return PartLoader(EventStore(store), world, keep_edges=keep_edges).kept(
         samples_of(EventStore(store).events(), None)
     )
 
 
 def test_parts_of_all_events_stay_as_long_as_there_is_room(store):
-    edges = 700 + 737 + 774 + 811
-    assert run_ranks(_kept_edges, 2, store, 10_000) == [edges // 2] * 2
-    assert run_ranks(_kept_edges, 2, store, 1000) == [1000] * 2
+    nodes, edges = 150 + 160 + 170 + 180, 700 + 737 + 774 + 811
+    assert run_ranks(_kept, 2, store, 10_000) == [(nodes // 2, edges // 2)] * 2
+    assert run_ranks(_kept, 2, store, 1000) == [(nodes * 1000 // edges, 1000)] * 2
 
 
 def share(expected, where="here", free=8 * GIB, card=""):
@@ -83,41 +87,38 @@ def share(expected, where="here", free=8 * GIB, card=""):
 
 def test_ranks_of_one_machine_share_its_memory():
     shares = (share(3 * GIB), share(4 * GIB, "there", 5 * GIB), share(6 * GIB), share(5 * GIB, "roomy", 5 * GIB))
-    expected = Expectation("7", ModelSize(), shares)
+    expected = Expectation("7", shares)
     assert expected.fullest == 2
-    assert expected.shortages() == [memory.Shortage("here", 2, 9 * GIB, 8 * GIB)]
+    assert expected.shortages() == [[shares[0], shares[2]]]
 
 
 def test_gpus_are_told_apart_by_what_they_are_whatever_ranks_call_them():
     """Each rank may see one GPU, which it calls 0; and those that share one may call it by several numbers."""
     own = tuple(share(5 * GIB, "GPU 0 of n1", card=card) for card in "ABCD")
-    assert Expectation("7", ModelSize(), own).fits(None)
+    assert Expectation("7", own).fits(None)
     shared = (share(5 * GIB, "GPU 0 of n1", card="A"), share(6 * GIB, "GPU 1 of n1", card="A"))
-    assert Expectation("7", ModelSize(), shared).shortages() == [memory.Shortage("GPU 0 of n1", 2, 11 * GIB, 8 * GIB)]
+    assert Expectation("7", shared).shortages() == [list(shared)]
 
 
 def test_what_is_expected_is_said_with_the_part_it_is_for():
-    lines = summary.memory_expected(Expectation("7", ModelSize(), (share(3 * GIB), share(3 * GIB + 300 * MIB))))
+    lines = summary.memory_expected(Expectation("7", (share(3 * GIB), share(3 * GIB + 300 * MIB))))
     assert lines == [
         "memory   : 3.29 GiB expected on the fullest of 2 ranks (rank 1), above 400 MiB of the bare process, for",
         "           12,345 edges and 900 nodes and 100 ghosts of event 7",
     ]
-    alone = summary.memory_expected(Expectation("7", ModelSize(), (share(3 * GIB),)))
+    alone = summary.memory_expected(Expectation("7", (share(3 * GIB),)))
     assert alone == [
         "memory   : 3.00 GiB expected, above 400 MiB of the bare process, for 12,345 edges and 900 nodes of event 7"
     ]
 
 
 @pytest.mark.parametrize(
-    ("size", "way"),
-    [
-        (ModelSize(graph_iters=8), "To take less: --recompute-every 3, more ranks"),
-        (ModelSize(graph_iters=8, recompute_every=3), "To take less: more ranks"),
-        (ModelSize(graph_iters=2), "To take less: more ranks"),
-    ],
+    ("leaner", "way"),
+    [(3, "To take less: --recompute-every 3, more ranks"), (None, "To take less: more ranks")],
 )
-def test_a_run_that_will_not_fit_is_warned_with_what_helps(size, way):
-    lines = summary.memory_expected(Expectation("7", size, (share(6 * GIB, "node" * 4), share(7 * GIB, "node" * 4))))
+def test_a_run_that_will_not_fit_is_warned_with_what_helps(leaner, way):
+    shares = share(6 * GIB, "node" * 4), share(7 * GIB, "node" * 4)
+    lines = summary.memory_expected(Expectation("7", shares, leaner=leaner))
     assert "WARNING: 2 ranks on nodenodenodenode will want 13.00 GiB, 8.00 GiB are free" in lines[2]
     assert way in lines[3]
     assert all(len(line) <= 120 for line in lines)
@@ -153,7 +154,7 @@ def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypat
 
 
 def test_what_was_taken_is_said_beside_what_was_expected():
-    expected = Expectation("7", ModelSize(), (share(3 * GIB), share(GIB)))
+    expected = Expectation("7", (share(3 * GIB), share(GIB)))
     assert summary.memory_taken(expected, [None, 2 * GIB]) == (
         "memory   : 2.00 GiB at most on rank 1, the most of any, above the bare process; 1.00 GiB were expected"
     )

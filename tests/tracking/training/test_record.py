@@ -10,8 +10,9 @@ import torch
 from marks import fault
 
 from domainpar.parallel.world import World
+from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
-from domainpar.tracking.training.record import MetricsFile, Tally, keep_records, peak_rss_bytes, readable
+from domainpar.tracking.training.record import MetricsFile, Tally, keep_records, readable
 
 
 def lines(*steps):

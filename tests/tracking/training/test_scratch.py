@@ -18,7 +18,7 @@ from domainpar.parallel import tables
 from domainpar.parallel.tables import empty_table
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training import memory, scratch
+from domainpar.tracking.cost import memory, scratch
 from domainpar.tracking.training.run import train
 
 SIZES = {"hidden": 16, "graph_iters": 2, "epochs": 1}

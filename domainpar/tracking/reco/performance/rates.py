@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping
 
+from domainpar.common.text_table import text_table
 from domainpar.common.words import several
 from domainpar.tracking.reco.performance.counts import TRUE_WEIGHTS, TrackCounts
 from domainpar.tracking.reco.performance.matching import STYLES, MajorityCounts, StyleCounts
@@ -127,7 +128,7 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
     names = [name for name in FINDERS if name in performance_by_finder]
     names += [name for name in performance_by_finder if name not in FINDERS]
     finders = {name: performance_by_finder[name] for name in names}
-    rows: list[tuple[str, ...]] = [("", *HEADINGS)]
+    rows = []
     for name, counts in finders.items():
         of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
         interval = wilson(of_style.reconstructed, of_style.targets)
@@ -136,11 +137,7 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         rates += [of_majority[rate] for rate in ("perfect", "double_majority")]
         rates.append(mean_trackml_score(counts))
         rows.append((name, f"{counts.tracks:,}", short(efficiency(of_style)), limits, *map(short, rates)))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join([name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))])
-        for name, *cells in rows
-    ]
+    lines = text_table(("", *HEADINGS), rows, width=WIDTH)
     first = finders[names[0]]
     targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
     share = "more than half" if first.fraction == 0.5 else f"at least {first.fraction:g}"

@@ -1,50 +1,18 @@
 """Predictions follow their formulas, checked by hand, and the choice among them is what one would choose."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from some_work import MACHINE, NODES, TILES, ring, sample, ways, work
 
-from domainpar.nn.memory import MeasuredSize, ModelSize
-from domainpar.tracking.events.forecast import Tiling
+from domainpar.nn.memory import ModelSize
+from domainpar.tracking.cost import tables
+from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
+from domainpar.tracking.cost.model import best, by_ranks, divisors, grids, predict
+from domainpar.tracking.cost.pieces import Line, sectors_of
 from domainpar.tracking.part_loading import Sector
-from domainpar.tracking.planner import show
-from domainpar.tracking.planner.choice import best, by_ranks, grids, predict
-from domainpar.tracking.planner.machine import Machine
-from domainpar.tracking.planner.work import STORED, Basis, Events, Line, Work, pieces_of
-from domainpar.tracking.training.sampler import Sample
 from partitioners import TileGraph
-from partitioners.quality import measure
-
-MACHINE = Machine("some", ranks=8, operations=1e9, memory=1e9, latency=1e-3, rate=1e6, busy=1.5)
-NODES, TILES = 64, 16
-
-
-def sample(edges, nodes=NODES, tiles=TILES, name="event"):
-    return Sample(SimpleNamespace(event=name, num_edges=edges, num_nodes=nodes, num_tiles=tiles))
-
-
-def ring_events(steps=None):
-    """A ring of nodes in tiles of four, an edge from each node to the next."""
-    edge_index = np.stack([np.arange(NODES), (np.arange(NODES) + 1) % NODES])
-    tile = np.arange(NODES) // (NODES // TILES)
-    tiles = TileGraph.from_assignment(edge_index, tile, TILES)
-    return Events("event", [Tiling(STORED, edge_index, tiles, tile)], NODES, NODES, steps or [[sample(NODES)]])
-
-
-def basis(events=None, **work):
-    known = Work(
-        seconds={None: Line(0.01, 0.001), 1: Line(0.01, 0.0015)},
-        memory={None: MeasuredSize(1e6, 0), 1: MeasuredSize(3e5, 0)},
-        operations=Line(0.0, 1e6),
-        exchanges=4,
-        bytes_of_ghost=100.0,
-        bytes_of_parameters=1000,
-        bare=10_000_000,
-        formula=None,
-    )
-    return Basis(MACHINE, replace(known, **work), events or ring_events(), 1)
 
 
 def asked(machine, known, groupings, most_ranks):
@@ -59,8 +27,8 @@ def of(found, ranks, domain_size, every=None):
 
 
 def test_sixty_four_ranks_are_planned_in_every_grid():
-    events = ring_events([[sample(NODES) for _ in range(64)]])
-    found = asked(replace(MACHINE, ranks=64), basis(events), ["contiguous", "metis"], 64)
+    known = work(steps=[[sample(NODES) for _ in range(64)]])
+    found = asked(replace(MACHINE, ranks=64), known, ["contiguous", "metis"], 64)
     sizes = {grid.domain_size for grid in found if grid.ranks == 64}
     assert sizes == {1, 2, 4, 8, 16}, "the ring has sixteen tiles: more ranks to an event would own nothing"
     assert all(grid.seconds > 0 and 0 <= grid.waiting < 1 for grid in found)
@@ -71,14 +39,14 @@ def test_sixty_four_ranks_are_planned_in_every_grid():
 
 
 def test_one_rank_takes_what_was_measured_and_waits_for_nobody():
-    grid = of(asked(MACHINE, basis(), ["contiguous"], 1), 1, 1)
+    grid = of(asked(MACHINE, work(), ["contiguous"], 1), 1, 1)
     assert grid.seconds == pytest.approx(0.01 + 0.001 * NODES)
     assert (grid.exchange, grid.reduction, grid.waiting) == (0, 0, 0)
-    assert grid.bytes_of_rank == 10_000_000 + int(NODES * (1e6 + MeasuredSize.data_bytes))
+    assert grid.bytes_of_rank == 10_000_000 + int(NODES * 1e6)
 
 
 def test_four_ranks_on_a_ring_take_what_the_formulas_say():
-    grid = of(asked(MACHINE, basis(), ["contiguous"], 4), 4, 4)
+    grid = of(asked(MACHINE, work(), ["contiguous"], 4), 4, 4)
     # A part has 16 edges into its nodes and one out of them, a ghost on each side, and two neighbours.
     busy = 1 + 0.5 * 3 / 7
     part = busy * (0.01 + 0.001 * 17)
@@ -94,8 +62,7 @@ def test_four_ranks_on_a_ring_take_what_the_formulas_say():
 def test_events_of_different_sizes_make_groups_wait_and_shared_events_do_not():
     steps = [[sample(NODES), sample(NODES // 2, name="half")]]
     machine = replace(MACHINE, busy=1.0, latency=0.0, rate=1e12)
-    known = basis(ring_events(steps))
-    known = replace(known, work=replace(known.work, seconds={None: Line(0.0, 0.001)}, memory=known.work.memory))
+    known = work(steps=steps, ways=ways(Line(0.0, 0.001)))
     found = asked(machine, known, ["contiguous"], 2)
     apart, shared = of(found, 2, 1), of(found, 2, 2)
     assert apart.seconds == pytest.approx(0.001 * NODES)  # the larger event's group
@@ -108,7 +75,7 @@ def test_events_of_different_sizes_make_groups_wait_and_shared_events_do_not():
 
 def test_ranks_beyond_a_machine_talk_at_the_speed_between_machines():
     machine = replace(MACHINE, ranks=2, nodes=2, latency_between=5e-3, rate_between=1e5)
-    found = asked(machine, basis(), ["contiguous"], 64)
+    found = asked(machine, work(), ["contiguous"], 64)
     assert sorted(by_ranks(found)) == [1, 2, 4]
     four = of(found, 4, 4)
     assert four.exchange == pytest.approx(4 * 2 * 5e-3 + 100 * 2 / 1e5)
@@ -119,25 +86,25 @@ def test_ranks_beyond_a_machine_talk_at_the_speed_between_machines():
 
 def test_what_does_not_fit_comes_last_and_recompute_where_it_makes_it_fit():
     machine = replace(MACHINE, ranks=1, memory=4e7)
-    found = asked(machine, basis(), ["contiguous"], 1)
+    found = asked(machine, work(), ["contiguous"], 1)
     assert [grid.fits for grid in found] == [True, False]
     assert best(found).recompute_every == 1
-    assert best(asked(replace(machine, memory=1e6), basis(), ["contiguous"], 1)) is None
+    assert best(asked(replace(machine, memory=1e6), work(), ["contiguous"], 1)) is None
 
 
 def test_all_ranks_of_a_machine_share_its_memory():
-    alone = of(asked(MACHINE, basis(), ["contiguous"], 1), 1, 1)
+    alone = of(asked(MACHINE, work(), ["contiguous"], 1), 1, 1)
     machine = replace(MACHINE, ranks=4, nodes=2, memory=2.5 * alone.bytes_of_rank)
-    found = asked(machine, basis(), ["contiguous"], 8)
+    found = asked(machine, work(), ["contiguous"], 8)
     fits = {ranks: of(found, ranks, 1).fits for ranks in (1, 2, 3, 4, 8)}
     assert fits == {1: True, 2: True, 3: False, 4: False, 8: False}
-    enough = asked(replace(machine, memory=4.5 * alone.bytes_of_rank), basis(), ["contiguous"], 8)
+    enough = asked(replace(machine, memory=4.5 * alone.bytes_of_rank), work(), ["contiguous"], 8)
     assert of(enough, 4, 1).fits
     assert of(enough, 8, 1).fits, "of two machines, four ranks each"
 
 
 def test_of_grids_that_are_alike_come_few_ranks_first_then_little_recomputing_then_shared_events_then_the_store():
-    grid = of(asked(MACHINE, basis(), ["contiguous"], 4), 4, 4)
+    grid = of(asked(MACHINE, work(), ["contiguous"], 4), 4, 4)
     others = {
         "ranks": [2, 4], "recompute_every": [None, 1, 2], "domain_size": [4, 2, 1], "partitioner": [STORED, "metis"],
     }  # fmt: skip
@@ -156,24 +123,26 @@ def test_of_grids_that_are_alike_come_few_ranks_first_then_little_recomputing_th
 
 def test_of_predictions_that_are_alike_the_fewest_ranks_are_chosen():
     slow = replace(MACHINE, latency=1.0)  # more ranks of one event gain nothing
-    found = asked(slow, basis(), ["contiguous", "metis"], 8)
+    found = asked(slow, work(), ["contiguous", "metis"], 8)
     assert best(found).ranks == 1
 
 
 def test_another_processor_scales_with_its_operations_and_a_gpu_by_formula():
-    known = basis()
-    alone = measure(known.events.tilings[0].edge_index, np.zeros(NODES, np.int64), 1)
+    alone = Cut.of(ring(), "contiguous", 1)
     twice = replace(MACHINE, operations=2e9)
-    assert predict(twice, known, alone, 1, (STORED, "contiguous"), None).seconds == pytest.approx(
-        (0.01 + 0.001 * NODES) / 2
-    )
+    assert predict(twice, work(), alone, 1, None).seconds == pytest.approx((0.01 + 0.001 * NODES) / 2)
     card = replace(MACHINE, gpus=True, operations=1e9, bandwidth=1e12, reached=0.5, launch=1e-5, host=1e-3)
     size = ModelSize(hidden=16, graph_iters=4)
-    grid = predict(card, basis(formula=size), alone, 1, (STORED, "contiguous"), None)
+    known = work(ways=ways(Line(0.01, 0.001), memory=[size]))
+    grid = predict(card, known, alone, 1, None)
     assert grid.seconds == pytest.approx(NODES * 1e6 / 1e9 / 0.5 + 144e-5 + 1e-3)
-    memory_bound = predict(replace(card, bandwidth=1e3), basis(formula=size), alone, 1, (STORED, "contiguous"), None)
+    memory_bound = predict(replace(card, bandwidth=1e3), known, alone, 1, None)
     touched = 5 * 64 * (NODES * (4.6 + 7.2) + NODES * 28)
     assert memory_bound.seconds == pytest.approx(touched / 1e3 / 0.5 + 144e-5 + 1e-3)
+
+
+def test_divisors_are_ascending():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 def test_a_line_goes_through_its_points_and_is_never_negative():
@@ -184,58 +153,49 @@ def test_a_line_goes_through_its_points_and_is_never_negative():
 
 
 @pytest.mark.parametrize(("edges", "tiles", "numbers"), [
-    (1_200_000, 256, [48, 12]), (100_000, 32, [4, 1]), (50_000, 32, [2, 1]), (8_000, 2, [2, 1]), (0, 1, [1, 1]),
+    (1_200_000, 256, [240, 60]), (20_000, 32, [4, 1]), (10_000, 32, [2, 1]), (4_000, 2, [2, 1]), (0, 1, [1, 1]),
 ])  # fmt: skip
 def test_pieces_are_a_smaller_and_a_larger_sector(edges, tiles, numbers):
-    few, many = pieces_of(sample(edges, tiles=tiles))
-    assert [few.sector, many.sector] == [Sector(number // 2, number) for number in numbers]
+    assert sectors_of(sample(edges, tiles=tiles).record) == [Sector(number // 2, number) for number in numbers]
 
 
 def test_an_event_without_edges_takes_what_is_fixed():
-    events, nothing = ring_events([[sample(0)]]), np.zeros((2, 0), np.int64)
-    tile = events.tilings[0].tile_of_node
+    nothing, tile = np.zeros((2, 0), np.int64), ring().tile_of_node
     none = Tiling(STORED, nothing, TileGraph.from_assignment(nothing, tile, TILES), tile)
-    events = replace(events, tilings=[none], edges=0, largest=0)
-    known = basis(events)
-    known = replace(known, work=replace(known.work, seconds={None: Line(0.0, 0.001)}, memory=known.work.memory))
+    known = work(tilings=[none], largest=0, steps=[[sample(0)]], ways=ways(Line(0.0, 0.001)))
     for grid in asked(MACHINE, known, ["contiguous"], 4):
         assert np.isfinite([grid.seconds, grid.waiting, grid.exchange]).all()
 
 
-def interleaved(events):
+def interleaved(name="interleaved"):
     """The same ring in worse tiles: each has every sixteenth node, so that all edges are cut."""
-    edge_index = events.tilings[0].edge_index
-    tile = np.arange(NODES) % TILES
-    return Tiling("interleaved", edge_index, TileGraph.from_assignment(edge_index, tile, TILES), tile)
+    edge_index, tile = ring().edge_index, np.arange(NODES) % TILES
+    return Tiling(name, edge_index, TileGraph.from_assignment(edge_index, tile, TILES), tile)
 
 
 def test_tiles_of_other_partitioners_stand_beside_those_of_the_store():
-    events = ring_events()
-    both = basis(replace(events, tilings=[*events.tilings, interleaved(events)]))
-    found = asked(MACHINE, both, ["contiguous"], 4)
+    found = asked(MACHINE, work(tilings=[ring(), interleaved()]), ["contiguous"], 4)
     way = (4, 4, None)
     halves = {it.partitioner: it for it in found if (it.ranks, it.domain_size, it.recompute_every) == way}
     assert halves["interleaved"].exchange > halves[STORED].exchange
-    assert halves[STORED].as_record() == of(asked(MACHINE, basis(), ["contiguous"], 4), 4, 4).as_record()
+    assert halves[STORED].as_record() == of(asked(MACHINE, work(), ["contiguous"], 4), 4, 4).as_record()
     assert {grid.partitioner for grid in found if grid.domain_size == 1} == {STORED}, "what is not cut has no tiles"
     assert best(found).partitioner == STORED
-    table = [line.split() for line in show.lines(found, MACHINE, 1)]
+    table = [line.split() for line in tables.lines(found, MACHINE, 1)]
     assert table[0][-1] == "tiles"
 
 
 def test_a_better_partitioner_is_chosen_and_how_to_get_it_is_said():
-    events = ring_events()
-    good, worse = replace(events.tilings[0], partitioner="metis"), replace(interleaved(events), partitioner=STORED)
-    found = grids(MACHINE, basis(replace(events, tilings=[worse, good])), [4], ["contiguous"], sizes=[4])
+    tilings = [interleaved(STORED), replace(ring(), partitioner="metis")]
+    found = grids(MACHINE, work(tilings=tilings), [4], ["contiguous"], sizes=[4])
     chosen = best(found)
     assert chosen.partitioner == "metis"
     slower = next(grid for grid in found if grid.partitioner == STORED).seconds / chosen.seconds - 1
     said = f"tiles of prepare --partitioner metis, with those of the store {slower:.0%} longer"
-    assert said in show.why(chosen, found)
+    assert said in tables.why(chosen, found)
 
 
 def test_tiles_that_are_no_better_are_not_worth_a_new_store():
-    events = ring_events()
-    same = replace(events.tilings[0], partitioner="metis")
-    found = grids(MACHINE, basis(replace(events, tilings=[same, *events.tilings])), [4], ["contiguous"], sizes=[4])
+    tilings = [replace(ring(), partitioner="metis"), ring()]
+    found = grids(MACHINE, work(tilings=tilings), [4], ["contiguous"], sizes=[4])
     assert best(found).partitioner == STORED

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from domainpar.common.problems import Problem
-from domainpar.tracking.planner.machine import Machine, of_nodes, this_machine
+from domainpar.tracking.cost.machine import Machine, this_machine
 
 SOME = Machine("node", ranks=4, operations=6e13, memory=8e10, latency=2e-5, rate=2e11, gpus=True, watts=700.0)
 
@@ -59,12 +59,6 @@ def test_ranks_worth_a_look_are_those_of_one_machine_and_whole_ones():
     assert machine.numbers_of_ranks(64) == [1, 2, 3, 4, 6, 12, 18]
     assert machine.numbers_of_ranks(12) == [1, 2, 3, 4, 6, 12]
     assert [machine.machines(ranks) for ranks in (1, 6, 7, 18)] == [1, 1, 2, 3]
-
-
-def test_flags_win_over_a_description():
-    assert of_nodes(SOME, None, None, None) == SOME
-    changed = of_nodes(SOME, 8, 500.0, 2.5)
-    assert (changed.nodes, changed.watts, changed.dollars_per_hour) == (8, 500.0, 2.5)
 
 
 def test_this_machine_is_measured():

@@ -1,16 +1,14 @@
 """`--domain-size auto` and `--grouping auto`: one choice on all ranks, which changes no bit of a training."""
 
-from dataclasses import replace
-
 import pytest
 from random_store import write_random_store
-from test_choice import basis
+from some_work import ways, work
 
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, InferConfig, TrainConfig
-from domainpar.tracking.planner import arrange
-from domainpar.tracking.planner.work import Line
+from domainpar.tracking.cost.pieces import Line
+from domainpar.tracking.training import arrange
 from domainpar.tracking.training.run import train
 
 FLAGS = {"hidden": 16, "graph_iters": 2, "epochs": 1, "events_per_step": 3}
@@ -51,9 +49,8 @@ def test_nothing_is_measured_where_nothing_was_left_open(store, monkeypatch):
 def test_all_ranks_take_the_grid_that_is_best_and_end_with_the_same_bits(
     store, tmp_path, monkeypatch, of_edge, latency, domain_size
 ):
-    known = basis()
-    known = replace(known, work=replace(known.work, seconds={None: Line(0.0, of_edge)}))
-    monkeypatch.setattr(arrange, "basis_of", lambda *_: known)
+    known = work(ways=ways(Line(0.0, of_edge)))
+    monkeypatch.setattr(arrange, "work_of", lambda *_: known)
     monkeypatch.setattr(
         arrange, "transport_rates", lambda *_: {"latency_seconds": latency, "bytes_per_second_1_MiB": 1e9}
     )

@@ -1,16 +1,16 @@
-"""Predictions in words, as a table, and as a picture."""
+"""Predictions in words, and as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import numpy as np
-
+from domainpar.common.text_table import text_table
 from domainpar.common.words import byte_size, several
-from domainpar.tracking.display.chart import BLUE, ORANGE, Chart, Panel, Series, log_axis
-from domainpar.tracking.planner.choice import Grid, best, by_ranks
-from domainpar.tracking.planner.machine import Machine
-from domainpar.tracking.planner.work import STORED
+from domainpar.tracking.cost.cuts import STORED
+from domainpar.tracking.cost.machine import Machine
+from domainpar.tracking.cost.model import Grid, best, by_ranks
+from domainpar.tracking.cost.prices import in_words, priced
 
 SHOWN = 12
 
@@ -23,16 +23,13 @@ def lines(found: Sequence[Grid], machine: Machine, steps_per_epoch: int) -> Iter
     if len({grid.partitioner for grid in found}) > 1:
         for row, grid in zip(table, rows.values()):
             row["tiles"] = grid.partitioner if grid.domain_size > 1 else "-"
-    widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
-    yield "  ".join(name.rjust(width) for name, width in widths.items()).rstrip()
-    for row in table:
-        yield "  ".join(row[name].rjust(width) for name, width in widths.items()).rstrip()
+    yield from text_table(list(table[0]), [list(row.values()) for row in table], words=0)
     chosen = best(found)
     if chosen is None:
         yield f"none of them fits into {byte_size(int(machine.memory))}: more --nodes, or a smaller network"
         return
     yield f"choice : {why(chosen, found)}"
-    yield f"an epoch of {several(steps_per_epoch, 'step')}: {of_epoch(chosen, machine, steps_per_epoch)}"
+    yield f"an epoch of {several(steps_per_epoch, 'step')}: {in_words(of_epoch(chosen, machine, steps_per_epoch))}"
 
 
 def _row(grid: Grid, alone: float, machine: Machine, steps_per_epoch: int) -> dict[str, str]:
@@ -48,7 +45,7 @@ def _row(grid: Grid, alone: float, machine: Machine, steps_per_epoch: int) -> di
         "sent a step": f"{grid.bytes_sent / 1e6:.3g} MB" if grid.bytes_sent else "-",
     }
     if machine.dollars_per_hour:
-        row["dollars an epoch"] = f"{dollars(grid, machine, steps_per_epoch):.3g}"
+        row["dollars an epoch"] = f"{of_epoch(grid, machine, steps_per_epoch)['dollars']:.3g}"
     return row | {"": "" if grid.fits else "does not fit"}
 
 
@@ -80,47 +77,7 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
     return f"{share}: {chosen.seconds:.3g} s a step" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-def of_epoch(grid: Grid, machine: Machine, steps: int) -> str:
-    """Time, energy and price of an epoch, as far as they are known."""
-    seconds = grid.seconds * steps
-    parts = [f"{seconds:.3g} s"]
-    if machine.watts:
-        parts.append(f"{seconds * machine.watts * machine.machines(grid.ranks) / 3.6e6:.3g} kWh")
-    if machine.dollars_per_hour:
-        parts.append(f"{dollars(grid, machine, steps):.3g} dollars")
-    return ", ".join(parts)
-
-
-def dollars(grid: Grid, machine: Machine, steps: int) -> float:
-    """Price of an epoch: whole machines are paid for."""
-    return grid.seconds * steps / 3600 * machine.machines(grid.ranks) * (machine.dollars_per_hour or 0.0)
-
-
-def chart(found: Sequence[Grid], machine: Machine) -> Chart:
-    """Seconds of a step and memory of a rank against ranks, of the best grid of each."""
-    rows = by_ranks(found)
-    ranks = np.array(list(rows), np.float64)
-    seconds = np.array([grid.seconds for grid in rows.values()])
-    gib = np.array([grid.bytes_of_rank / 2**30 for grid in rows.values()])
-    ideal = seconds[0] * ranks[0] / ranks
-    return Chart(
-        "estimate",
-        f"Predicted for {machine.name}: the best grid of each number of ranks",
-        (
-            Panel(
-                "time",
-                (
-                    Series("predicted", "line", BLUE, ranks, seconds, marker="circle"),
-                    Series("one rank's time shared evenly", "line", ORANGE, ranks, ideal, width=1.0),
-                ),
-                log_axis("ranks", ranks),
-                log_axis("seconds of a step", np.concatenate([seconds, ideal])),
-            ),
-            Panel(
-                "memory",
-                (Series("predicted", "line", BLUE, ranks, gib, marker="circle"),),
-                log_axis("ranks", ranks),
-                log_axis("GiB of a rank, largest event", gib),
-            ),
-        ),
-    )
+def of_epoch(grid: Grid, machine: Machine, steps: int) -> dict[str, Any]:
+    """Seconds, energy and price of an epoch, as far as they are known: whole machines are paid for."""
+    machines = machine.machines(grid.ranks)
+    return priced(grid.seconds * steps, machines, machine.watts, machine.dollars_per_hour)

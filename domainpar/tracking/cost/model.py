@@ -3,7 +3,7 @@
 With E edges of an event, P ranks, D of them to an event (G = P / D groups), part i of D with e_i local edges, g_i
 ghosts and n_i neighbours; latency a and rate w of messages; B events of a step, dealt to groups by their cost:
 
-    part        t_i = b (c + s e_i)            c, s: `Work.seconds`; b: all ranks of a machine are busy
+    part        t_i = b (c + s e_i)            c, s: `Way.seconds`; b: all ranks of a machine are busy
     exchange    x_i = X n_i a + q g_i / w      X exchanges of a step, q bytes of a ghost: `Work`
     event       T(E) = max_i (t_i + x_i), in proportion to E but for b c
     reduction   S = 2 log2(P) a + 2 (P - 1) / P p / w
@@ -17,20 +17,18 @@ for each kernel. Of another processor than this one seconds go with operations a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from domainpar.nn.memory import ModelSize
-from domainpar.tracking.events.forecast import Tiling
+from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
+from domainpar.tracking.cost.machine import Machine
+from domainpar.tracking.cost.memory import Size, bytes_of_step
+from domainpar.tracking.cost.pieces import Line
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.planner.machine import Machine
-from domainpar.tracking.planner.steps import divisors
-from domainpar.tracking.planner.work import STORED, Basis, Events
-from domainpar.tracking.training.sampler import deal
-from partitioners.quality import Quality, measure
 
 MOST_STEPS = 64
 """Of an epoch, whose events are dealt to groups."""
@@ -40,6 +38,68 @@ LAUNCHES_OF_ITERATION, LAUNCHES_OF_TORCH = 36, 272
 
 ALIKE = 0.02
 """Predictions that differ by less are one: fewer ranks come first."""
+
+
+class Costly(Protocol):
+    """An event, or a sector of it."""
+
+    @property
+    def cost(self) -> int:
+        """Work to expect, in edges."""
+
+
+T = TypeVar("T", bound=Costly)
+
+
+class Way(NamedTuple):
+    """A step of one event on one rank, if segments of so many iterations are computed again: seconds and memory."""
+
+    seconds: Line
+    memory: Size
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a training asks of a machine: a step of its network, weighed on one, and the events of its steps.
+
+    Attributes:
+        here: The machine it was weighed on.
+        ways: By how often it computes again (`--recompute-every`).
+        operations: Floating-point operations.
+        exchanges: Exchanges of rows in a step, both ways.
+        bytes_of_ghost: Bytes that a rank sends in a step, for each ghost.
+        bytes_of_parameters: Of the gradients of a step on the wire.
+        bare: Bytes of a process before it has an event.
+        event: Name of the event that is looked at in full.
+        tilings: That event in the tiles of the store, and in others that are compared with them.
+        largest: Edges of the largest event.
+        steps: Events of some steps of an epoch.
+        steps_per_epoch: Steps of an epoch.
+    """
+
+    here: Machine
+    ways: Mapping[int | None, Way]
+    operations: Line
+    exchanges: int
+    bytes_of_ghost: float
+    bytes_of_parameters: int
+    bare: int
+    event: str
+    tilings: Sequence[Tiling]
+    largest: int
+    steps: Sequence[Sequence[Costly]]
+    steps_per_epoch: int
+
+    @property
+    def edges(self) -> int:
+        """Those of the event in full."""
+        return int(self.tilings[0].edge_index.shape[1])
+
+    @property
+    def formula(self) -> ModelSize | None:
+        """Sizes of a network on stages, whose kernels on GPUs have a formula; None of others."""
+        memory = self.ways[None].memory
+        return memory if isinstance(memory, ModelSize) else None
 
 
 @dataclass(frozen=True)
@@ -79,9 +139,14 @@ class Grid:
         return asdict(self)
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
 def grids(
     machine: Machine,
-    basis: Basis,
+    work: Work,
     numbers: Sequence[int],
     groupings: Sequence[str],
     seed: int = 0,
@@ -90,8 +155,8 @@ def grids(
     """Every grid of ranks, the best first: those that fit into memory, by seconds of a step.
 
     Args:
-        machine: The machine to predict for; maybe that of the basis.
-        basis: What is known.
+        machine: The machine to predict for; maybe that of the work.
+        work: What is known.
         numbers: Numbers of ranks to look at.
         groupings: Ways to gather tiles that are compared.
         seed: Of groupings.
@@ -99,59 +164,54 @@ def grids(
     """
     found = []
     for domain_size in sizes or sorted({size for ranks in numbers for size in divisors(ranks)}):
-        for tiling, grouping in ways_to_cut(basis.events.tilings, groupings, domain_size, sizes is not None):
-            cut = measure(tiling.edge_index, tiling.parts(domain_size, grouping, seed), domain_size)
-            for ranks in (ranks for ranks in numbers if ranks % domain_size == 0):
-                for every in basis.work.seconds:
-                    found.append(predict(machine, basis, cut, ranks, (tiling.partitioner, grouping), every))
+        whole = domain_size == 1  # an event that is not cut is the same in all tiles
+        for tiling in work.tilings[:1] if whole else work.tilings:
+            if sizes is None and domain_size > tiling.tiles.num_tiles:
+                continue
+            for grouping in groupings[:1] if whole else groupings:
+                cut = Cut.of(tiling, grouping, domain_size, seed)
+                for ranks in (ranks for ranks in numbers if ranks % domain_size == 0):
+                    found += [predict(machine, work, cut, ranks, every) for every in work.ways]
     return sorted(found, key=lambda grid: (not grid.fits, grid.seconds, grid.ranks))
 
 
-def ways_to_cut(
-    tilings: Sequence[Tiling], groupings: Sequence[str], parts: int, in_any_case: bool
-) -> Iterator[tuple[Tiling, str]]:
-    """Tiles and groupings that are compared for so many parts: an uncut event is the same in all of them."""
-    for tiling in tilings if parts > 1 else tilings[:1]:
-        if parts <= tiling.tiles.num_tiles or in_any_case:
-            yield from ((tiling, grouping) for grouping in (groupings if parts > 1 else groupings[:1]))
-
-
-def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, how: tuple[str, str], every: int | None) -> Grid:
-    """What one grid takes, of which `cut` has the parts of an event, made by a partitioner and a grouping."""
-    work, events, domain_size = basis.work, basis.events, len(cut.owned_nodes)
-    nodes = cut.owned_nodes + cut.incident_ghosts
+def predict(machine: Machine, work: Work, cut: Cut, ranks: int, every: int | None) -> Grid:
+    """What one grid takes, whose events are cut like this one."""
+    parts, domain_size = cut.quality, cut.num_parts
+    nodes = parts.owned_nodes + parts.incident_ghosts
     latency, rate = machine.link(ranks)
-    fixed, of_parts = seconds_of_parts(machine, basis, every, cut.incident_edges, nodes)
+    fixed, of_parts = seconds_of_parts(machine, work, every, parts.incident_edges, nodes)
     busy = 1 + (machine.busy - 1) * (min(ranks, machine.ranks) - 1) / max(machine.ranks - 1, 1)
     exchange = np.zeros(domain_size)
     if domain_size > 1:
         inside = machine.link(domain_size)  # groups are inside machines where they can be
-        exchange = work.exchanges * cut.neighbours * inside[0] + work.bytes_of_ghost * cut.incident_ghosts / inside[1]
+        exchange = (
+            work.exchanges * parts.neighbours * inside[0] + work.bytes_of_ghost * parts.incident_ghosts / inside[1]
+        )
     of_event = busy * of_parts + exchange
     slowest = max(busy * fixed + float(of_event.max()), 1e-12)  # of an event without edges nothing may be left
     reduction = 0.0
     if ranks > 1:
         rounds = 2 * math.ceil(math.log2(ranks)) * latency
         reduction = rounds + 2 * (ranks - 1) / ranks * work.bytes_of_parameters / rate
-    longest, computed = _dealt(events, ranks // domain_size, busy * fixed, float(of_event.max()))
+    longest, computed = _dealt(work, ranks // domain_size, busy * fixed, float(of_event.max()))
     seconds = longest + reduction + machine.host
     # Work that is spread evenly over all ranks would take this long.
     even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
-    scale = events.largest / max(events.edges, 1)
-    largest = [(count * scale).astype(np.int64) for count in (nodes, cut.incident_edges)]
-    if machine.gpus:
-        in_kernels = work.formula is not None
-        each = [work.memory[every].bytes_on_gpu(int(n), int(e), in_kernels) for n, e in zip(*largest)]
-        held = of_rank = int(max(each))
-    else:
-        of_rank = work.bare + int(work.memory[every].bytes_of(*largest).max())
+    scale = work.largest / max(work.edges, 1)
+    largest = [(count * scale).astype(np.int64) for count in (nodes, parts.incident_edges)]
+    in_kernels = work.formula is not None if machine.gpus else None
+    of_rank = int(bytes_of_step(work.ways[every].memory, *largest, in_kernels=in_kernels).max())
+    held = of_rank
+    if not machine.gpus:
+        of_rank += work.bare
         held = of_rank * min(ranks, machine.ranks)
-    sent = int(work.bytes_of_ghost * cut.incident_ghosts.max()) if domain_size > 1 else 0
+    sent = int(work.bytes_of_ghost * parts.incident_ghosts.max()) if domain_size > 1 else 0
     return Grid(
         ranks=ranks,
         domain_size=domain_size,
-        partitioner=how[0],
-        grouping=how[1],
+        partitioner=cut.tiling.partitioner,
+        grouping=cut.grouping,
         recompute_every=every,
         seconds=float(seconds),
         exchange=float(exchange.max()) * longest / slowest,
@@ -164,14 +224,14 @@ def predict(machine: Machine, basis: Basis, cut: Quality, ranks: int, how: tuple
 
 
 def seconds_of_parts(
-    machine: Machine, basis: Basis, every: int | None, edges: IntArray, nodes: IntArray
+    machine: Machine, work: Work, every: int | None, edges: IntArray, nodes: IntArray
 ) -> tuple[float, Any]:
     """Seconds of a rank that do not depend on its part, and those that do, [D], if nothing else runs."""
-    work, line = basis.work, basis.work.seconds[every]
+    line = work.ways[every].seconds
     if not machine.gpus:
-        slower = basis.here.operations / machine.operations
+        slower = work.here.operations / machine.operations
         return line.fixed * slower, line.of_edge * slower * edges
-    again = line.of_edge / max(work.seconds[None].of_edge, 1e-30)  # passes that are computed again
+    again = line.of_edge / max(work.ways[None].seconds.of_edge, 1e-30)  # passes that are computed again
     operations = work.operations.of_edge * edges
     if work.formula is None:  # what torch reads and writes is not known: an operation for each byte
         touched, launches = operations, LAUNCHES_OF_TORCH
@@ -194,15 +254,27 @@ def bytes_touched(size: ModelSize, edges: Any, nodes: Any) -> Any:
     return (size.graph_iters + 1) * (forward + backward)
 
 
-def _dealt(events: Events, groups: int, fixed: float, of_event: float) -> tuple[float, float]:
+def deal(samples: Sequence[T], num_groups: int) -> list[list[T]]:
+    """Hand samples to data groups so that costs balance: the costliest first, each to the least loaded group."""
+    hands: list[list[T]] = [[] for _ in range(num_groups)]
+    load = [0] * num_groups
+    # Sorting is stable and `index` takes the first: every rank deals the same hands.
+    for sample in sorted(samples, key=lambda sample: -sample.cost):
+        group = load.index(min(load))
+        hands[group].append(sample)
+        load[group] += sample.cost
+    return hands
+
+
+def _dealt(work: Work, groups: int, fixed: float, of_event: float) -> tuple[float, float]:
     """Mean seconds of a step until its last group is done, and of all groups together.
 
     `fixed`, `of_event`: seconds of the event in full, of which only the second grow with edges.
     """
     longest, computed = [], []
-    for samples in events.steps[:MOST_STEPS]:
+    for samples in work.steps[:MOST_STEPS]:
         of_groups = [
-            sum(fixed + of_event * sample.cost / max(events.edges, 1) for sample in hand)
+            sum(fixed + of_event * sample.cost / max(work.edges, 1) for sample in hand)
             for hand in deal(samples, groups)
         ]
         longest.append(max(of_groups))

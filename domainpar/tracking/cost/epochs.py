@@ -15,9 +15,10 @@ from domainpar.common.compiling import clock
 from domainpar.nn.flops import counted
 from domainpar.parallel.gpus import uuid_of
 from domainpar.parallel.world import World
+from domainpar.tracking.cost.prices import priced
 
 POWERCAP = Path("/sys/class/powercap")
-RAPL, NVML, BY_WATTS = "RAPL", "NVML", "--watts"
+RAPL, NVML = "RAPL", "NVML"
 
 
 class Counter:
@@ -137,19 +138,12 @@ class Costs:
         }
         ranks = gather(self.world.transport, ours)
         seconds = max(rank["seconds"] for rank in ranks)
-        joules: float | None = None
-        source = self._source
-        if source:
-            joules = sum(rank["joules"] for rank in ranks)
-        elif self.watts:
-            joules, source = self.watts * self.machines * seconds, BY_WATTS
-        dollars = None if self.dollars_per_hour is None else self.dollars_per_hour * self.machines * seconds / 3600
+        costs = priced(seconds, self.machines, self.watts, self.dollars_per_hour)
+        if self._source:
+            costs |= {"joules": sum(rank["joules"] for rank in ranks), "joules_by": self._source}
         return {
             "steps": self._steps,
-            "seconds": seconds,
-            "joules": joules,
-            "joules_by": source or None,
-            "dollars": dollars,
+            **costs,
             "flops_per_second": [rank["flops_per_second"] for rank in ranks],
             "precision": self.precision,
         }

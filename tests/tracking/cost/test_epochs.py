@@ -13,9 +13,9 @@ from domainpar.nn.flops import counted
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, TrainConfig
+from domainpar.tracking.cost import epochs as costs
+from domainpar.tracking.cost.prices import in_words, mean_epoch
 from domainpar.tracking.training.inputs import open_lessons
-from domainpar.tracking.training.monitor import costs
-from domainpar.tracking.training.monitor.prices import in_words, mean_epoch
 from domainpar.tracking.training.run import make_trainer, train
 
 FLAGS = {"hidden": 16, "graph_iters": 2, "epochs": 2, "overwrite": True}

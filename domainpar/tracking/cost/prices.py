@@ -1,9 +1,21 @@
-"""The costs of epochs in words, for lines that are printed and for the report; knows no torch."""
+"""The price of epochs, measured or predicted, and in words; knows no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+BY_WATTS = "--watts"
+
+
+def priced(seconds: float, machines: int, watts: float | None, dollars_per_hour: float | None) -> dict[str, Any]:
+    """Energy and price of so many seconds of whole machines; None where their power or price is not known."""
+    return {
+        "seconds": seconds,
+        "joules": watts * machines * seconds if watts else None,
+        "joules_by": BY_WATTS if watts else None,
+        "dollars": None if dollars_per_hour is None else dollars_per_hour * machines * seconds / 3600,
+    }
 
 
 def in_words(costs: Mapping[str, Any]) -> str:
@@ -13,7 +25,7 @@ def in_words(costs: Mapping[str, Any]) -> str:
         parts.append(f"{_joules_in_words(costs['joules'])} ({costs['joules_by']})")
     if costs["dollars"] is not None:
         parts.append(f"{costs['dollars']:.3g} dollars")
-    speeds: Sequence[float] = costs["flops_per_second"]
+    speeds: Sequence[float] = costs.get("flops_per_second", ())
     if any(speeds):
         parts.append(f"{sum(speeds) / len(speeds) / 1e9:.3g} GFLOP/s a rank in {costs['precision']}")
     return ", ".join(parts)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 from random_events import random_event
 
-from domainpar.tracking.events.forecast import (
+from domainpar.tracking.cost.cuts import (
+    Cut,
     compare_cuts,
-    cuts_of,
     describe_store,
     histogram,
     median_event,
     print_report,
+    tilings_of,
 )
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.sources import Source
@@ -39,7 +40,8 @@ def test_cuts_are_measured_on_the_users_own_graph(tmp_path):
     prepare(Source(("0",), lambda _: graph, lambda _: [], {}), tmp_path, partitioner="random", num_tiles=6)
     store = EventStore(tmp_path)
     with store.open(store.events()[0]) as event:
-        (cut,) = cuts_of(event, ["contiguous"], ["contiguous"], [3], seed=0)
+        (tiling,) = tilings_of(event, ["contiguous"], seed=0)
+        cut = Cut.of(tiling, "contiguous", 3)
         tile = number_along_phi(Contiguous()(Topology(graph.edge_index, 60, position), 6), position, 6)
         part = group(event.tile_graph().from_assignment(graph.edge_index, tile, 6), 3)[tile]
     expected = measure(graph.edge_index, part, 3)

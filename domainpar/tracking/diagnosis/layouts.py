@@ -12,101 +12,43 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
-
 from domainpar.common import timeouts
 from domainpar.common.agreement import gather
 from domainpar.common.words import several
-from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.optimizers import make_optimizer
 from domainpar.nn.program import set_threads
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost.model import divisors
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.training.loop import Schedule, Trainer
-from domainpar.tracking.training.parts import PartLoader
+from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import samples_of
 
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc_pooled", "edges")
 
 
-@dataclass(frozen=True)
-class Training:
-    """A built-in network and how it is trained. The last three attributes change no bit.
-
-    Attributes:
-        model: One of `ORDERS`.
-        hidden: Width of states.
-        graph_iters: Iterations.
-        precision: `float32`, `float64`, or `bf16`: edge states and their products in bfloat16, all else in float32.
-        dropout: Share of the edge states' numbers that is dropped.
-        seed: Of the first weights and of random groupings.
-        rate: Learning rate.
-        grouping: How tiles are gathered into parts.
-        threads: Threads of a rank.
-        recompute_every: As of `train`.
-    """
-
-    model: str = "interaction"
-    hidden: int = 64
-    graph_iters: int = 4
-    precision: str = "float32"
-    dropout: float = 0.0
-    seed: int = 0
-    rate: float = 1e-3
-    grouping: str = "contiguous"
-    threads: int = 1
-    recompute_every: int | None = None
-
-    def network(self, store: EventStore) -> InteractionNetwork:
-        """The network with its first weights."""
-        return InteractionNetwork(
-            len(store.feature_names),
-            len(store.edge_feature_names),
-            order=ORDERS[self.model],
-            hidden=self.hidden,
-            graph_iters=self.graph_iters,
-            seed=self.seed,
-            dtype=PRECISIONS[self.precision],
-            products=torch.bfloat16 if self.precision == "bf16" else None,
-            recompute_every=self.recompute_every,
-            dropout=self.dropout,
-        )
-
-    def trainer(self, store: EventStore, world: World, loader: PartLoader | None = None) -> Trainer:
-        """The network and all that trains it, as `train` makes them."""
-        network, dtype = self.network(store).to(world.device), PRECISIONS[self.precision]
-        return Trainer(
-            model=network,
-            optimizer=make_optimizer("adamw", network, network.layers, lr=self.rate, weight_decay=0.01),
-            loader=loader or PartLoader(store, world, grouping=self.grouping, dtype=dtype, seed=self.seed),
-            world=world,
-            schedule=Schedule(self.rate, "constant", 0, 1, 1),
-        )
-
-
 def trained(
-    training: Training, store: EventStore, world: World, num_steps: int, num_events: int | None = None
+    config: TrainConfig, store: EventStore, world: World, num_steps: int, num_events: int | None = None
 ) -> tuple[Trainer, list[dict[str, Any]]]:
     """Take some steps, each on all of the first events of a store. *Collective*.
 
     Returns:
         The trainer afterwards, and the record of each step.
     """
-    set_threads(training.threads)
-    trainer = training.trainer(store, world)
+    set_threads(config.threads or 1)
+    trainer = make_trainer(config, open_lessons(config, store.path, world), world)
     samples = samples_of(store.events()[:num_events], None)
     records = [trainer.step(samples, step) for step in range(num_steps)]
     set_threads(1)
     return trainer, records
 
 
-def trained_sha256(training: Training, store: EventStore, world: World, num_steps: int = 2) -> str:
+def trained_sha256(config: TrainConfig, store: EventStore, world: World, num_steps: int = 2) -> str:
     """One hash of parameters, losses and metrics after some steps. *Collective*."""
-    trainer, records = trained(training, store, world, num_steps)
+    trainer, records = trained(config, store, world, num_steps)
     figures = [[repr(record[name]) for name in SAME_FOR_ALL] for record in records]
     return hashlib.sha256(f"{parameters_sha256(trainer.model)} {json.dumps(figures)}".encode()).hexdigest()
 
@@ -114,8 +56,10 @@ def trained_sha256(training: Training, store: EventStore, world: World, num_step
 # --- the same training on every layout of some ranks: all must agree -----------------------------------------------
 
 THREAD_RANKS = (1, 2, 3, 8)
-OTHER_GROUPINGS = ("metis", "random")
-SMALL = Training(hidden=16, graph_iters=3, rate=1e-2)
+OTHER_GROUPINGS: tuple[Literal["metis", "random"], ...] = ("metis", "random")
+SMALL = TrainConfig(hidden=16, graph_iters=3, lr=1e-2, lr_schedule="constant", warmup=0, standardise=False)
+PRECISIONS: dict[str, dict[str, Any]] = {"float32": {}, "float64": {"dtype": "float64"}, "bf16": {"precision": "bf16"}}
+"""Flags of each precision."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +75,7 @@ class Layout:
     """
 
     name: str
-    training: Training
+    training: TrainConfig
     ranks: Literal["alone", "processes", "threads"]
     size: int = 1
 
@@ -153,8 +97,8 @@ class Layout:
 def layouts(world: World) -> Iterator[Layout]:
     """Every layout, the same on every rank; the most important first."""
     size, together = world.size, world.size > 1
-    for precision in PRECISIONS:
-        training = replace(SMALL, precision=precision)
+    for flags in PRECISIONS.values():
+        training = replace(SMALL, **flags)
         yield Layout("each rank alone", training, "alone")
         if together:
             yield Layout(f"{size} ranks as one domain", training, "processes", size)
@@ -171,11 +115,6 @@ def layouts(world: World) -> Iterator[Layout]:
     for count in THREAD_RANKS:
         name = "1 thread as the only rank" if count == 1 else f"{count} threads as ranks"
         yield Layout(name, SMALL, "threads", count)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def names_by_hash(hashes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:

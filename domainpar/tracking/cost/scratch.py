@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import torch
 
 from domainpar.common.agreement import gather
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
 from domainpar.parallel.world import World
-from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.memory import Expectation
+from domainpar.tracking.cost.memory import Expectation
 
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems whose files take the memory that is short
 
@@ -43,11 +43,11 @@ def traffic(world: World) -> Traffic | None:
     return Traffic(*(sum(own[i] for own in of_processes) for i in (0, 1)))
 
 
-def refusal(folder: Path, trainer: Trainer) -> Problem | None:
-    """Why tables cannot lie in files of a folder; None if they can."""
-    if trainer.world.device.type != "cpu":
+def refusal(folder: Path, device: torch.device, on_stages: bool) -> Problem | None:
+    """Why the tables of a network, on stages or not, cannot lie in files of a folder; None if they can."""
+    if device.type != "cpu":
         return Problem("--scratch is for tables in the memory of a host, but this run computes on a GPU", "drop it")
-    if trainer.model.size is None:
+    if not on_stages:
         return Problem(
             "--scratch serves the networks whose steps are stages, and this one has tables of torch",
             "drop it, and use --recompute-every 1, or more ranks",

@@ -1,15 +1,17 @@
-"""Forecast of a store on several ranks: sizes, memory, and the cuts of each partitioner, for `prepare --report`."""
+"""Ways to cut an event, and a store on several ranks in words: sizes, memory and cuts, for `prepare --report`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 
+from domainpar.common.text_table import text_table
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
 from partitioners import TileGraph, Topology, get_partitioner, group, number_along_phi
 from partitioners.quality import Quality, TruthCut, measure, measure_truth
@@ -18,6 +20,9 @@ from partitioners.topology import FloatArray, IntArray
 PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous")  # `random` cuts worse than any of them
 GROUPINGS = ("contiguous", "metis")
 NUM_PARTS = (2, 4, 8, 16, 32)
+STORED = "stored"
+"""The tiles of the store, whichever partitioner made them."""
+
 BINS = 8
 BAR = 40
 
@@ -26,35 +31,59 @@ Memory = Callable[[IntArray, IntArray], IntArray]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
-    """One way to cut one event."""
-
-    partitioner: str
-    grouping: str
-    num_parts: int
-    quality: Quality
-    truth: TruthCut | None
-
-
-@dataclass(frozen=True, eq=False)
 class Tiling:
     """Tiles of an event.
 
     Attributes:
-        partitioner: What made them.
+        partitioner: What made them; `STORED` of those of the store.
         edge_index: Edges of the event, [2, E].
         tiles: The tiles.
         tile_of_node: Tile of each node, [N].
+        label, particle_id: Of each edge and each node, where they are known and asked for.
     """
 
     partitioner: str
     edge_index: IntArray
     tiles: TileGraph
     tile_of_node: IntArray
+    label: IntArray | None = None
+    particle_id: IntArray | None = None
 
-    def parts(self, count: int, grouping: str, seed: int = 0) -> IntArray:
-        """The part of each node, [N], if tiles are gathered into so many."""
-        return group(self.tiles, count, grouping, seed)[self.tile_of_node]
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """One way to cut one event.
+
+    Attributes:
+        tiling: Its tiles.
+        grouping: How they are gathered into parts.
+        part_of_node: Part of each node, [N].
+        quality: Sizes of the parts, and what is between them.
+    """
+
+    tiling: Tiling
+    grouping: str
+    part_of_node: IntArray
+    quality: Quality
+
+    @classmethod
+    def of(cls, tiling: Tiling, grouping: str, num_parts: int, seed: int = 0) -> Cut:
+        """Gather tiles into so many parts."""
+        part = group(tiling.tiles, num_parts, grouping, seed)[tiling.tile_of_node]
+        return cls(tiling, grouping, part, measure(tiling.edge_index, part, num_parts))
+
+    @property
+    def num_parts(self) -> int:
+        """Its parts."""
+        return len(self.quality.owned_nodes)
+
+    @cached_property
+    def truth(self) -> TruthCut | None:
+        """True segments and tracks that it crosses."""
+        tiling = self.tiling
+        if tiling.label is None:
+            return None
+        return measure_truth(tiling.edge_index, self.part_of_node, tiling.label, tiling.particle_id)
 
 
 def print_report(directory: str | Path, memory: Memory, network: str) -> None:
@@ -126,24 +155,28 @@ def compare_cuts(
     if record is None:
         return "The store has no events."
     with store.open(record) as event:
-        rows = [_HEADER, *map(_row, cuts_of(event, partitioners, groupings, num_parts, seed))]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = (
-        # Two columns of words, then numbers.
-        "  ".join(
-            text.ljust(width) if place < 2 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths))
-        )
-        for row in rows
-    )
+        tilings = tilings_of(event, partitioners, seed)
+        rows = [_row(Cut.of(*way, seed)) for way in product(tilings, groupings, num_parts)]
     title = f"Event {record.event} ({record.num_nodes} nodes, {record.num_edges} edges, {record.num_tiles} tiles)"
-    return "\n".join([title + _SELECTION_NOTE, *lines])
+    return "\n".join([title + _SELECTION_NOTE, *text_table(_HEADER, rows, words=2)])
+
+
+def stored_tiling(event: StoredEvent) -> Tiling:
+    """An event in the tiles that it is stored in."""
+    ids = np.arange(event.num_edges)
+    edge_index = np.stack([event.read_edges(name, ids) for name in ("src", "dst")])
+    return Tiling(
+        STORED, edge_index, event.tile_graph(), np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
+    )
 
 
 def tilings_of(event: StoredEvent, partitioners: Sequence[str], seed: int) -> Iterator[Tiling]:
     """An event in other tiles, as many as it is stored in; without those for which it lacks positions."""
+    if not partitioners:
+        return
     whole = WholeEvent(event)  # partitioners such as `contiguous` go by the order of the source
     topology = Topology(whole.edge_index, event.num_nodes, whole.nodes("position"))
+    label, particle_id = whole.edges("label"), whole.nodes("particle_id")
     for name in partitioners:
         if topology.position is None and name in ("phi", "eta", "phi-eta"):
             continue
@@ -151,23 +184,7 @@ def tilings_of(event: StoredEvent, partitioners: Sequence[str], seed: int) -> It
         if topology.position is not None:
             assignment = number_along_phi(assignment, topology.position, event.num_tiles)
         tiles = event.tile_graph().from_assignment(topology.edge_index, assignment, event.num_tiles)
-        yield Tiling(name, topology.edge_index, tiles, assignment)
-
-
-def cuts_of(
-    event: StoredEvent, partitioners: Sequence[str], groupings: Sequence[str], num_parts: Sequence[int], seed: int
-) -> Iterator[Cut]:
-    """Cut one event in every way. Partitioners that need positions are left out for an event without."""
-    whole = WholeEvent(event)
-    label, particle_id = whole.edges("label"), whole.nodes("particle_id")
-    for tiling in tilings_of(event, partitioners, seed):
-        for grouping in groupings:
-            for parts in num_parts:
-                part_of_node = tiling.parts(parts, grouping, seed)
-                quality = measure(tiling.edge_index, part_of_node, parts)
-                # Without particles true segments are known, but not which of them make a track.
-                truth = None if label is None else measure_truth(tiling.edge_index, part_of_node, label, particle_id)
-                yield Cut(tiling.partitioner, grouping, parts, quality, truth)
+        yield Tiling(name, topology.edge_index, tiles, assignment, label, particle_id)
 
 
 def median_event(store: EventStore) -> EventRecord | None:
@@ -216,7 +233,7 @@ def _row(cut: Cut) -> tuple[str, ...]:
 
     quality = cut.quality
     return (
-        cut.partitioner,
+        cut.tiling.partitioner,
         cut.grouping,
         str(cut.num_parts),
         f"{100 * quality.cut_share:.1f}",
@@ -245,7 +262,4 @@ def _summary(store: EventStore, records: Sequence[EventRecord]) -> str:
 
 def _stored_parts(store: EventStore, record: EventRecord, num_parts: int) -> Quality:
     with store.open(record) as event:
-        tile = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
-        part_of_node = group(event.tile_graph(), num_parts, "contiguous")[tile]
-        ids = np.arange(event.num_edges)
-        return measure(np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]), part_of_node, num_parts)
+        return Cut.of(stored_tiling(event), "contiguous", num_parts).quality

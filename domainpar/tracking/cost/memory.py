@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,15 +16,49 @@ import torch
 
 from domainpar.common.agreement import gather
 from domainpar.nn import fused
-from domainpar.nn.memory import Forecast, ModelSize
+from domainpar.nn.memory import ModelSize, data_bytes
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.gpus import free_memory, uuid_of
+from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.world import World
-from domainpar.tracking.training.parts import LabelledPart
-from domainpar.tracking.training.record import peak_rss_bytes
+from domainpar.plan import IntArray
+from domainpar.tracking.cost.pieces import Line
 
 OF_PROCESS = 2**24
 """Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
+
+Size = ModelSize | Line
+"""The memory of a step on a rank, above its bare process: by the formula of a network, or a line through two pieces of
+an event."""
+
+
+def bytes_of_step(
+    size: Size, nodes: IntArray, edges: IntArray, pairs: IntArray | None = None, *, in_kernels: bool | None = None
+) -> IntArray:
+    """The most bytes of a training step, of each part.
+
+    Args:
+        size: The memory of a step.
+        nodes: Owned nodes and ghosts of each part.
+        edges: Local edges of each part.
+        pairs: (tile, owned `src`) pairs of each part. Default: as many as nodes.
+        in_kernels: On a GPU: whether stages are computed by own kernels; None: on a processor.
+    """
+    if isinstance(size, Line):
+        return np.asarray(size.at(np.asarray(edges)), np.int64)
+    if in_kernels is None:
+        return size.bytes_of(nodes, edges, pairs)
+    return np.asarray(size.bytes_on_gpu(nodes, edges, in_kernels), np.int64)
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process ever held, or has held since a run began to watch it, in bytes."""
+    # Not ru_maxrss, where Linux has better: a process inherits it from the one that started it, such as a launcher.
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
@@ -52,28 +88,26 @@ class Share:
     card: str = ""
 
 
-class Shortage(NamedTuple):
-    """A memory that is too small for its ranks: the bytes they will hold besides those they hold now, and the free."""
-
-    where: str
-    ranks: int
-    expected: int
-    free: int
-
-
 @dataclass(frozen=True)
 class Expectation:
     """The memory of all ranks while they train on the largest sample; the same on every rank.
 
     Attributes:
         sample: Its name.
-        size: The model.
         shares: One for each rank.
+        recompute_every: Iterations of a segment that is computed again; None: all are kept.
+        leaner: The `recompute_every` that would take least; None where that is no less.
     """
 
     sample: str
-    size: Forecast
     shares: tuple[Share, ...]
+    recompute_every: int | None = None
+    leaner: int | None = None
+
+    @property
+    def in_files(self) -> bool:
+        """Whether tables will lie in files."""
+        return any(share.in_files for share in self.shares)
 
     @property
     def fullest(self) -> int:
@@ -100,16 +134,16 @@ class Expectation:
             "in_files_bytes": [share.in_files for share in self.shares],
         }
 
-    def shortages(self) -> list[Shortage]:
-        """The memories into which it will not fit, as far as that is known now."""
+    def shortages(self) -> list[list[Share]]:
+        """The ranks of each memory that is too small for them, as far as that is known now."""
         places: dict[str, list[Share]] = {}
         for share in self.shares:
             places.setdefault(share.card or share.where, []).append(share)  # ranks of one machine share its memory
-        memories = [
-            Shortage(here[0].where, len(here), sum(share.expected for share in here), min(share.free for share in here))
+        return [
+            here
             for here in places.values()
+            if sum(share.expected for share in here) > min(share.free for share in here)
         ]
-        return [memory for memory in memories if memory.expected > memory.free]
 
 
 class MemoryMeter:
@@ -138,30 +172,41 @@ class MemoryMeter:
     def _of_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    def expect(self, size: Forecast, part: LabelledPart, kept_edges: int, world: World) -> Expectation:
+    def expect(
+        self,
+        size: Size,
+        sample: str,
+        graph: LocalGraph,
+        world: World,
+        kept: tuple[int, int] = (0, 0),
+        recompute_every: int | None = None,
+    ) -> Expectation:
         """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
-        `kept_edges`: local edges of all samples whose data this rank will keep from step to step.
+        Args:
+            size: The memory of a step.
+            sample: Its name.
+            graph: This rank's part of it.
+            world: The ranks.
+            kept: Nodes and local edges of all samples whose data this rank will keep from step to step.
+            recompute_every: Iterations of a segment that is computed again.
         """
-        graph = part.graph
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
+        counts = [np.array([count]) for count in (owned + ghosts, edges, len(graph.tiles.pair_rows))]
+        in_kernels, in_files = None, 0
         if self._of_gpu:
             has_kernels = isinstance(size, ModelSize) and size.item_bytes == 4 and size.hidden <= fused.WIDEST
             in_kernels = has_kernels and fused.missing() is None
-            one_step = size.bytes_on_gpu(owned + ghosts, edges, in_kernels)
-        else:
-            pairs = np.array([len(graph.tiles.pair_rows)])
-            one_step = int(size.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
-        of_others = max(kept_edges - edges, 0) * size.data_bytes
-        where, free = free_memory(self._device)
-        expected = one_step + of_others + OF_PROCESS
-        in_files = 0
         if isinstance(size, ModelSize) and size.in_files:
-            in_memory = replace(size, in_files=False)
-            in_files = int(in_memory.bytes_of(np.array([owned + ghosts]), np.array([edges]), pairs)[0])
+            in_files = int(replace(size, in_files=False).bytes_of(*counts)[0])
+        of_others = data_bytes(*(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges))))
+        expected = int(bytes_of_step(size, *counts, in_kernels=in_kernels)[0]) + of_others + OF_PROCESS
+        where, free = free_memory(self._device)
         card = uuid_of(self._device) if self._of_gpu else ""
         share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
-        return Expectation(part.name, size, tuple(Share(**each) for each in gather(world.transport, asdict(share))))
+        shares = tuple(Share(**each) for each in gather(world.transport, asdict(share)))
+        leaner = size.leanest_recompute() if isinstance(size, ModelSize) else 1 if recompute_every is None else None
+        return Expectation(sample, shares, recompute_every, leaner)
 
     def taken(self, world: World) -> list[int | None]:
         """Bytes of each rank's peak above its bare process; None where it held more before. *Collective*."""

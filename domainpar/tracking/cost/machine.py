@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +164,3 @@ def _fastest(call: Any, times: int = 8) -> float:
         call()
         seconds.append(time.perf_counter() - began)
     return min(seconds)
-
-
-def of_nodes(machine: Machine, nodes: int | None, watts: float | None, dollars_per_hour: float | None) -> Machine:
-    """A machine with what flags say of it."""
-    return replace(
-        machine,
-        nodes=nodes or machine.nodes,
-        watts=watts or machine.watts,
-        dollars_per_hour=dollars_per_hour or machine.dollars_per_hour,
-    )

@@ -1,0 +1,145 @@
+"""What a training asks of machines, from steps on pieces of an event; and the grid of ranks where it was left open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import torch
+
+from domainpar.common.agreement import on_root
+from domainpar.common.words import several
+from domainpar.measure.rates import largest_of_ranks, transport_rates
+from domainpar.parallel.world import World
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost.cuts import stored_tiling, tilings_of
+from domainpar.tracking.cost.machine import this_machine
+from domainpar.tracking.cost.model import Way, Work, best, divisors, grids
+from domainpar.tracking.cost.pieces import Line, sectors_of, timed, weighed
+from domainpar.tracking.training.forecast import memory_size
+from domainpar.tracking.training.inputs import open_lessons, steps_of
+from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.run import make_trainer
+from domainpar.tracking.training.sampler import Sample
+
+SECONDS_OF_MESSAGES, SECONDS_OF_STEPS = 0.5, 0.5
+BYTES_OF_LIMBS, BYTES_OF_SUMS = 16, 8
+"""Of a parameter's gradient on the wire: two limbs of an exact sum, or a float64."""
+
+
+def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfig, World]:
+    """The configuration and the ranks with what was left to us decided; as they are where nothing was. *Collective*.
+
+    Rank 0 takes steps on pieces of an event while the others wait. Bits do not depend on what is chosen.
+
+    Raises:
+        Refused: On all ranks alike, if the events or the network will not do.
+    """
+    if "auto" not in (config.domain_size, config.grouping):
+        return config, world
+    world.mark("plan", 0)
+    rates = transport_rates(world.transport, SECONDS_OF_MESSAGES, world.device)
+
+    def choice() -> tuple[int, str, float]:
+        alone = replace(config, grouping="contiguous", domain_size=None, out=None, resume=False)
+        work = work_of(alone, store, World.alone(world.device), SECONDS_OF_STEPS)
+        # It is known that there are so many ranks, not where; and memory is looked at before the first step.
+        machine = replace(work.here, **_link(rates), ranks=world.size, memory=float("inf"))
+        sizes = divisors(world.size) if config.domain_size == "auto" else [world.domain.size]
+        groupings = ["contiguous", "metis"] if config.grouping == "auto" else [config.grouping]
+        chosen = best(grids(machine, work, [world.size], groupings, config.seed, sizes))
+        assert chosen is not None
+        return chosen.domain_size, chosen.grouping, chosen.seconds
+
+    chosen = on_root(world.transport, choice)
+    domain_size, grouping, seconds = int(chosen[0]), cast(Any, chosen[1]), float(chosen[2])
+    if world.is_root:
+        grid = f"{several(domain_size, 'rank')} to an event" + (f", {grouping} parts" if domain_size > 1 else "")
+        print(f"grid     : {grid}: {seconds:.3g} s a step predicted (auto)", flush=True)
+    torch.set_num_threads(1)
+    return replace(config, domain_size=domain_size, grouping=grouping), world.regrouped(domain_size)
+
+
+def work_of(
+    config: TrainConfig, store: Path, alone: World, seconds: float = 2.0, partitioners: Sequence[str] = ()
+) -> Work:
+    """All that predictions are made from: a step of the network on this machine, and the events.
+
+    Args:
+        config: The training.
+        store: Its events.
+        alone: A world of one rank.
+        seconds: Time to repeat each step in, about.
+        partitioners: Of tiles that are compared with those of the store.
+    """
+    lessons = open_lessons(config, store, alone)
+    trainer = make_trainer(config, lessons, alone)
+    bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
+    model, sample = trainer.model, max(lessons.train, key=lambda sample: sample.cost)
+    ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)
+    # All is weighed before the first step: afterwards a network may know its ranks.
+    memory = {every: memory_size(config, trainer, lessons, sample, every) for every in ways}
+    of_one, of_two = (
+        weighed(model, lessons.store, sample.record, ranks=ranks, dtype=trainer.loader.dtype) for ranks in (1, 2)
+    )
+    of_ways = {}
+    for every in ways:
+        model.recompute(every)
+        points = [(piece.edges, timed(step, seconds)) for piece, step in zip(of_one, _steps(trainer, sample))]
+        of_ways[every] = Way(Line.through(*points), memory[every])
+    model.recompute(None)
+    of_parameter = BYTES_OF_LIMBS if config.is_bitwise else BYTES_OF_SUMS
+    with lessons.store.open(sample.record) as event:
+        tilings = (stored_tiling(event), *tilings_of(event, partitioners, config.seed))
+    return Work(
+        here=this_machine(),
+        ways=of_ways,
+        operations=Line.through(*((piece.edges, piece.operations) for piece in of_one)),
+        exchanges=of_two[-1].exchanges,
+        bytes_of_ghost=of_two[-1].bytes_of_ghost,
+        bytes_of_parameters=of_parameter * sum(it.numel() for it in model.parameters() if it.requires_grad),
+        bare=bare,
+        event=sample.name,
+        tilings=tilings,
+        largest=max(one.cost for one in lessons.train + lessons.val),
+        steps=steps_of(config, lessons.train, 0),
+        steps_per_epoch=lessons.steps_per_epoch,
+    )
+
+
+def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
+    """What ranks feel of each other. *Collective*.
+
+    Every rank takes steps of its own, on the same piece of an event; rank 0 takes them alone before.
+
+    Returns:
+        Latency and rate of `Machine`, and `busy`: the time of a step on all ranks at once over that on one.
+    """
+    torch.set_num_threads(1)
+    rates = transport_rates(world.transport, 2 * SECONDS_OF_MESSAGES, torch.device("cpu"))
+    own = World.alone()
+    lessons = open_lessons(config, store, own)
+    *_, step = _steps(make_trainer(config, lessons, own), max(lessons.train, key=lambda sample: sample.cost))
+    alone = timed(step) if world.is_root else 0.0
+    world.transport.barrier()
+    together = timed(step)
+    # Only rank 0 has been alone; the others have 0.
+    together, alone = (largest_of_ranks(world.transport, int(1e9 * seconds)) / 1e9 for seconds in (together, alone))
+    return {**_link(rates), "busy": max(1.0, together / alone)}
+
+
+def _steps(trainer: Trainer, sample: Sample) -> Iterator[Any]:
+    """Training steps on each of the pieces of a sample's event; of one after the other."""
+    number = count()
+    for sector in sectors_of(sample.record):
+        piece = Sample(sample.record, sector)
+        yield lambda piece=piece: trainer.step([piece], next(number))
+
+
+def _link(rates: Any) -> dict[str, Any]:
+    """Latency and rate of `Machine`, of what `transport_rates` measured: exchanges are of some MiB at most."""
+    return {"latency": rates["latency_seconds"], "rate": rates["bytes_per_second_1_MiB"]}
