@@ -60,7 +60,7 @@ def compare_runs(whole: Run, split: Run) -> Differences:
     theirs, ours = bare.results(), [rank.results() for rank in split.ranks]
     if all(len(tensors) == len(theirs) for tensors in ours):
         each = enumerate(zip(theirs, *ours))
-        results = [_compare_result(f"result {number}", one, ranks) for number, (one, *ranks) in each]
+        results = [_worst(f"result {number}", merged([one]), ranks) for number, (one, *ranks) in each]
     gradients: list[Worst] = []
     if split.ranks[0].gradients and all(result.difference < math.inf for result in results):
         if not bare.gradients:  # a bare run learns with the keys of the split one, so that both have one loss
@@ -70,81 +70,60 @@ def compare_runs(whole: Run, split: Run) -> Differences:
         summed = [rank.summed for rank in split.ranks if rank.summed is not None]
         sums = [{name: torch.stack([share[name] for share in shares]).sum(0) for name in shares[0]}]
         sums = [{**sums[0], **of_rank} for of_rank in summed] or sums
-        gradients = list(_compare_named(bare.gradients, sums))
-    state = _compare_named(bare.state(), [rank.state() for rank in split.ranks])
+        gradients = list(_by_name(bare.gradients, sums))
+    state = _by_name(bare.state(), [rank.state() for rank in split.ranks])
     return Differences(tuple(results), tuple(gradients), tuple(state))
 
 
-def _compare_result(name: str, whole: Seen, ranks: Sequence[Seen]) -> Worst:
-    whole, split = merged([whole]), merged(ranks)
-    problem = split.problem or whole.problem
-    if not problem and split.dtype is not whole.dtype:
-        problem = f"{split.dtype} in place of {whole.dtype}"
-    problem = problem or _other_shape(split, whole)
-    if not problem and split.dim is None and any(gap(seen.value, split.value) for seen in ranks):
-        problem = "ranks differ"
-    return Worst(math.inf if problem else gap(split.value, whole.value) / (largest(whole.value) or 1.0), name, problem)
-
-
-def _other_shape(split: Seen, whole: Seen) -> str:
-    shapes = tuple(split.value.shape), tuple(whole.value.shape)
-    return "" if shapes[0] == shapes[1] else f"shape {shapes[0]} in place of {shapes[1]}"
-
-
-def _compare_named(whole: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> Iterator[Worst]:
-    """Tensors that every rank has alike, by name: the whole's against those of each rank."""
+def _by_name(whole: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]]) -> Iterator[Worst]:
+    """Differences of tensors that every rank has whole."""
     floor = FLOOR * max(map(largest, whole.values()), default=0.0)
-    for name, theirs in whole.items():
-        ours = [tensors[name] for tensors in ranks]
-        if any(gap(tensor, ours[0]) for tensor in ours):
-            yield Worst(math.inf, name, "ranks differ")
-        else:
-            yield Worst(gap(ours[0], theirs) / (max(largest(theirs), floor) or 1.0), name)
+    for name, tensor in whole.items():
+        yield _worst(name, Seen(tensor), [Seen(tensors[name]) for tensors in ranks], floor)
+
+
+def _worst(name: str, whole: Seen, ranks: Sequence[Seen], floor: float = 0.0) -> Worst:
+    """The difference of what a run leaves: of one type, and what has no rows the same bits on every rank."""
+    found = compare(whole, ranks, floor)
+    problem = found.note if found.difference is None or found.difference == math.inf else ""
+    if ranks[0].dtype is not whole.dtype:
+        problem = f"{ranks[0].dtype} in place of {whole.dtype}"
+    if not problem and ranks[0].dim is None and any(gap(seen.value, ranks[0].value) for seen in ranks):
+        problem = "ranks differ"
+    return Worst(math.inf if problem else found.difference or 0.0, name, problem)
 
 
 class Difference(NamedTuple):
-    """Difference of the arguments or the result of a layer, None if nothing was compared; notes; their rows."""
+    """Difference of tensors from those of the whole graph, None if they were not compared; notes; their rows."""
 
     difference: float | None
     note: str
     rows: str = ""
 
 
-class Comparison:
-    """Compares the record of layers, from the first call on; remembers how large numbers were so far."""
+def compare(whole: Seen, ranks: Sequence[Seen], floor: float) -> Difference:
+    """The largest difference of a tensor, relative to its largest value.
 
-    def __init__(self) -> None:
-        self._largest = 0.0
-
-    def of(self, whole: Sequence[Seen], ranks: Sequence[Sequence[Seen]]) -> Difference:
-        """The largest difference of some tensors from those that ranks saw in their place."""
-        if any(len(seen) != len(whole) for seen in ranks):
-            return Difference(math.inf, "another number of tensors")
-        if not whole:
-            return Difference(None, "not compared: no tensors")
-        each = [self._of_one(merged([seen]), others) for seen, *others in zip(whole, *ranks)]
-        sizes, notes, rows = zip(*each)
-        return Difference(
-            max((size for size in sizes if size is not None), default=None), _listed(notes), _listed(rows)
-        )
-
-    def _of_one(self, whole: Seen, ranks: Sequence[Seen]) -> Difference:
-        split = merged(ranks)
-        if problem := split.problem or whole.problem:
-            return Difference(None, f"not compared: {problem}", split.rows)
-        size = largest(whole.value)
-        self._largest = max(self._largest, size)
-        scale = max(size, FLOOR * self._largest) or 1.0
-        if shapes := _other_shape(split, whole):
-            return Difference(math.inf, shapes, split.rows)
-        note = "in less than float64" if whole.dtype in COARSE else ""
-        if split.dim is None:
-            return Difference(max(gap(seen.value, whole.value) for seen in ranks) / scale, note, split.rows)
-        own = gap(split.value, whole.value)
-        of_copies = max(_gap_of_copies(seen, split, whole.value) for seen in ranks)
-        if of_copies > own * 2 and own <= 1e-12 * scale < of_copies:
-            note = "copies of other ranks' rows differ"
-        return Difference(max(own, of_copies) / scale, note, split.rows)
+    Args:
+        whole: Of the whole graph, its rows in the order of their keys.
+        ranks: What each rank saw.
+        floor: What the largest value counts for at least.
+    """
+    split = merged(ranks)
+    if problem := split.problem or whole.problem:
+        return Difference(None, problem, split.rows)
+    shapes = tuple(split.value.shape), tuple(whole.value.shape)
+    if shapes[0] != shapes[1]:
+        return Difference(math.inf, f"shape {shapes[0]} in place of {shapes[1]}", split.rows)
+    scale = max(largest(whole.value), floor) or 1.0
+    note = "in less than float64" if whole.dtype in COARSE else ""
+    if split.dim is None:
+        return Difference(max(gap(seen.value, whole.value) for seen in ranks) / scale, note, split.rows)
+    own = gap(split.value, whole.value)
+    of_copies = max(_gap_of_copies(seen, split, whole.value) for seen in ranks)
+    if of_copies > own * 2 and own <= 1e-12 * scale < of_copies:
+        note = "copies of other ranks' rows differ"
+    return Difference(max(own, of_copies) / scale, note, split.rows)
 
 
 def _gap_of_copies(seen: Seen, split: Seen, theirs: Tensor) -> float:
@@ -155,20 +134,17 @@ def _gap_of_copies(seen: Seen, split: Seen, theirs: Tensor) -> float:
     return gap(seen.copies, theirs.index_select(seen.dim, places))
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(text for text in texts if text))
-
-
 def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[LayerCheck, ...], LayerCheck | None]:
     """All calls of all layers, inner ones first, and the one in whose own code the first difference arose."""
-    record, comparison = whole.ranks[0].recorder.moments, Comparison()
+    record, sizes = whole.ranks[0].recorder.moments, [0.0]
     by_rank = [{(moment.layer, moment.when): moment for moment in rank.recorder.moments} for rank in split.ranks]
     rows: list[LayerCheck] = []
     first = None
     for at, moment in enumerate(record):
         ranks = [moments[key] for moments in by_rank if (key := (moment.layer, moment.when)) in moments]
         if len(ranks) == len(by_rank):
-            difference = comparison.of(moment.seen, [rank.seen for rank in ranks])
+            sizes += [largest(seen.value) for seen in moment.seen if not seen.problem]
+            difference = _of_all(moment.seen, [rank.seen for rank in ranks], FLOOR * max(sizes))
         elif split.failure is not None:
             difference = Difference(None, "not compared: not reached")
         else:
@@ -184,6 +160,25 @@ def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[Laye
     extra = Difference(math.inf, "called where the graph is split only")
     rows_of_extra = [LayerCheck(*layer, *extra) for layer in layers if layer not in layers_of_whole]
     return (*rows, *rows_of_extra), first or next(iter(rows_of_extra), None)
+
+
+def _of_all(whole: Sequence[Seen], ranks: Sequence[Sequence[Seen]], floor: float) -> Difference:
+    """The largest difference of the tensors of one moment."""
+    if any(len(seen) != len(whole) for seen in ranks):
+        return Difference(math.inf, "another number of tensors")
+    if not whole:
+        return Difference(None, "not compared: no tensors")
+    each = [compare(merged([one]), others, floor) for one, *others in zip(whole, *ranks)]
+    notes = [f"not compared: {it.note}" if it.difference is None else it.note for it in each]
+    return Difference(
+        max((it.difference for it in each if it.difference is not None), default=None),
+        _listed(notes),
+        _listed(it.rows for it in each),
+    )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _blamed(moments: Sequence[Moment], check: LayerCheck) -> LayerCheck:
