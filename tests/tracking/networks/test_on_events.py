@@ -1,5 +1,6 @@
 """A user's edge classifier on parts of an event, called like the built-in networks: the logits of one rank."""
 
+import copy
 import gc
 import weakref
 
@@ -11,6 +12,7 @@ from tiled import TiledEvent, part_of
 from torch import nn
 
 from domainpar.nn.adapt.rows import NotExact
+from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.networks.on_events import OnEvents, wanted_arguments
 
@@ -289,6 +291,17 @@ def test_what_is_made_of_a_part_goes_with_it():
 def test_checkpoints_of_it_name_what_the_user_named():
     names = set(OnEvents(evolving()).state_dict())
     assert names == {f"module.{name}" for name in evolving().state_dict()}
+
+
+def test_a_copy_computes_with_its_own_parameters():
+    model = OnEvents(evolving().double())
+    with torch.no_grad():
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.zero_()
+        part = part_of(World.alone())
+        assert not other(part.graph, part.halo).any()
+        assert model(part.graph, part.halo).any()
 
 
 class Supervised(nn.Module):
