@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from faults.on_purpose import switch
 
 from domainpar.common import timeouts
 from domainpar.measure import programs
@@ -154,7 +155,7 @@ def started(
     elif launcher is not None:
         assert MPIEXEC is not None
         command = [MPIEXEC, "-n", str(num_ranks), *command]
-    with running(command, **more, **({} if fault is None else {"DOMAINPAR_FAULT": fault})) as job:
+    with running(command, **more, **({} if fault is None else {"DOMAINPAR_FAULT": switch(fault)})) as job:
         yield job
 
 

@@ -101,6 +101,7 @@ SYSTEMS = {
 SHAPES = ((128, 8), (64, 4))
 TOOLS = ("memcheck", "racecheck", "initcheck")
 ONE_CARD = str(ROOT / "bench/gpu/one_card.py")
+ON_PURPOSE = ROOT / "tests/faults/on_purpose.py"
 
 
 class Notes:
@@ -171,7 +172,7 @@ def on_ranks(
     environment = outside | environment | {
         "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MAX_CTAS": "2", "NCCL_DEBUG": "WARN", **({"DOMAINPAR_FAULT": fault} if fault else {}),
+        "NCCL_MAX_CTAS": "2", "NCCL_DEBUG": "WARN", **({"DOMAINPAR_FAULT": f"{ON_PURPOSE} {fault}"} if fault else {}),
     }  # fmt: skip
     until = time.monotonic() + limit
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

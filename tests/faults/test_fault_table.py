@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from domainpar.common.faults import ACTIONS, POINTS, Fault
+from faults.on_purpose import ACTIONS, POINTS, Fault
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

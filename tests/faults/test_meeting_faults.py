@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from faults.on_purpose import switch
 from jobs import free_port
 from marks import fault, slow_fault
 from torch.distributed import HashStore
@@ -254,7 +255,8 @@ def test_a_rank_zero_that_never_starts_is_named():
     ("late", "joined"), [("rank=2,at=init,do=sleep:1000", "0, 1"), slow_fault("rank=0,at=init,do=freeze", "1, 2")]
 )
 def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named_once_and_all_end(late, joined):
-    code, output = run_command([MPIEXEC, "-n", "3", sys.executable, PROGRAM, "join=3"], 60, DOMAINPAR_FAULT=late)
+    words = [MPIEXEC, "-n", "3", sys.executable, PROGRAM, "join=3"]
+    code, output = run_command(words, 60, DOMAINPAR_FAULT=switch(late))
     assert code != 0, "that of the launcher, which kills the one that is late"
     assert output.count("domainpar: error:") == 1, output
     said = (

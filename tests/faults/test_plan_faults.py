@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from faults.on_purpose import OF_PLANS, spoilt_plan
 from marks import fault
 
-from domainpar.common.faults import OF_PLANS, spoilt_plan
 from domainpar.parallel.halo import Halo
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from faults.on_purpose import switch
 from jobs import running, small_training, started
 from marks import fault
 
@@ -234,7 +235,7 @@ def test_four_tasks_of_which_the_first_has_a_terminal_are_four_ranks(cluster, st
 def test_a_task_that_never_comes_is_named(cluster, store, tmp_path, transport):
     words = [*small_training(store, tmp_path / "four"), "--transport", transport, "--join-timeout", "20"]
     srun = ["srun", "--ntasks-per-node=2", "-n", "4", "--mpi=pmi2", "--kill-on-bad-exit=1", sys.executable]
-    late = {"DOMAINPAR_FAULT": "rank=3,at=init,do=sleep:1000"}
+    late = {"DOMAINPAR_FAULT": switch("rank=3,at=init,do=sleep:1000")}
     with running(on("login", *srun, "-m", f"domainpar.{words[0]}", *words[1:]), **late) as job:
         assert job.process.wait(LIMIT) != 0
         text = job.text

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from faults.on_purpose import ACTIONS, POINTS, Fault, switch
 
 from domainpar.common import faults
-from domainpar.common.faults import ACTIONS, POINTS, Fault
 from domainpar.common.problems import Problem
 
 
@@ -19,14 +21,14 @@ def _disarmed():
 
 
 def arm(text: str, rank: int = 0) -> None:
-    faults.arm(rank, {faults.SWITCH: text})
+    faults.arm(rank, {faults.SWITCH: switch(text)})
 
 
 def test_unset_or_meant_for_another_rank_every_place_gives_back_what_is_at_hand():
     rows = torch.ones(3)
-    for rank, environ in ((0, {}), (1, {faults.SWITCH: "rank=0,at=loss,do=nan"})):
+    for rank, environ in ((0, {}), (1, {faults.SWITCH: switch("rank=0,at=loss,do=nan")})):
         faults.arm(rank, environ)
-        assert faults._armed is None
+        assert faults._listening is None
         assert faults.reach("loss", rows) is rows
         assert rows.tolist() == [1, 1, 1]
 
@@ -106,3 +108,21 @@ def test_disks_are_full_memory_ends_and_signals_come():
 def test_every_place_and_action_says_what_it_is():
     assert all(POINTS.values())
     assert all(ACTIONS.values())
+
+
+@pytest.mark.parametrize("text", ["rank=0,at=loss,do=nan", "no/such/file.py rank=0,at=loss,do=nan", "/ words"])
+def test_a_switch_that_names_no_file_is_refused_on_every_rank(text):
+    for rank in (0, 5):
+        with pytest.raises(Problem, match="is no Python file") as problem:
+            faults.arm(rank, {faults.SWITCH: text})
+        assert "or unset it" in problem.value.hint
+
+
+def test_the_product_has_every_place_and_no_others():
+    product = Path(faults.__file__).parents[1]
+    passed = {
+        point
+        for path in product.rglob("*.py")
+        for point in re.findall(r'faults\.reach\("([a-z:]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert passed - {"exchange"} == set(POINTS) - {"halo_fwd", "halo_bwd"}

@@ -89,7 +89,7 @@ def test_a_resumed_run_goes_on_as_one_that_never_stopped(store, tmp_path):
 @pytest.mark.parametrize("how", ["nan", "flip"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
-    from domainpar.common.faults import spoil_tensor
+    from faults.on_purpose import spoil_tensor
 
     tensor = torch.ones(3, 2, dtype=dtype, device="cuda", requires_grad=True)
     spoil_tensor(tensor, how)

@@ -7,6 +7,7 @@ from pathlib import Path
 import card
 import numpy as np
 import pytest
+from faults.on_purpose import switch
 from marks import fault, slow
 from on_gpus import run
 from random_store import write_random_store
@@ -209,7 +210,7 @@ def test_a_fault_on_one_rank_ends_all(store, tmp_path, do):
     words = ["train", "--store", store, "--out", tmp_path / "run", *SIZES, "--device", "cuda", "--timeout", "5"]
     # mpiexec ends all ranks itself when one is killed, and says so in its own words.
     launcher, fault_of_one = "each" if do == "kill" else "mpiexec", f"rank=1,at={at},step=1,do={do}"
-    done = run(tmp_path / "log", *words, ranks=2, timeout=60, launcher=launcher, DOMAINPAR_FAULT=fault_of_one)
+    done = run(tmp_path / "log", *words, ranks=2, timeout=60, launcher=launcher, DOMAINPAR_FAULT=switch(fault_of_one))
     assert done.code != 0
     (line,) = [line for line in done.text.splitlines() if line.startswith("domainpar: error: ")]
     expected = {

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from faults.on_purpose import switch
 from marks import fault
 from saving_forever import network, save_forever, weights_of_step
 
@@ -97,7 +98,7 @@ def test_a_process_that_is_killed_at_a_place_of_saving_leaves_what_loads(tmp_pat
 
 
 def _save_and_be_killed(directory, first, place):
-    os.environ["DOMAINPAR_FAULT"] = f"rank=0,at={place},do=kill"
+    os.environ["DOMAINPAR_FAULT"] = switch(f"rank=0,at={place},do=kill")
     save_forever(directory, first)
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+from faults.on_purpose import switch
 from marks import fault
 from random_store import write_random_store
 
@@ -55,7 +56,8 @@ def inject(monkeypatch):
     """Make one fault happen in this process, whose ranks are threads."""
 
     def arm(**what):
-        monkeypatch.setenv("DOMAINPAR_FAULT", ",".join(f"{key}={value}" for key, value in {"rank": 0, **what}.items()))
+        words = ",".join(f"{key}={value}" for key, value in {"rank": 0, **what}.items())
+        monkeypatch.setenv("DOMAINPAR_FAULT", switch(words))
         faults.arm(0)
 
     yield arm

@@ -2,10 +2,10 @@
 
 import pytest
 import watched
+from faults.on_purpose import POINTS
 from random_store import write_random_store
 
 from domainpar.common import faults
-from domainpar.common.faults import POINTS
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import watched
+from faults.on_purpose import spoil_tensor
 from marks import fault
 from random_store import write_random_store
 
 from domainpar.common.agreement import strays
-from domainpar.common.faults import spoil_tensor
 from domainpar.parallel.digests import digest
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
