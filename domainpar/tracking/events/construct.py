@@ -71,10 +71,10 @@ class Cuts:
         regions = Regions(np.pad(layers, ((0, 0), (0, 1))))
         return Boxes(regions, np.empty(0), np.empty(0), src, dst, np.zeros(len(src), np.int64), low, bounds)
 
-    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Pairs of hits that pass (see `Candidates`): those of layer pairs, then those of surfaces with overlaps."""
         self._refuse_unknown_layers(hits)
-        pairs = self.boxes().join(hits, cylinder, threads)[:2]
+        pairs = self.boxes().join(hits, cylinder)[:2]
         return np.concatenate([pairs, *self._same_layer(hits, cylinder)], axis=1)
 
     def _same_layer(self, hits: Hits, cylinder: FloatArray) -> Iterator[IntArray]:
@@ -115,13 +115,12 @@ class Candidates(Protocol):
     def settings(self) -> dict[str, Any]:
         """All that decides the edges, as plain JSON values."""
 
-    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Pairs of hits, each once.
 
         Args:
             hits: The hits of an event, with positions.
             cylinder: Theirs, of `cylindrical`.
-            threads: Threads that search; they change nothing else.
 
         Returns:
             `src` and `dst` as rows of the hits, int64 [2, E].
@@ -131,7 +130,7 @@ class Candidates(Protocol):
         """
 
 
-def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
+def build_graph(hits: Hits, cuts: Candidates) -> EventGraph:
     """Join the hits of an event by candidate edges, and label those when there is truth.
 
     Every edge runs outward: from the inner to the outer layer of its pair, to a larger radius. An edge is true when its
@@ -142,7 +141,6 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
     Args:
         hits: The hits, with positions; labels need `particle_id`.
         cuts: What decides the pairs to join.
-        threads: Threads that search for them; they change nothing else.
 
     Returns:
         The graph in the order of `hits`, with the features of `features.FEATURES`; those of clusters where the hits
@@ -160,7 +158,7 @@ def build_graph(hits: Hits, cuts: Candidates, threads: int = 1) -> EventGraph:
     if len(ids) != len(hits):
         raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
     cylinder = cylindrical(hits.position)
-    edge_index = cuts.edges(hits, cylinder, threads)
+    edge_index = cuts.edges(hits, cylinder)
     features = (cylinder[:, :3] / NODE_SCALE).astype(np.float32)
     of_clusters = () if hits.clusters is None else CLUSTER_FEATURES
     if hits.clusters is not None:

@@ -51,7 +51,7 @@ class GivenEdges:
             raise Place(event, found).problem("no such file", hint)
         return found
 
-    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """The edges of an event as its file has them, from edge0 to edge1; weights are left alone.
 
         Raises:

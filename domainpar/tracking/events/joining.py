@@ -13,7 +13,6 @@ The hits of a region lie in the order of phi, so that a search begins and ends w
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,9 +28,6 @@ beam, dphi in rad, difference of pseudorapidity, dr in mm; each from `src` to `d
 
 PHI_SLOPE, Z0, DPHI, DETA, DR = range(5)
 TWO_PI = 2 * np.pi
-
-# Chunks of pairs of regions for each thread: some pairs cost a thousand times as much as others.
-CHUNKS_PER_THREAD = 8
 
 
 def cylindrical(position: FloatArray) -> FloatArray:
@@ -105,39 +101,33 @@ class Boxes:
     def num_kinds(self) -> int:
         return (len(self.z0_limits) + 1) * (len(self.slope_limits) + 1)
 
-    def join(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def join(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Find the pairs.
 
         Args:
             hits: The hits.
             cylinder: Theirs, of `cylindrical`.
-            threads: Threads that search; they change nothing else.
 
         Returns:
             `src` and `dst` of each pair as rows of the hits, and the box that it lies in, int64 [3, E]: in the order in
             which the boxes first name pairs of regions, then by phi of `src`, then of `dst`.
         """
-        found = self._search(hits, cylinder, threads, keep=True)
-        return np.concatenate([np.empty((3, 0), np.int64), *(edges for edges, _ in found)], axis=1)
+        return self._search(hits, cylinder, keep=True)[0]
 
-    def count(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def count(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """How many pairs lie in each box, int64 [B]; arguments as of `join`."""
-        counts = np.zeros(len(self.kind), np.int64)
-        for _, of_chunk in self._search(hits, cylinder, threads, keep=False):
-            counts += of_chunk
-        return counts
+        return self._search(hits, cylinder, keep=False)[1]
 
-    def _search(self, hits: Hits, cylinder: FloatArray, threads: int, keep: bool) -> list[tuple[IntArray, IntArray]]:
-        """Edges, or none, and counts of boxes for each chunk of pairs of regions."""
+    def _search(self, hits: Hits, cylinder: FloatArray, keep: bool) -> tuple[IntArray, IntArray]:
+        """Edges, or none, and counts of boxes."""
         region = self.regions.of(hits, cylinder)
         rows = np.lexsort((cylinder[:, 1], region))
         first = np.searchsorted(region[rows], np.arange(len(self.regions.keys) + 1))
         pairs, box_of_kind, bounds = self._pairs
         filled = np.flatnonzero((np.diff(first)[pairs] > 0).all(axis=1))
         arrays = (cylinder, rows, first, self.low, self.high, self.z0_limits, self.slope_limits, keep)
-        chunks = np.array_split(filled, threads * CHUNKS_PER_THREAD if threads > 1 else 1)
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda of: _join(pairs[of], box_of_kind[of], bounds[of], *arrays), chunks))
+        edges, counts = _join(pairs[filled], box_of_kind[filled], bounds[filled], *arrays)
+        return edges, counts
 
     @property
     def _pairs(self) -> tuple[IntArray, IntArray, FloatArray]:

@@ -23,7 +23,6 @@ def build_map(
     target: Mapping[str, Any],
     origin: Mapping[str, Any],
     ranks: Ranks,
-    threads: int = 1,
     on_event: Callable[[], object] = lambda: None,
 ) -> ModuleMap:
     """Learn a map; the same on any number of ranks. *Collective*.
@@ -34,7 +33,6 @@ def build_map(
         target: Conditions on the particles whose segments the map is to hold.
         origin: What they are, for the reader of the map: plain JSON values.
         ranks: The ranks, to which events are dealt, one each at a time.
-        threads: Threads of each that search for pairs of hits.
         on_event: Called on every rank, once for each event that was looked at, some of them twice.
 
     Raises:
@@ -51,7 +49,7 @@ def build_map(
     found_map = ModuleMap.of(tally, {**origin, "target": dict(target)})
     pairs, hits = np.zeros_like(tally.segments), 0
     for mine, of_round in _rounds(names[:COUNTED_EVENTS], ranks):
-        counts = on_all(ranks, partial(_counted, found_map, read, mine, threads))
+        counts = on_all(ranks, partial(_counted, found_map, read, mine))
         for content in ranks.all_gather(counts.tobytes()):
             of_rank = np.frombuffer(content, np.int64)
             pairs, hits = pairs + of_rank[1:], hits + int(of_rank[0])
@@ -65,12 +63,12 @@ def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, A
     return Tally.nothing() if name is None else Tally.of(read(name), target)
 
 
-def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None, threads: int) -> IntArray:
+def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None) -> IntArray:
     """Hits of an event, and its pairs of hits in each box, int64 [1 + B]; zeros without an event."""
     if name is None:
         return np.zeros(1 + len(found.segments), np.int64)
     hits = read(name)
-    return np.concatenate([[len(hits)], found.pairs_in_boxes(hits, threads)])
+    return np.concatenate([[len(hits)], found.pairs_in_boxes(hits)])
 
 
 def _rounds(names: Sequence[str], ranks: Ranks) -> list[tuple[str | None, Sequence[str]]]:

@@ -261,7 +261,7 @@ class ModuleMap:
         """What decides the edges: the hash of its file, but for the events that it was learned from."""
         return {"module_map": sha256_of(self._bytes({}))[:16]}
 
-    def edges(self, hits: Hits, cylinder: FloatArray, threads: int = 1) -> IntArray:
+    def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Pairs of hits in the boxes (see `Candidates`).
 
         Raises:
@@ -272,16 +272,16 @@ class ModuleMap:
                 f"none of {len(hits):,} hits lies in a region of the module map",
                 "it was learned in another detector: build one from events of this one, --module-map build",
             )
-        *edges, box = self.moved().join(hits, cylinder, threads)
+        *edges, box = self.moved().join(hits, cylinder)
         edge_index = np.stack(edges)
         if self.triplets is None:
             return edge_index
         return edge_index[:, self.triplets.confirmed(hits, edge_index, (self.purity >= CERTAIN)[box])]
 
-    def pairs_in_boxes(self, hits: Hits, threads: int = 1) -> IntArray:
+    def pairs_in_boxes(self, hits: Hits) -> IntArray:
         """How many pairs of hits of an event lie in each box, int64 [B]."""
         assert hits.position is not None
-        return self.moved().count(hits, cylindrical(hits.position), threads)
+        return self.moved().count(hits, cylindrical(hits.position))
 
     def to_bytes(self) -> bytes:
         """The content of its file; see the head of this file."""

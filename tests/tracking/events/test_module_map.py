@@ -65,8 +65,8 @@ def drawn_hits(rng: np.random.Generator, count: int) -> Hits:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.sampled_from(["layer", "module", "eta"]), st.integers(1, 3))
-def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regions_and_kind(seed, count, by, threads):
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.sampled_from(["layer", "module", "eta"]))
+def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regions_and_kind(seed, count, by):
     rng = np.random.default_rng(seed)
     hits = drawn_hits(rng, count)
     cylinder = cylindrical(hits.position)
@@ -79,7 +79,7 @@ def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regi
     src, dst, kind = np.unravel_index(codes, (len(known), len(known), num_kinds))
     high = rng.choice([0.5, 2.0, np.inf], (len(codes), 5)) * [2e-3, 300.0, 0.1, 2.0, 60.0]
     boxes = Boxes(regions, z0_limits, slope_limits, src, dst, kind, -high * rng.choice([0.1, 1.0], high.shape), high)
-    *edges, found_in = boxes.join(hits, cylinder, threads)
+    *edges, found_in = boxes.join(hits, cylinder)
     edges = np.stack(edges)
     region = regions.of(hits, cylinder)
     assert [None if r < 0 else known[r].tolist() for r in region] == [
@@ -98,8 +98,7 @@ def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regi
                     counts[box] += 1
     assert sorted(map(tuple, edges.T.tolist())) == sorted(wanted)
     np.testing.assert_array_equal(np.bincount(found_in, minlength=len(codes)), counts)
-    np.testing.assert_array_equal(boxes.count(hits, cylinder, threads), counts)
-    np.testing.assert_array_equal(boxes.join(hits, cylinder, 1)[:2], edges)  # threads do not change the order either
+    np.testing.assert_array_equal(boxes.count(hits, cylinder), counts)
 
 
 @settings(deadline=None, max_examples=50)
