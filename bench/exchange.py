@@ -24,9 +24,8 @@ import flags
 import measuring
 import numpy as np
 import torch
-from measuring import Columns, Row, Spread, ranks_of
+from measuring import Columns, Row, Spread, in_turns, ranks_of, slowest
 
-from domainpar.measure.rates import in_turns, slowest
 from domainpar.parallel.halo import AdjointHalo, Halo
 from domainpar.parallel.mpi import import_mpi
 from domainpar.parallel.world import World

@@ -30,13 +30,12 @@ import measuring
 import plain_pyg
 import torch
 import torch.distributed
-from measuring import Columns, Row, Spread
+from measuring import Columns, Row, Spread, slowest
 from on_ranks import Job
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from domainpar import estimate
-from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.cost.model import best, deal, divisors, grids

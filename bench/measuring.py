@@ -24,6 +24,7 @@ from rich.text import Text
 
 from domainpar import __version__
 from domainpar.diagnosis.machine import cpu_model, installed
+from domainpar.parallel.transport import Transport
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
@@ -41,6 +42,34 @@ ALLOCATORS_IN_WORDS = {
     "keep": "what is freed stays with the process, for the next step",
     "lean": "large blocks that are freed go back to the system at once, so that there are no gaps between others",
 }
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], transport: Transport, repeats: int, inner: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each call on this rank, one value a turn after one to warm up; all ranks begin together. *Collective*.
+
+    Args:
+        calls: By name; they take turns, so that a busy moment of the machine hits all alike.
+        transport: Joins the ranks.
+        repeats: Turns.
+        inner: Calls in a row that one value is the mean of.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            transport.barrier()
+            began = time.perf_counter()
+            for _ in range(inner):
+                call()
+            if turn:  # the first warms up
+                seconds[name].append((time.perf_counter() - began) / inner)
+    return seconds
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """The largest value over ranks, repetition by repetition; `ranks[r]` are those of rank r."""
+    return [max(values) for values in zip(*ranks, strict=True)]
 
 
 def allocators_in_words(names: Iterable[str]) -> str:

@@ -26,10 +26,9 @@ import cases
 import flags
 import measuring
 import torch
-from measuring import Columns, Spread, ranks_of
+from measuring import Columns, Spread, in_turns, ranks_of, slowest
 from on_ranks import Job
 
-from domainpar.measure.rates import in_turns, slowest
 from domainpar.nn.gradients import GradientSink
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.halo import Spread as PendingSpread

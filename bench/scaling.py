@@ -29,11 +29,10 @@ import measuring
 import numpy as np
 import on_ranks
 import torch
-from measuring import Columns, Row, Spread, of
+from measuring import Columns, Row, Spread, of, slowest
 from on_ranks import Job
 
 from domainpar import estimate
-from domainpar.measure.rates import slowest
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.cost.cuts import Cut, stored_tiling

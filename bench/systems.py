@@ -15,11 +15,10 @@ import measuring
 import on_ranks
 import psutil
 from cases import Case
-from measuring import Columns, Spread, of, ranks_of
+from measuring import Columns, Spread, of, ranks_of, slowest
 from on_ranks import Job, Work
 
 from domainpar.common.words import several
-from domainpar.measure.rates import slowest
 from domainpar.nn.memory import ModelSize
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig

@@ -28,9 +28,8 @@ import measuring
 import numpy as np
 import numpy.typing as npt
 import torch
-from measuring import Columns, Spread
+from measuring import Columns, Spread, in_turns, slowest
 
-from domainpar.measure.rates import in_turns, slowest
 from domainpar.nn.program import set_threads
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks

@@ -135,7 +135,7 @@ def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") 
         machine.write(Path(config.write_machine))
         print(f"machine written into {config.write_machine}")
     if config.json is not None:
-        content = {"machine": asdict(machine), "grids": [grid.as_record() for grid in found]}
+        content = {"machine": asdict(machine), "grids": [asdict(grid) for grid in found]}
         write_whole(Path(config.json), (json.dumps(content, indent=1) + "\n").encode())
     if config.png is not None:
         from domainpar.tracking.display.grids import chart

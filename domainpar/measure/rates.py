@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,34 +15,6 @@ MEBIBYTE = 2**20
 SIZES = (MEBIBYTE, 4 * MEBIBYTE, 16 * MEBIBYTE)
 MOST_REPEATS = 2000
 NOT_SENT = -1
-
-
-def in_turns(
-    calls: Mapping[str, Callable[[], object]], transport: Transport, repeats: int, inner: int = 1
-) -> dict[str, list[float]]:
-    """Seconds of each call on this rank, one value a turn after one to warm up; all ranks begin together. *Collective*.
-
-    Args:
-        calls: By name; they take turns, so that a busy moment of the machine hits all alike.
-        transport: Joins the ranks.
-        repeats: Turns.
-        inner: Calls in a row that one value is the mean of.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            transport.barrier()
-            began = time.perf_counter()
-            for _ in range(inner):
-                call()
-            if turn:  # the first warms up
-                seconds[name].append((time.perf_counter() - began) / inner)
-    return seconds
-
-
-def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """The largest value over ranks, repetition by repetition; `ranks[r]` are those of rank r."""
-    return [max(values) for values in zip(*ranks, strict=True)]
 
 
 class Ring:
@@ -78,26 +50,36 @@ def _numbered(rank: int, num_rows: int, device: torch.device) -> Tensor:
     return torch.arange(num_rows, device=device).add_((rank + 1) << 32).unsqueeze(1)  # the rank in the upper half
 
 
+def median_seconds(call: Callable[[], object], seconds: float, transport: Transport, device: torch.device) -> float:
+    """Median seconds, on the slowest rank, of a call that is repeated for so long, three times at least. *Collective*.
+
+    Args:
+        call: Its first time, which warms up, is left out.
+        seconds: Time to repeat it in, about.
+        transport: Joins the ranks that repeat it alike.
+        device: Where it computes.
+    """
+
+    def timed() -> int:
+        began = time.perf_counter_ns()
+        call()
+        if device.type == "cuda":  # calls return before the GPU is done
+            torch.cuda.synchronize(device)
+        return time.perf_counter_ns() - began
+
+    timed()
+    # By the slowest rank's estimate, so that all ranks repeat it alike.
+    estimate = max(largest_of_ranks(transport, min(timed(), timed())), 1)
+    repeats = min(max(3, int(1e9 * seconds / estimate)), MOST_REPEATS)
+    transport.barrier()
+    return max(largest_of_ranks(transport, statistics.median_high(timed() for _ in range(repeats))), 1) / 1e9
+
+
 def transport_rates(transport: Transport, seconds: float, device: torch.device) -> dict[str, float]:
     """Medians of the slowest rank: seconds of an exchange of 8 bytes and of a sum, bytes per second. *Collective*."""
-    share = seconds / (2 + len(SIZES))
 
     def median(call: Callable[[], None]) -> float:
-        """Seconds of a call that is repeated for its share of the time."""
-
-        def timed() -> int:
-            began = time.perf_counter_ns()
-            call()
-            if device.type == "cuda":  # calls return before the GPU is done
-                torch.cuda.synchronize(device)
-            return time.perf_counter_ns() - began
-
-        timed()  # warms up
-        # By the slowest rank's estimate, so that all ranks repeat it alike.
-        estimate = max(largest_of_ranks(transport, min(timed(), timed())), 1)
-        repeats = min(max(3, int(1e9 * share / estimate)), MOST_REPEATS)
-        transport.barrier()
-        return max(largest_of_ranks(transport, statistics.median_high(timed() for _ in range(repeats))), 1) / 1e9
+        return median_seconds(call, seconds / (2 + len(SIZES)), transport, device)
 
     value = torch.ones(1, dtype=torch.int64, device=device)
     seconds_of = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,19 +21,16 @@ POWERCAP = Path("/sys/class/powercap")
 RAPL, NVML = "RAPL", "NVML"
 
 
-class Counter:
+class Counter(NamedTuple):
     """A counter of joules that this rank reads: of all processors of its machine, or of its GPU.
 
     Attributes:
         source: Its name.
+        joules: Gives joules since the machine, or this process, began to count.
     """
 
-    def __init__(self, source: str, read: Callable[[], float]) -> None:
-        self.source, self._read = source, read
-
-    def joules(self) -> float:
-        """Joules since the machine, or this process, began to count."""
-        return self._read()
+    source: str
+    joules: Callable[[], float]
 
 
 def of_processors(powercap: Path = POWERCAP) -> Counter | None:

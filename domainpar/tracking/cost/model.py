@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -133,10 +133,6 @@ class Grid:
     bytes_of_rank: int
     bytes_sent: int
     fits: bool
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def divisors(number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A piece of an event, timed and weighed: whatever has no formula is known from two of them.
+"""Pieces of an event that are weighed: whatever has no formula is known from two of them.
 
 Two sectors of an event, of some thousand edges and of four times as many, are taken through both passes of a network.
 What an edge more took, with its share of the nodes, is what an edge takes; what is left does not grow with the event.
@@ -7,10 +7,8 @@ What an edge more took, with its share of the nodes, is what an edge takes; what
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,18 +123,6 @@ def weighed(
         fullest: Piece = max((piece for piece, _, _ in of_ranks), key=lambda piece: piece.bytes)
         pieces.append(fullest._replace(bytes_of_ghost=sent / max(ghosts, 1)))
     return pieces
-
-
-def timed(step: Callable[[], object], enough: float = 2.0) -> float:
-    """Median seconds of a step that is repeated for so long; its first time, which loads and compiles, is left out."""
-    step()
-    seconds: list[float] = []
-    began = time.perf_counter()
-    while len(seconds) < 3 or (time.perf_counter() - began < enough and len(seconds) < 9):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 class _Tensors(UncompiledMode):

@@ -27,7 +27,7 @@ from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig, TrainConfig
 from domainpar.tracking.cost.memory import MemoryMeter
-from domainpar.tracking.diagnosis.layouts import PRECISIONS, SMALL, layouts, names_by_hash, trained
+from domainpar.tracking.diagnosis.layouts import PRECISIONS, SMALL, layouts, trained
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.sampler import samples_of
@@ -149,10 +149,11 @@ def judge_layouts(precision: str, cases: Sequence[Mapping[str, Any]]) -> Finding
     check = f"same bits, {precision}"
     if len(cases) < 2:
         return skipped(check, "no time to compare two layouts", NO_TIME[1])
-    by_hash = names_by_hash([(case["how"], case["sha256"]) for case in cases])
-    figures = {sha256[:12]: names for sha256, names in by_hash.items()}
+    figures: dict[str, list[str]] = {}
+    for sha256, how in [(sha256, case["how"]) for case in cases for sha256 in case["sha256"]]:
+        figures.setdefault(sha256[:12], []).append(how)
     groups = [f"{sha256}: {', '.join(names)}" for sha256, names in figures.items()]
-    if len(by_hash) == 1:
+    if len(figures) == 1:
         return works(check, f"{several(len(cases), 'layout')} give {groups[0]}", **figures)
     advice = "put this certificate into an issue: results are right to rounding, but not to the bit here"
     return failed(check, f"layouts do not agree: {'; '.join(groups)}", advice, **figures)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from domainpar.common import timeouts
-from domainpar.common.agreement import agree, gather
+from domainpar.common.agreement import agree
 from domainpar.common.limits import cores_here
 from domainpar.common.problems import Problem, told
 from domainpar.diagnosis import machine
@@ -39,7 +39,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig
 from domainpar.tracking.diagnosis.certificate import certify
 from domainpar.tracking.diagnosis.files import check_run, check_store
-from domainpar.tracking.diagnosis.layouts import SMALL, trained_sha256
+from domainpar.tracking.diagnosis.layouts import SMALL, Layout
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 
 THREAD_RANKS = 3
@@ -111,13 +111,12 @@ def check_split(world: World) -> Finding:
     """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
     # A toy event of which every rank can own a part.
     with toy_store(ring_event(max(TOY_TRACKS, world.size)), num_ranks=world.size) as store:
-        split = trained_sha256(SMALL, store, World.over(world.transport, domain_size=world.size))
-        whole = trained_sha256(SMALL, store, World.alone())
-    splits, wholes = zip(*gather(world.transport, [split, whole]))
-    text = f"forward, backward and step on {world.size} parts: {split[:12]}; whole, on one rank: {whole[:12]}"
+        splits = Layout("split", SMALL, "processes", world.size).hashes(store, world)
+        wholes = Layout("whole", SMALL, "alone").hashes(store, world)
+    text = f"forward, backward and step on {world.size} parts: {splits[0][:12]}; whole, on one rank: {wholes[0][:12]}"
     if len({*splits, *wholes}) == 1:
-        return works("split = whole", f"{text}, to the last bit", sha256=split)
-    if len(set(wholes)) > 1:
+        return works("split = whole", f"{text}, to the last bit", sha256=splits[0])
+    if len(wholes) > 1:
         text += "; ranks alone do not agree with each other: their processors or libraries compute differently"
     return failed("split = whole", text, ADVICE, split=splits, whole=wholes)
 

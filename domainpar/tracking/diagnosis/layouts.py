@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -115,12 +115,3 @@ def layouts(world: World) -> Iterator[Layout]:
     for count in THREAD_RANKS:
         name = "1 thread as the only rank" if count == 1 else f"{count} threads as ranks"
         yield Layout(name, SMALL, "threads", count)
-
-
-def names_by_hash(hashes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
-    """The names of the layouts that ended with each hash, of (name, its hashes); one hash if all agree."""
-    names: dict[str, list[str]] = {}
-    for name, of_layout in hashes:
-        for sha256 in of_layout:
-            names.setdefault(sha256, []).append(name)
-    return names

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
@@ -93,6 +94,12 @@ class EventData:
         if self.particle_id is None:
             return None
         return _truth_of(self.particle_id, self.volume, self.layer, self.position, self.particles)
+
+    @property
+    def tiling(self) -> Tiling:
+        """Its tiles, as they are cut into parts; with the truth, where particles are known."""
+        label = None if self.particle_id is None else self.label
+        return Tiling(STORED, self.edge_index, self.tiles, self.tile, label, self.particle_id)
 
     def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
         """Part of each hit when `num_parts` ranks share the event, int32 [N]."""

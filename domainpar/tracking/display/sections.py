@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from domainpar.common.words import several, this_python
+from domainpar.tracking.cost.cuts import Cut
 from domainpar.tracking.display import summary
 from domainpar.tracking.display.chart import Chart
 from domainpar.tracking.display.comparison import differing, not_alike, told_apart
@@ -30,7 +31,6 @@ from domainpar.tracking.reco.performance.rates import (
     unlabelled_rate,
     wilson,
 )
-from partitioners.quality import measure, measure_truth
 
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
@@ -365,10 +365,8 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
     own = split_of(run, 1)  # for its way of grouping alone
     rows = []
     for num_parts in NUM_PARTS:
-        part = event.part_of_hits(num_parts, own.grouping, own.seed)
-        quality, truth = measure(event.edge_index, part, num_parts), None
-        if event.label is not None and event.particle_id is not None:
-            truth = measure_truth(event.edge_index, part, event.label, event.particle_id)
+        cut = Cut.of(event.tiling, own.grouping, num_parts, own.seed)
+        quality, truth = cut.quality, cut.truth
         rows.append(
             {
                 "parts": str(num_parts),

@@ -13,20 +13,20 @@ import torch
 
 from domainpar.common.agreement import on_root
 from domainpar.common.words import several
-from domainpar.measure.rates import largest_of_ranks, transport_rates
+from domainpar.measure.rates import median_seconds, transport_rates
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost.cuts import stored_tiling, tilings_of
 from domainpar.tracking.cost.machine import this_machine
 from domainpar.tracking.cost.model import Way, Work, best, divisors, grids
-from domainpar.tracking.cost.pieces import Line, sectors_of, timed, weighed
+from domainpar.tracking.cost.pieces import Line, sectors_of, weighed
 from domainpar.tracking.training.forecast import memory_size
 from domainpar.tracking.training.inputs import open_lessons, steps_of
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import Sample
 
-SECONDS_OF_MESSAGES, SECONDS_OF_STEPS = 0.5, 0.5
+SECONDS_OF_MESSAGES, SECONDS_OF_STEPS = 0.5, 2.0
 BYTES_OF_LIMBS, BYTES_OF_SUMS = 16, 8
 """Of a parameter's gradient on the wire: two limbs of an exact sum, or a float64."""
 
@@ -46,7 +46,7 @@ def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfi
 
     def choice() -> tuple[int, str, float]:
         alone = replace(config, grouping="contiguous", domain_size=None, out=None, resume=False)
-        work = work_of(alone, store, World.alone(world.device), SECONDS_OF_STEPS)
+        work = work_of(alone, store, World.alone(world.device), SECONDS_OF_STEPS / 4)
         # It is known that there are so many ranks, not where; and memory is looked at before the first step.
         machine = replace(work.here, **_link(rates), ranks=world.size, memory=float("inf"))
         sizes = divisors(world.size) if config.domain_size == "auto" else [world.domain.size]
@@ -65,7 +65,7 @@ def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfi
 
 
 def work_of(
-    config: TrainConfig, store: Path, alone: World, seconds: float = 2.0, partitioners: Sequence[str] = ()
+    config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_STEPS, partitioners: Sequence[str] = ()
 ) -> Work:
     """All that predictions are made from: a step of the network on this machine, and the events.
 
@@ -89,7 +89,10 @@ def work_of(
     of_ways = {}
     for every in ways:
         model.recompute(every)
-        points = [(piece.edges, timed(step, seconds)) for piece, step in zip(of_one, _steps(trainer, sample))]
+        points = [
+            (piece.edges, median_seconds(step, seconds, alone.transport, alone.device))
+            for piece, step in zip(of_one, _steps(trainer, sample))
+        ]
         of_ways[every] = Way(Line.through(*points), memory[every])
     model.recompute(None)
     of_parameter = BYTES_OF_LIMBS if config.is_bitwise else BYTES_OF_SUMS
@@ -124,11 +127,8 @@ def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
     own = World.alone()
     lessons = open_lessons(config, store, own)
     *_, step = _steps(make_trainer(config, lessons, own), max(lessons.train, key=lambda sample: sample.cost))
-    alone = timed(step) if world.is_root else 0.0
-    world.transport.barrier()
-    together = timed(step)
-    # Only rank 0 has been alone; the others have 0.
-    together, alone = (largest_of_ranks(world.transport, int(1e9 * seconds)) / 1e9 for seconds in (together, alone))
+    alone = on_root(world.transport, lambda: median_seconds(step, SECONDS_OF_STEPS, own.transport, own.device))
+    together = median_seconds(step, SECONDS_OF_STEPS, world.transport, own.device)
     return {**_link(rates), "busy": max(1.0, together / alone)}
 
 
