@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.common.words import VOICE, several
 from domainpar.tracking.command_line import run_command
-from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig, parse_names
+from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -74,13 +74,13 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    work = work_here(training_asked(config), store, world, parse_names(config.partitioners))
+    work = work_here(training_asked(config), store, world, config.partitioners.value)
     said = {name: getattr(config, name) for name in ("nodes", "watts", "dollars_per_hour")}
     machine = replace(described or work.here, **{name: value for name, value in said.items() if value})
     print(*_introduction(config, work, machine, described is None), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
     with VOICE.doing("grids of ranks compared"):
-        found = grids(machine, work, numbers, parse_names(config.groupings), config.seed)
+        found = grids(machine, work, numbers, config.groupings.value, config.seed)
     return found, machine, work.steps_per_epoch
 
 

@@ -26,7 +26,7 @@ from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Problem, expected
 from domainpar.common.words import several
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import config_of_run, named, refused_as_asked, run_command
+from domainpar.tracking.command_line import config_of_run, refused_as_asked, run_command
 from domainpar.tracking.config import ExportConfig
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as the command line says; returns the exit code."""
-    return run_command(ExportConfig, _work, __doc__, named(sys.argv[1:] if argv is None else argv))
+    return run_command(ExportConfig, _work, __doc__, argv)
 
 
 def _work(config: ExportConfig) -> int:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import named, refused_as_asked, run_command
+from domainpar.tracking.command_line import refused_as_asked, run_command
 from domainpar.tracking.config import ImportAcornConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Import as the command line says; returns the exit code."""
-    words = named(sys.argv[1:] if argv is None else argv, "--checkpoint")
-    return run_command(ImportAcornConfig, _work, __doc__, words)
+    return run_command(ImportAcornConfig, _work, __doc__, argv)
 
 
 def _work(config: ImportAcornConfig) -> int:

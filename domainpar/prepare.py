@@ -24,15 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.common.agreement import Refused, agree, on_all, on_root
 from domainpar.tracking.command_line import run_command
-from domainpar.tracking.config import (
-    SHIPPED,
-    PrepareConfig,
-    conditions_of,
-    parse_layer_pairs,
-    parse_names,
-    parse_numbers,
-)
+from domainpar.tracking.config import SHIPPED, PrepareConfig
 from domainpar.tracking.config.acorn import default_store
+from domainpar.tracking.config.group import Text
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -122,7 +116,7 @@ def _cuts(config: PrepareConfig) -> "Cuts":
     from domainpar.tracking.events.sources import layer_pairs_of
 
     given = config.layer_pairs
-    pairs = layer_pairs_of(config.source) if given is None else parse_layer_pairs(given)
+    pairs = layer_pairs_of(config.source) if given is None else given.value
     return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
@@ -130,8 +124,8 @@ def _selection(config: PrepareConfig) -> "Selection":
     """The hits that a configuration keeps."""
     from domainpar.tracking.events.selection import Selection
 
-    volumes = None if config.volumes is None else tuple(map(int, parse_numbers("--volumes", config.volumes)))
-    hard_cuts = conditions_of("--hard-cuts", config.hard_cuts) if config.hard_cuts else None
+    volumes = None if config.volumes is None else tuple(map(int, config.volumes.value))
+    hard_cuts = None if config.hard_cuts is None else config.hard_cuts.value
     return Selection(volumes, hard_cuts, config.hit_loss, config.seed)
 
 
@@ -204,8 +198,7 @@ def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "Modul
     assert source.hits is not None
     total = len(names) + min(len(names), COUNTED_EVENTS)
     with progress("learn module map", total, "event", world.is_root) as advance:
-        target = conditions_of("--map-target", config.map_target)
-        built = build_map(source.hits, names, target, origin, world.transport, on_event=advance)
+        built = build_map(source.hits, names, config.map_target.value, origin, world.transport, on_event=advance)
     return built.best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
 
 
@@ -213,15 +206,10 @@ def _acorn_options(config: PrepareConfig) -> "AcornOptions":
     """The options for acorn files of a configuration."""
     from domainpar.tracking.events.acorn import AcornOptions
 
-    flags = {
-        "node_features": config.node_features and parse_names(config.node_features),
-        "node_scales": config.node_scales and parse_numbers("--node-scales", config.node_scales),
-        "edge_features": config.edge_features and parse_names(config.edge_features),
-        "edge_scales": config.edge_scales and parse_numbers("--edge-scales", config.edge_scales),
-        "hard_cuts": config.hard_cuts and conditions_of("--hard-cuts", config.hard_cuts),
-        "pt_unit": config.pt_unit,
-    }
-    return AcornOptions(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+    names = "node_features", "node_scales", "edge_features", "edge_scales", "hard_cuts"
+    texts: dict[str, Text | None] = {name: getattr(config, name) for name in names}
+    given: dict[str, Any] = {name: text.value for name, text in texts.items() if text is not None}
+    return AcornOptions(**given if config.pt_unit is None else given | {"pt_unit": config.pt_unit})
 
 
 def _work(config: PrepareConfig) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from domainpar.common.problems import expected
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import named, refused_as_asked, run_command
+from domainpar.tracking.command_line import refused_as_asked, run_command
 from domainpar.tracking.config import ConfigError, ReportConfig
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report as the command line says; returns the exit code. Under a launcher the first rank does it all."""
-    return run_command(ReportConfig, _work, __doc__, named(sys.argv[1:] if argv is None else argv, "--run", "--beside"))
+    return run_command(ReportConfig, _work, __doc__, argv)
 
 
 def _work(config: ReportConfig) -> int:

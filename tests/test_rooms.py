@@ -87,7 +87,7 @@ def test_importing_the_package_loads_no_library():
     ids=["names of the core", "ranks of tests"],
 )
 def test_who_splits_a_graph_loads_nothing_of_the_application(uses):
-    others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'jsonargparse', 'plotly', 'matplotlib')"
+    others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'plotly', 'matplotlib')"
     program = (
         "import sys, domainpar\nfrom importlib import import_module\ndef world_size(world): return world.size\n"
         f"if __name__ == '__main__':\n    {uses}\n"

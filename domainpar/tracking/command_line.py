@@ -4,15 +4,18 @@ Imports neither torch nor MPI, so that help and mistakes cost a fraction of a se
 """
 
 import argparse
+import ast
 import difflib
+import inspect
 import io
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -75,7 +78,7 @@ def run_command(
         on_gpu = _may_be_on_gpu(getattr(config, "device", "cpu"))
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
-        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", config_class.__name__.removesuffix("Config")).lower()
+        name = _Command(config_class).name
         with VOICE.heard(name) if started_as_root() else nullcontext():
             code = work(config)
         _flush()
@@ -95,27 +98,6 @@ def run_command(
             raise
         _print_error(problem)
         return 1
-
-
-def named(argv: Sequence[str], *flags: str) -> list[str]:
-    """The words of a command line with a flag of its own before each word that may stand without, in their order.
-
-    Every other flag of such a command takes one value, so a word that follows none is such a one.
-
-    Args:
-        argv: The words.
-        flags: The flags of these words. Default: `--run` alone.
-    """
-    words = list(argv)
-    place = 0
-    for own in flags or ("--run",):
-        if any(word.split("=")[0] == own for word in words):
-            continue
-        while place < len(words) and words[place].startswith("-"):
-            place += 1 if "=" in words[place] else 2
-        if place < len(words):
-            words.insert(place, own)
-    return words
 
 
 @contextmanager
@@ -159,56 +141,46 @@ def _print_error(problem: Problem) -> None:
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     """Read flags, and below them the YAML file that `--config` names: a flag wins over the file, wherever it stands.
 
-    The flags that `--preset` sets lie below both.
-
-    With `--resume` the run's own `config.yaml` lies below both: a run goes on as it began, unless told otherwise.
+    Below both lie, the last one on top, the flags that `--preset` sets, those of the network of `--init`, and, with
+    `--resume`, the run's own `config.yaml`: a run goes on as it began, unless told otherwise.
 
     Raises:
         ConfigError: If a flag, a key or a value is unknown or impossible, or there is no run to resume.
         SystemExit: With code 0 after `--help`, which only the first rank prints.
     """
-    command = _Command(config_class, text)
+    command = _Command(config_class)
     if "-h" in argv or "--help" in argv:
         if started_as_root():
-            command.parser_with_help().print_help()
+            command.print_help(text)
             _flush()
         raise SystemExit(0)
-    # Before the parser is built, which takes a while.
-    command.refuse_unknown_flags(argv)
-    values = command.read_flags(argv)
-    from_file: dict[str, Any] = {}
-    if values["config"] is not None:
-        own_model = any(word.split("=")[0] == "--model" for word in argv)
-        from_file = command.read_file(Path(values["config"]), own_model)
-        # Read once more, so that a flag wins over the file.
-        command.parser.set_defaults(from_file)
-        values = command.read_flags(argv)
-    _refuse_shipped(values)
-    preset = (values.get("run") or "").removeprefix(SHIPPED)
-    if preset != values.get("run") and values.get("preset", "") is None and preset in config_class.PRESETS:
-        values["preset"] = preset
-        command.parser.set_defaults({"preset": values["preset"]})
-    if values.get("preset") is not None:
-        command.parser.set_defaults(config_class.PRESETS[values["preset"]] | from_file)
-        values = command.read_flags(argv)
-    if values.get("init") is not None:
+    path, given = command.read_words(argv)
+    asked = ({} if path is None else command.read_file(Path(path), "model" in given)) | given
+    return config_class(**_beneath(command, asked) | asked)
+
+
+def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
+    _refuse_shipped(asked)
+    values: dict[str, Any] = {}
+    presets, run = command.config_class.PRESETS, asked.get("run") or ""
+    preset = asked.get("preset") or (run.removeprefix(SHIPPED) if run.startswith(SHIPPED) else None)
+    if preset in presets:
+        values = {"preset": preset} | presets[preset]
+    if asked.get("init") is not None:
         from domainpar.tracking.training.pretrained import source
 
-        network = config_of_run(source(values["init"]))
-        command.parser.set_defaults({name: getattr(network, name) for name in Network.__annotations__} | from_file)
-        values = command.read_flags(argv)
-    if values.get("resume") and values["out"] is not None and not values["overwrite"]:
+        network = config_of_run(source(asked["init"]))
+        values |= {name: getattr(network, name) for name in Network.__annotations__}
+    if asked.get("resume") and asked.get("out") is not None and not asked.get("overwrite"):
         from domainpar.runs.directory import can_go_on
 
-        run = Path(values["out"])
-        if values["resume"] != "auto" or can_go_on(run):
+        run = Path(asked["out"])
+        if asked["resume"] != "auto" or can_go_on(run):
             own = command.read_run(run)
             # This may be another machine, and the store is found by `run.json`, which knows what has to be in it.
-            own = {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
-            command.parser.set_defaults(own | from_file)
-            values = command.read_flags(argv)
-    del values["config"]
-    return config_class(**values)
+            values |= {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
+    return values
 
 
 def _refuse_shipped(values: Mapping[str, Any]) -> None:
@@ -227,11 +199,88 @@ def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
     Raises:
         ConfigError: If there is no run, or its file cannot be read.
     """
-    command = _Command(TrainConfig)
-    command.parser.set_defaults(command.read_run(run, model is not None))
-    values = command.read_flags([] if model is None else ["--model", model])
-    del values["config"]
-    return TrainConfig(**values)
+    own = {} if model is None else {"model": model}
+    return TrainConfig(**_Command(TrainConfig).read_run(run, model is not None) | own)
+
+
+class _Flag:
+    """A field as a flag: how it is spelt, read and explained.
+
+    Attributes:
+        choices: The words that it takes.
+        kinds: The types of other values that it takes.
+        spellings: One, or for a switch on and off.
+    """
+
+    def __init__(self, name: str, hint: Any) -> None:
+        parts = [hint] if get_origin(hint) is Literal else get_args(hint) or [hint]
+        self.name = name
+        self.choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        self.kinds = [part for part in parts if isinstance(part, type)]
+        self.is_switch = hint is bool
+        off = ["--separate-weights" if name == "shared_weights" else f"--no{flag(name)[1:]}"]
+        self.spellings = [flag(name), *(off if self.is_switch else [])]
+
+    def read(self, given: Any) -> Any:
+        """The value of the field that a word on the command line, or a value in a file, stands for.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        plain: Any = _WORDS.get(given.lower(), given) if isinstance(given, str) else given
+        if plain in self.choices:
+            return plain
+        if (plain is None and NoneType in self.kinds) or (isinstance(plain, bool) and bool in self.kinds):
+            return plain
+        for kind in (int, float):
+            # To a file 64.0 is no whole number, and yes is no number; 1e-2 is a text to YAML, and a number to all else.
+            if kind in self.kinds and (isinstance(plain, str) or type(plain) in (int, kind)):
+                with suppress(ValueError):
+                    return kind(plain)
+        if isinstance(given, str) and any(issubclass(kind, str) for kind in self.kinds):
+            return given
+        raise ValueError
+
+    @property
+    def expected(self) -> str:
+        """The values that it takes, in words."""
+        names = {int: "a whole number", float: "a number", bool: "true or false"}
+        kinds = [names.get(kind, "text") for kind in self.kinds if kind is not NoneType]
+        choices = ", ".join(self.choices)
+        return ", or ".join([*kinds, choices] if choices else kinds) if kinds else f"one of {choices}"
+
+    def arguments(self, text: str, default: Any) -> dict[str, Any]:
+        """How argparse reads it, and what it shows of it: `text` explains it, `default` is the value without it."""
+        if default is not None and default is not False:
+            text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
+        if self.is_switch:
+            return {"help": text, "action": _Switch, "nargs": 0}
+        words = ",".join(self.choices)
+        if bool in self.kinds:
+            return {"help": text, "metavar": words, "nargs": "?", "const": True}
+        if int in self.kinds:
+            metavar = "N|NxN" if str in self.kinds else "N"
+        elif self.choices:
+            metavar = "{" + words + "}"
+        elif float in self.kinds:
+            metavar = "X"
+        elif text.startswith("File"):
+            metavar = "FILE"
+        else:
+            metavar = "DIR" if self.name in _DIRECTORIES else self.name.split("_")[-1].upper()
+        return {"help": text, "metavar": metavar}
+
+
+_WORDS = {"null": None, "~": None, **dict.fromkeys(("true", "yes", "on"), True)}
+_WORDS |= dict.fromkeys(("false", "no", "off"), False)
+"""Words that YAML takes for something else."""
+
+
+class _Switch(argparse.Action):
+    """A pair of flags without a value, of which the first means yes."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
 
 
 class _Command:
@@ -239,88 +288,111 @@ class _Command:
 
     Args:
         config_class: What the command can be asked to do.
-        text: Its help: the purpose first, `Examples:` last.
 
     Attributes:
-        fields: The type of each field, by name.
+        flags: Each field as a flag, by name.
     """
 
-    def __init__(self, config_class: type[Group], text: str = "") -> None:
-        self._config_class, self._text = config_class, text
-        words = config_class.__name__.removesuffix("Config")
-        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
+    def __init__(self, config_class: type[Group]) -> None:
+        self.config_class = config_class
+        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", config_class.__name__.removesuffix("Config")).lower()
         self._help = f"python -m domainpar.{self.name} --help"
         hints = get_type_hints(config_class)
-        self.fields = {name: hints[name] for group in groups(config_class) for name in group.__annotations__}
+        names = [name for group in groups(config_class) for name in group.__annotations__]
+        self.flags = {name: _Flag(name, hints[name]) for name in names}
 
     @property
     def spellings(self) -> list[str]:
         """The spellings of all flags."""
-        return [spelling for name, hint in self.fields.items() for spelling in _flags(name, hint)]
+        return [spelling for each in self.flags.values() for spelling in each.spellings]
 
-    @cached_property
-    def parser(self) -> Any:
-        """The parser of all flags."""
-        return self._parser(lambda group: {})
+    def print_help(self, text: str) -> None:
+        """Print the purpose, every flag under the heading of its group, and the examples.
 
-    def parser_with_help(self) -> Any:
-        """The parser of all flags that explains them: their texts take longer to find than all else."""
-        import docstring_parser
-
-        def described(group: type[Group]) -> dict[str, str]:
-            return {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(group).params}
-
-        return self._parser(described)
-
-    def _parser(self, described: Callable[[type[Group]], Mapping[str, str]]) -> Any:
-        from jsonargparse import ArgumentParser
-
-        purpose, _, examples = self._text.partition("Examples:")
-        parser = ArgumentParser(
-            usage=f"python -m domainpar.{self.name} [flags]",
+        `text` is the purpose first, `Examples:` last.
+        """
+        purpose, _, examples = text.partition("Examples:")
+        parser = self._parser(
+            _docstrings,
             description=purpose.strip(),
             epilog="Examples:" + examples.rstrip() if examples else None,
-            formatter_class=_Help,
-            exit_on_error=False,
         )
-        about_file = "YAML file of flags; a flag given here wins."
-        parser.add_argument("--config", type=str | None, metavar="FILE", help=about_file)
-        for group in groups(self._config_class):
-            heading = parser.add_argument_group(title(group))
-            texts = described(group)
+        parser.print_help()
+
+    def _parser(self, texts: Callable[[type[Group]], Mapping[str, str]], **about: Any) -> argparse.ArgumentParser:
+        """The parser of all flags: of their words as they are typed, and of none for a flag that is not given.
+
+        `texts` explain the fields of a group; `about` are the texts above and below.
+        """
+        parser = argparse.ArgumentParser(
+            usage=f"python -m domainpar.{self.name} [flags]",
+            formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=118),
+            argument_default=argparse.SUPPRESS,
+            add_help=bool(about),
+            allow_abbrev=False,
+            exit_on_error=False,
+            **about,
+        )
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags; a flag given here wins.")
+        for group in groups(self.config_class):
+            heading, described = parser.add_argument_group(title(group)), texts(group)
             for name in group.__annotations__:
-                text, hint = texts.get(name, ""), self.fields[name]
-                reading = _reading(name, hint, text)
-                default = getattr(self._config_class, name)
-                heading.add_argument(*_flags(name, hint)[:1], help=text, default=default, **reading)
+                own, default = self.flags[name], getattr(self.config_class, name)
+                heading.add_argument(*own.spellings, **own.arguments(described.get(name, ""), default))
         return parser
 
-    def refuse_unknown_flags(self, argv: Sequence[str]) -> None:
-        """Refuse a word that looks like a flag and is none."""
-        known = ["--config", *self.spellings]
-        for word in argv:
-            spelling = word.split("=")[0]
-            if re.match(r"-+[a-zA-Z]", spelling) and spelling not in known:
-                lists_them = f"{self._help} lists the flags"
-                of = [other.name for other in map(_Command, _COMMANDS) if spelling in other.spellings]
-                whose = f": it is one of {' and '.join(of)}, not of {self.name}" if of else ""
-                hint = lists_them if of else _nearest(spelling, known, lists_them)
-                raise ConfigError(f"unknown flag {spelling}{whose}", hint)
+    def read_words(self, argv: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+        """The file that `--config` names, and the values of the flags that are given.
 
-    def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of all flags, those of the words and else the parser's defaults."""
+        Raises:
+            ConfigError: If a flag is unknown, lacks its value or has one of another type, or a word belongs to none.
+        """
         try:
-            values: dict[str, Any] = self.parser.parse_args(list(argv)).as_dict()
+            # The texts are left out: they take longer to find than all else.
+            found, others = self._parser(lambda group: {}).parse_known_args(list(argv))
         except argparse.ArgumentError as error:
-            # Say in one line, with the flag's own name, what the parser says in many.
-            text = str(error)
-            key, value = re.search(r'Parser key "(\w+)"', text), re.findall(r"(?:Got|Given) value: (.*)", text)
-            if key and value:
-                self._refuse_value(key[1], value[-1], where="--")
-            what = text.replace("unrecognized arguments:", "words that belong to no flag:").removeprefix("argument ")
-            hint = f"{self._help} lists the flags; each takes one value, quoted if it has spaces"
-            raise ConfigError(what, hint) from None
-        return values
+            self._refuse_words(f"{error.argument_name}: {error.message}")
+        if unknown := [word.split("=")[0] for word in others if re.match(r"-+[a-zA-Z]", word)]:
+            self._refuse_unknown(unknown[:1], lambda command: ["--config", *command.spellings], "unknown flag")
+        words = vars(found)
+        path = words.pop("config", None)
+        for name in self.config_class.WORDS:
+            if others and name not in words:
+                words[name] = others.pop(0)
+        if others:
+            self._refuse_words(f"words that belong to no flag: {' '.join(others)}")
+        return path, {name: self._read(name, word, flag(name)) for name, word in words.items()}
+
+    def _refuse_words(self, what: str) -> NoReturn:
+        raise ConfigError(what, f"{self._help} lists the flags; each takes one value, quoted if it has spaces")
+
+    def _refuse_unknown(
+        self, words: Sequence[str], known: Callable[["_Command"], Iterable[str]], unknown: str, where: str = ""
+    ) -> NoReturn:
+        """Refuse flags, or keys of a file, of which one at least is none; `known` lists those of a command."""
+        lists_them = f"{self._help} lists those of {self.name}"
+        of = [other.name for other in map(_Command, _COMMANDS) if set(words) <= set(known(other))]
+        if of:
+            which = f"{some_of(words, 3)} {'is a flag' if len(words) == 1 else 'are flags'}"
+            raise ConfigError(f"{where}{which} of {' and '.join(of)}, not of {self.name}", lists_them)
+        raise ConfigError(f"{where}{unknown} {words[0]}", _nearest(words[0], known(self), lists_them))
+
+    def _read(self, name: str, given: Any, spelt: str) -> Any:
+        """The value of a flag, or of a key of a file, which an error calls `spelt`.
+
+        Raises:
+            ConfigError: If it is none of the field's type.
+        """
+        own = self.flags[name]
+        try:
+            return own.read(given)
+        except ValueError:
+            value, hint = repr(given), _nearest(str(given), own.choices, f"{self._help} explains it")
+            if given is None:
+                value, hint = "null", "omit it to have the default"
+            elif own.expected == "text":
+                hint = f"quote it: {name}: '...'"
+            raise ConfigError(f"{spelt} is {value}; expected {own.expected}", hint) from None
 
     def read_file(self, path: Path, own_model: bool = False, hint: str = "") -> dict[str, Any]:
         """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
@@ -330,41 +402,23 @@ class _Command:
         Raises:
             ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
         """
-        values: dict[str, Any] = {}
         keys = self._converted(path, _load_mapping(path, hint), own_model)
-        if unknown := [str(key) for key in keys if key not in self.fields]:
-            self._refuse_unknown_keys(path, unknown)
-        for key, value in keys.items():
-            if key == "model" and ":" in str(value):
-                what = f"{path}: model is {value!r}: a file is data and never names code"
-                raise ConfigError(what, f"give it as a flag: --model {value}")
-            # The parser takes a missing value for any type.
-            if value is None and NoneType not in get_args(self.fields[key]):
-                what = f"{path}: {key} is null; expected {_expected(self.fields[key])}"
-                raise ConfigError(what, "omit it to have the default")
-            try:
-                values[key] = self.parser.parse_object({key: value}, defaults=False)[key]
-            except argparse.ArgumentError:
-                self._refuse_value(key, value, where=f"{path}: ")
-        return values
+        if unknown := [str(key) for key in keys if key not in self.flags]:
+            self._refuse_unknown(unknown, lambda command: command.flags, "unknown key", f"{path}: ")
+        if ":" in str(model := keys.get("model")):
+            what = f"{path}: model is {model!r}: a file is data and never names code"
+            raise ConfigError(what, f"give it as a flag: --model {model}")
+        return {key: self._read(key, value, f"{path}: {key}") for key, value in keys.items()}
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
         """The values that a run began with."""
         return self.read_file(_settings_of_run(run), own_model, _COPY_BACK)
 
-    def _refuse_unknown_keys(self, path: Path, unknown: Sequence[str]) -> NoReturn:
-        lists_them = f"{self._help} lists those of {self.name}"
-        for other in map(_Command, _COMMANDS):
-            if other.fields.keys() >= set(unknown):
-                which = f"{some_of(unknown, 3)} {'is a flag' if len(unknown) == 1 else 'are flags'}"
-                raise ConfigError(f"{path}: {which} of {other.name}, not of {self.name}", lists_them)
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}", _nearest(unknown[0], self.fields, lists_them))
-
     def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
         """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
-        everything = [name for command in _COMMANDS for name in _Command(command).fields]
+        everything = [name for command in _COMMANDS for name in _Command(command).flags]
         try:
-            conversion = converted(keys, self.name, self.fields, everything, own_model)
+            conversion = converted(keys, self.name, self.flags, everything, own_model)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.what}", error.hint) from error
         if conversion is None:
@@ -376,59 +430,17 @@ class _Command:
         values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
         return values
 
-    def _refuse_value(self, key: str, value: Any, where: str) -> NoReturn:
-        """Refuse a value of the wrong type, given by a flag (`where` is `--`) or in a file (`where` names it)."""
-        name, hint = flag(key) if where == "--" else f"{where}{key}", self.fields[key]
-        if key == "target" and where != "--":
-            raise ConfigError(f"{name} is not text", "quote it: target: 'pt: [1, .inf]'")
-        advice = _nearest(str(value), map(str, _choices(hint)), f"{self._help} explains it")
-        raise ConfigError(f"{name} is {value!r}; expected {_expected(hint)}", advice)
 
-
-def _flags(name: str, hint: Any) -> list[str]:
-    """The spellings of one field's flag: one, or for a switch on and off."""
-    if hint is not bool:
-        return [flag(name)]
-    return [flag(name), "--separate-weights" if name == "shared_weights" else f"--no{flag(name)[1:]}"]
-
-
-def _reading(name: str, hint: Any, description: str) -> dict[str, Any]:
-    """How the parser reads one field: a pair of switches, or a value of the field's type."""
-    from jsonargparse import ActionYesNo
-
-    if hint is bool:
-        on, off = ("shared-", "separate-") if name == "shared_weights" else ("", "no-")
-        return {"action": ActionYesNo(yes_prefix=on, no_prefix=off)}
-    if get_origin(hint) is Literal:
-        return {"type": hint}
-    if words := _words(hint):
-        return {"type": hint, "nargs": "?", "const": True, "metavar": "|".join(words)}
-    if choices := _choices(hint):
-        return {"type": hint, "metavar": "{" + ",".join(choices) + "}"}
-    is_file = description.startswith("File")
-    if {int, str} <= set(get_args(hint)):  # a number of them, or a grid
-        return {"type": _number_or_text, "metavar": "N|NxN"}
-    text = "FILE" if is_file else "DIR" if name in _DIRECTORIES else name.split("_")[-1].upper()
-    return {"type": hint, "metavar": {int: "N", float: "X"}.get(_plain(hint), text)}
-
-
-def _number_or_text(given: Any) -> int | str | None:
-    """A number of things, or a grid of them as it is typed: to YAML, 0x2 is a number."""
-    return int(given) if isinstance(given, str) and given.isdecimal() else given
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Short lines: the flag, what it does, and its default where that says something."""
-
-    def __init__(self, prog: str, **kwargs: Any) -> None:
-        super().__init__(prog, max_help_position=34, width=118, **kwargs)
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help or ""
-        if action.default is None or action.default is False or action.default == argparse.SUPPRESS:
-            return text
-        value = f"{action.default:g}" if isinstance(action.default, float) else action.default
-        return f"{text} (default: {value})"
+def _docstrings(group: type[Group]) -> dict[str, str]:
+    """The docstring under each field of a group."""
+    (made,) = ast.parse(inspect.getsource(group)).body
+    assert isinstance(made, ast.ClassDef)
+    return {
+        field.target.id: str(text.value.value)
+        for field, text in pairwise(made.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
@@ -467,31 +479,6 @@ def _load_mapping(path: Path, hint: str = "") -> Mapping[Any, Any]:
         what = f"{path} holds a {type(loaded).__name__}, not keys with values"
         raise ConfigError(what, hint or "write one 'key: value' on a line", file=path)
     return loaded
-
-
-def _expected(hint: Any) -> str:
-    if choices := _choices(hint):
-        return "one of " + ", ".join(choices)
-    if words := _words(hint):
-        return "true or false, or " + ", ".join(words)
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(_plain(hint), "text")
-
-
-def _plain(hint: Any) -> Any:
-    """The type of a value that is given: int of `int | None`."""
-    parts = [] if get_origin(hint) is Literal else [part for part in get_args(hint) if part is not NoneType]
-    return parts[0] if parts else hint
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values to choose from, of a `Literal` or an optional one; none for other types."""
-    return get_args(_plain(hint)) if get_origin(_plain(hint)) is Literal else ()
-
-
-def _words(hint: Any) -> list[str]:
-    """The words that may follow a flag which may also stand alone; none for other types."""
-    parts = get_args(hint) if bool in get_args(hint) else ()
-    return [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:

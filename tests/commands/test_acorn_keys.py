@@ -10,12 +10,12 @@ import yaml
 
 from domainpar.tracking.command_line import parse
 from domainpar.tracking.config import (
+    Conditions,
     ConfigError,
     InferConfig,
     PrepareConfig,
     TrainConfig,
-    conditions_of,
-    parse_weighting,
+    Weighting,
     resolved_yaml,
 )
 from domainpar.tracking.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
@@ -103,8 +103,8 @@ def test_train_takes_network_schedule_weights_and_places(read):
         "warmup_epochs": 5, "lr": 0.0005, "lr_schedule": "step", "epochs": 100,
         "weighting": weighting, "target": target,
     }  # fmt: skip
-    assert parse_weighting(weighting) == [(2.0, {"y": True, "pt": [1.0, INF], "nhits": [3, INF]})]
-    assert conditions_of("--target", target) == {"pt": [1.0, INF], "nhits": [3, INF]}
+    assert Weighting(weighting).value == [(2.0, {"y": True, "pt": [1.0, INF], "nhits": [3, INF]})]
+    assert Conditions(target).value == {"pt": [1.0, INF], "nhits": [3, INF]}
 
 
 def test_prepare_takes_files_features_and_cuts(read):
@@ -114,7 +114,7 @@ def test_prepare_takes_files_features_and_cuts(read):
         "source": "acorn", "input": "data/module_map/", "node_features": "r, phi, z", "node_scales": "1000, 3.14, 1000",
         "edge_features": "dr, dphi", "hard_cuts": cuts,
     }  # fmt: skip
-    assert conditions_of("--hard-cuts", cuts) == {"pt": [1.0, INF]}
+    assert Conditions(cuts).value == {"pt": [1.0, INF]}
 
 
 def test_infer_takes_tracks_cuts_and_matching(read):
@@ -126,12 +126,12 @@ def test_infer_takes_tracks_cuts_and_matching(read):
         "walk_add": 0.7, "matching_fraction": 0.6, "matching_style": "two_way", "min_track_length": 4,
         "track_target": target,
     }  # fmt: skip
-    assert conditions_of("--track-target", target) == {"pt": [0.5, INF], "nhits": [3, INF], "eta": [-4, 4]}
+    assert Conditions(target).value == {"pt": [0.5, INF], "nhits": [3, INF], "eta": [-4, 4]}
 
 
 def test_a_plain_number_of_target_tracks_means_at_least_and_a_truth_value_itself(read):
     text = "stage: track_building\ntarget_tracks: {nhits: 3, primary: True, pdgId: [not_in, [11]], pt: 1000}\n"
-    target = conditions_of("--track-target", read(InferConfig, text).track_target)
+    target = Conditions(read(InferConfig, text).track_target).value
     assert target == {"nhits": [3, INF], "primary": True, "pdgId": ["not_in", [11]], "pt": [1.0, INF]}
     assert target["primary"] is True
 
@@ -239,7 +239,7 @@ UNITS = {
 @pytest.mark.parametrize(("text", "meaning"), UNITS.values(), ids=UNITS)
 def test_pt_becomes_gev_and_names_become_ours(read, text, meaning):
     config = read(PrepareConfig, f"input_dir: d\nhard_cuts:\n  {text}\n")
-    assert conditions_of("--hard-cuts", config.hard_cuts) == meaning
+    assert Conditions(config.hard_cuts).value == meaning
 
 
 TARGETS = {
@@ -264,7 +264,7 @@ TARGETS = {
 @pytest.mark.parametrize(("text", "target"), TARGETS.values(), ids=TARGETS)
 def test_the_target_of_metrics_is_that_of_the_weighting_if_one_rule_tells(read, capsys, text, target):
     config = read(TrainConfig, f"stage: edge_classifier\nweighting: {text}\n")
-    assert (None if config.target is None else conditions_of("--target", config.target)) == target
+    assert (None if config.target is None else Conditions(config.target).value) == target
     assert ("metrics take all of them" in capsys.readouterr().out) == (target is None)
 
 
@@ -283,7 +283,7 @@ REFUSED = {
         "redundant_split_edges, which stores do not keep", "remove the line",
     ),
     "weights without a list": ("weighting: {weight: 1}", "not a list of weights and conditions", "as acorn does"),
-    "a key that nobody knows": ("n_graph_itres: 3", "unknown key 'n_graph_itres'", "did you mean graph_iters"),
+    "a key that nobody knows": ("n_graph_itres: 3", "unknown key n_graph_itres", "did you mean graph_iters"),
 }  # fmt: skip
 
 
@@ -385,7 +385,7 @@ def test_files_of_acorn_are_prepared_and_trained_on_with_its_own_configuration(t
     assert {record["split"] for record in records} == {"train", "val"}
     kept = yaml.safe_load((tmp_path / "gnn" / "config.yaml").read_text())
     assert (kept["model"], kept["warmup_epochs"]) == ("acorn", 1)
-    assert parse_weighting(kept["weighting"])[1] == (2.0, {"y": True, "pt": [1.0, INF]})
+    assert Weighting(kept["weighting"]).value[1] == (2.0, {"y": True, "pt": [1.0, INF]})
 
 
 def test_a_cut_by_truth_is_said_aloud_where_a_store_is_prepared(tmp_path, monkeypatch, capsys):
@@ -413,17 +413,17 @@ def test_a_cut_by_truth_is_said_aloud_where_a_store_is_prepared(tmp_path, monkey
     [
         (
             {"source": "pyg", "input": ".", "hard_cuts": "pt: [1, .inf]"},
-            "--hard-cuts means nothing with --source",
+            "means nothing with --source",
         ),
-        ({"volumes": "7"}, "--volumes means nothing with --source acorn"),
-        ({"source": "simulate", "input": None, "volumes": "7, a"}, "--volumes has 'a'"),
-        ({"input": None}, "--source acorn needs --input"),
+        ({"volumes": "7"}, "--volumes 7 means nothing with --source acorn"),
+        ({"source": "simulate", "input": None, "volumes": "7, a"}, "--volumes '7, a': 'a' is no number"),
+        ({"input": None}, "--source acorn means nothing without --input"),
         ({"node_features": "r, z"}, "have no scales"),
         ({"node_features": "r, z", "node_scales": "1"}, "not one for each of 2 node features"),
         ({"node_features": "none", "node_scales": "1"}, "not one for each of 0"),
-        ({"node_scales": "1, 2, 0"}, "--node-scales has '0'"),
+        ({"node_scales": "1, 2, 0"}, "--node-scales '1, 2, 0': '0' is no number"),
         ({"edge_scales": "1"}, "not one for each of 0 edge features"),
-        ({"hard_cuts": "pt"}, "--hard-cuts 'pt' is not a mapping"),
+        ({"hard_cuts": "pt"}, "--hard-cuts 'pt': not a mapping"),
     ],
 )
 def test_prepare_refuses_what_cannot_be_read(given, error):
@@ -435,21 +435,21 @@ def test_prepare_refuses_what_cannot_be_read(given, error):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{weight: 1}", "is not a list of rules"),
-        ("[]", "is not a list of rules"),
-        ("[1", "is not YAML"),
-        ("[{weight: 1}]", "has a rule"),
-        ("[{weight: yes, conditions: {y: true}}]", "has a weight True"),
-        ("[{weight: .nan, conditions: {y: true}}]", "has a weight nan"),
-        ("[{weight: 1, conditions: {}}]", "has conditions"),
+        ("{weight: 1}", "not a list of rules"),
+        ("[]", "not a list of rules"),
+        ("[1", "not YAML"),
+        ("[{weight: 1}]", "a rule is"),
+        ("[{weight: yes, conditions: {y: true}}]", "a weight is True"),
+        ("[{weight: .nan, conditions: {y: true}}]", "a weight is nan"),
+        ("[{weight: 1, conditions: {}}]", "conditions {}: not a mapping"),
     ],
 )
 def test_weights_that_are_no_rules_are_refused(text, error):
     with pytest.raises(ConfigError, match=error) as refused:
         TrainConfig(weighting=text)
-    assert "--weighting '[{weight: 2" in refused.value.hint
+    assert "write it as '[{weight: 2" in refused.value.hint
 
 
 def test_rules_and_the_three_weights_exclude_each_other():
-    with pytest.raises(ConfigError, match="--weighting and --fake-weight exclude each other"):
+    with pytest.raises(ConfigError, match="--fake-weight .* means nothing with --weighting"):
         TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", fake_weight=0.5)

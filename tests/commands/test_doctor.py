@@ -70,8 +70,8 @@ def test_help_teaches_and_loads_no_library():
     [
         ("--seconds 0", "--seconds is 0.0; it must be a finite number above 0"),
         ("--certify --minutes -1", "--minutes is -1.0"),
-        ("--out here.json", "--out is the file of a certificate, but none is asked for"),
-        ("--transport nccl", "--transport nccl moves GPU memory"),
+        ("--out here.json", "--out here.json means nothing without --certify"),
+        ("--transport nccl", "--transport nccl means nothing with --device cpu"),
         ("--verfy store", "unknown flag --verfy"),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_makes_no_sense_is_refused(words, said, capfd):
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("broken", ["numba", "torch", "jsonargparse", "rich"])
+@pytest.mark.parametrize("broken", ["numba", "torch", "rich"])
 def test_a_package_that_cannot_be_imported_is_named(broken, tmp_path):
     (tmp_path / f"{broken}.py").write_text("raise ImportError('it needs NumPy 2.3 or less.\\nGot NumPy 9.9.')")
     code, printed = run_command([*DOCTOR, "--no-probe"], 60, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]))

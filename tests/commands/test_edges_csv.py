@@ -135,10 +135,10 @@ def prepare_main(words):
     ("flags", "error"),
     [
         ({"preset": "pixel", "volumes": "7, 8, 9"}, "--volumes (of --preset pixel) leaves hits out"),
-        ({"phi_slope": 1e-3}, "--phi-slope means nothing with --edges-from"),
-        ({"module_map": "build"}, "--module-map means nothing with --edges-from"),
+        ({"phi_slope": 1e-3}, "--phi-slope 0.001 means nothing with --edges-from"),
+        ({"module_map": "build"}, "--module-map build means nothing with --edges-from"),
         ({"hit_loss": 0.1}, "--hit-loss leaves hits out, and the rows of --edges-from count all of them"),
-        ({"source": "pyg", "input": "x"}, "--edges-from means nothing with --source pyg"),
+        ({"source": "pyg", "input": "x"}, "--edges-from edges means nothing with --source pyg"),
     ],
 )
 def test_flags_that_contradict_it_are_refused(flags, error):

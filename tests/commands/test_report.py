@@ -15,7 +15,8 @@ from small_run import drawn, write_run
 
 from domainpar.report import main
 from domainpar.testing import patient
-from domainpar.tracking.command_line import named
+from domainpar.tracking.command_line import parse
+from domainpar.tracking.config import ConfigError, ExportConfig, ReportConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,31 +30,37 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("typed", "read"),
     [
-        ("r", "--run r"),
-        ("r --event e", "--run r --event e"),
-        ("--event e r", "--event e --run r"),
-        ("--event=e r", "--event=e --run r"),
-        ("--run r --out o", "--run r --out o"),
-        ("--run=r s", "--run=r s"),
-        ("", ""),
+        ("r", {"run": "r"}),
+        ("r --event e", {"run": "r", "event": "e"}),
+        ("--event e r", {"run": "r", "event": "e"}),
+        ("--event=e r", {"run": "r", "event": "e"}),
+        ("--run r --out o", {"run": "r", "out": "o"}),
+        ("", {}),
     ],
 )
 def test_the_run_may_stand_alone(typed, read):
-    assert named(typed.split()) == read.split()
+    assert parse(ExportConfig, "", typed.split()) == ExportConfig(**read)
 
 
 @pytest.mark.parametrize(
     ("typed", "read"),
     [
-        ("r s", "--run r --beside s"),
-        ("--event e r --out o s", "--event e --run r --out o --beside s"),
-        ("--run=r s", "--run=r --beside s"),
-        ("r --beside s t", "--run r --beside s t"),
-        ("r --naive s", "--run r --naive s"),
+        ("r s", {"run": "r", "beside": "s"}),
+        ("--event e r --out o s", {"run": "r", "beside": "s", "event": "e", "out": "o"}),
+        ("--run=r s", {"run": "r", "beside": "s"}),
+        ("r --naive s", {"run": "r", "naive": "s"}),
     ],
 )
 def test_a_second_run_may_stand_behind_it(typed, read):
-    assert named(typed.split(), "--run", "--beside") == read.split()
+    assert parse(ReportConfig, "", typed.split()) == ReportConfig(**read)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "typed"), [(ExportConfig, "--run=r s"), (ReportConfig, "r --beside s t"), (ReportConfig, "r s t")]
+)
+def test_one_run_more_than_there_are_places_for_is_refused(config_class, typed):
+    with pytest.raises(ConfigError, match=f"words that belong to no flag: {typed[-1]}"):
+        parse(config_class, "", typed.split())
 
 
 @pytest.mark.parametrize("words", [[], ["--run"]], ids=["alone", "with its flag"])
@@ -112,7 +119,7 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
         (["{run}", "another"], "another is not a run: it has no run.json"),
         (["{run}", "{run}"], "is the run itself: name another one to lie beside it"),
         (["{run}", "one", "more"], "belong to no flag: more"),
-        (["{run}", "one", "--naive", "two"], "--beside one and --naive two: one run can lie beside another"),
+        (["{run}", "one", "--naive", "two"], "--beside one means nothing with --naive two"),
         (["{run}", "--beside", "pretrained:none"], "no network 'none' is shipped"),
         (["{run}", "--even", "z"], "unknown flag --even"),
     ],

@@ -32,10 +32,10 @@ def test_a_package_that_is_missing_or_old_fails(monkeypatch, declared, found):
 
 
 def test_versions_are_compared_as_numbers_and_extras_are_not_needed(monkeypatch):
-    declared = ["torch>=2.10", "jsonargparse[signatures]>=4.49", 'mpi4py>=4.1; extra == "mpi"']
+    declared = ["torch>=2.10", "rich[jupyter]>=13.2", 'mpi4py>=4.1; extra == "mpi"']
     monkeypatch.setattr(machine.metadata, "requires", lambda _: declared)
-    assert machine.needed_versions() == {"torch": "2.10", "jsonargparse": "4.49"}
-    monkeypatch.setattr(machine, "installed", lambda name: {"torch": "2.9.1+cpu", "jsonargparse": "4.50"}.get(name))
+    assert machine.needed_versions() == {"torch": "2.10", "rich": "13.2"}
+    monkeypatch.setattr(machine, "installed", lambda name: {"torch": "2.9.1+cpu", "rich": "13.10"}.get(name))
     assert machine.check_versions().found == "torch 2.9.1+cpu < 2.10"
 
 

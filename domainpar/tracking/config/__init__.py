@@ -14,19 +14,12 @@ from domainpar.tracking.config.infer import SHIPPED, InferConfig
 from domainpar.tracking.config.prepare import PrepareConfig
 from domainpar.tracking.config.ranks import session_arguments
 from domainpar.tracking.config.report import ReportConfig
-from domainpar.tracking.config.texts import (
-    conditions_of,
-    parse_layer_pairs,
-    parse_names,
-    parse_numbers,
-    parse_weighting,
-    target_conditions,
-)
+from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
 from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainConfig
 
 __all__ = [
-    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "ConfigError", "DoctorConfig", "EstimateConfig",
-    "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "Network", "PrepareConfig", "ReportConfig",
-    "TrainConfig", "conditions_of", "flag", "groups", "is_code", "parse_layer_pairs", "parse_names", "parse_numbers",
-    "parse_weighting", "resolved_yaml", "session_arguments", "target_conditions", "title",
+    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
+    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "Network", "Numbers",
+    "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "resolved_yaml",
+    "session_arguments", "title",
 ]  # fmt: skip

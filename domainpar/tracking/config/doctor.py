@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.tracking.config.group import ConfigError, Group
+from domainpar.tracking.config.group import Bounded, Group, MeansNothing, rules
+from domainpar.tracking.config.ranks import NCCL_ON_CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,7 @@ class Looking(Group):
     json: str | None = None
     """File for the same as JSON."""
 
-    def check(self) -> None:
-        """Refuse no time at all, and NCCL without a GPU."""
-        self._bounded("seconds", positive=True)
-        if self.transport == "nccl" and self.device == "cpu":
-            raise ConfigError("--transport nccl moves GPU memory, but --device is cpu", "add --device cuda or drop it")
+    RULES = rules(Bounded("seconds", positive=True), NCCL_ON_CPU)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +52,10 @@ class Certifying(Group):
     anonymous: bool = False
     """Leave names of hosts, users and directories out of it."""
 
-    def check(self) -> None:
-        """Refuse no time at all, and where to write what is not asked for."""
-        self._bounded("minutes", positive=True)
-        if self.out is not None and not self.certify:
-            raise ConfigError(
-                "--out is the file of a certificate, but none is asked for",
-                "add --certify, or name a file for the table: --json FILE",
-            )
+    RULES = rules(
+        Bounded("minutes", positive=True),
+        MeansNothing("out", without="certify", hint="add it, or name a file for the table: --json FILE"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from domainpar.tracking.config.group import ConfigError, Group
-from domainpar.tracking.config.texts import parse_names
+from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, rules
+from domainpar.tracking.config.texts import Names
 from domainpar.tracking.config.train import Learning, Network, Price
 
 CHOICES = {
@@ -28,10 +28,10 @@ class Asking(Group):
     most_ranks: int = 64
     """Most ranks to look at."""
 
-    groupings: str = "contiguous, metis"
+    groupings: Names = Names("contiguous, metis")
     """Ways to gather tiles into parts that are compared."""
 
-    partitioners: str = "phi-eta, metis"
+    partitioners: Names = Names("phi-eta, metis")
     """Ways to cut events into tiles that are compared with the tiles of the store; '': none. See prepare."""
 
     seed: int = 0
@@ -46,14 +46,16 @@ class Asking(Group):
     png: str | None = None
     """File for time and memory against ranks as a picture."""
 
+    RULES = rules(
+        Bounded("nodes, most_ranks", least=1),
+        Bounded("seed", below=2**63),
+        MeansNothing("write_machine", beside="machine", hint="it writes what was measured: keep one"),
+    )
+
     def check(self) -> None:
         """Refuse numbers that are none, and groupings that are unknown."""
-        self._bounded("nodes", "most_ranks", least=1)
-        self._bounded("seed", below=2**63)
-        if self.machine is not None and self.write_machine is not None:
-            raise ConfigError("--write-machine writes what was measured, and --machine is a description", "keep one")
         for flag, known in CHOICES.items():
-            if unknown := [name for name in parse_names(getattr(self, flag)) if name not in known]:
+            if unknown := [name for name in getattr(self, flag).value if name not in known]:
                 raise ConfigError(f"--{flag} has {unknown[0]!r}", f"choose of {', '.join(known)}")
 
 

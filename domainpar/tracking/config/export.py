@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.tracking.config.group import Group
+from domainpar.tracking.config.group import Bounded, Group, rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Exporting(Group):
     """How far a logit y may be from that in float64, over 1 + |y|: so many times as far as the same network in float32
     is, at the worst edge of the event."""
 
-    def check(self) -> None:
-        """Refuse a tolerance that is none."""
-        self._bounded("tolerance", positive=True)
+    WORDS = ("run",)
+
+    RULES = rules(Bounded("tolerance", positive=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ class AcornCheckpoint(Group):
     out: str | None = None
     """Directory of the run. Default: a new numbered one in runs/."""
 
+    WORDS = ("checkpoint",)
+
     def check(self) -> None:
         """Refuse nothing to read."""
         if self.checkpoint is None:

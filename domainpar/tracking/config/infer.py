@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from domainpar.tracking.config.group import ConfigError, Group, flag
+from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
-from domainpar.tracking.config.texts import check_sectors, conditions_of
+from domainpar.tracking.config.texts import ConditionsOrAll, check_sectors
 
 SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
@@ -49,9 +49,7 @@ class Scoring(Group):
     overwrite: bool = False
     """Replace the scores that lie in --out."""
 
-    def check(self) -> None:
-        """Refuse calls without an event."""
-        self._bounded("events_per_call", least=1)
+    RULES = rules(Bounded("events_per_call", least=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,30 +112,20 @@ class Tracks(Group):
     """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks.
     edges: edges with their scores as CSV, for ACTS. colliderml: a submission to its benchmark, parquet."""
 
-    def check(self) -> None:
-        """Refuse numbers that are no scores, and options of tracks without tracks."""
-        for name in ("score_cut", "walk_min", "walk_add"):
-            self._bounded(name, below=1)
-        self._bounded("min_hits", least=1)
-        self._bounded("misfit", positive=True)
-        # Given, and of no effect.
-        for name in ("walk_min", "walk_add"):
-            if self.tracks != "walk" and getattr(self, name) is not None:
-                raise ConfigError(f"{flag(name)} means nothing without --tracks walk", "add it, or omit the flag")
-        if self.misfit is not None and self.tracks != "grow" and not (self.refine or self.shared_hits):
-            what = "--misfit means nothing without --tracks grow, --refine or --shared-hits"
-            raise ConfigError(what, "add one, or omit the flag")
-        self._bounded("least_worth", most=1000)
-        self._bounded("most_fakes", below=1)
-        if self.most_fakes is not None and not self.tune:
-            raise ConfigError("--most-fakes means nothing without --tune", "add it, or omit the flag")
-        for name in ("tune", "refine", "follow", "least_worth", "shared_hits"):
-            if self.tracks is None and getattr(self, name) not in (False, None):
-                raise ConfigError(f"{flag(name)} is about tracks, but none are built", "add --tracks grow")
-        if self.tracks is None and self.classical:
-            raise ConfigError("--classical compares tracks, but none are built", "add --tracks grow")
-        if self.tracks is None and self.format in ("csv", "colliderml"):
-            raise ConfigError(f"--format {self.format} is a table of tracks, but none are built", "add --tracks grow")
+    RULES = rules(
+        Bounded("min_hits", least=1),
+        Bounded("misfit", positive=True),
+        Bounded("least_worth", most=1000),
+        Bounded("score_cut, walk_min, walk_add, most_fakes", below=1),
+        MeansNothing("walk_min, walk_add", without="tracks walk"),
+        MeansNothing("misfit", without="tracks grow, refine, shared_hits"),
+        MeansNothing("most_fakes", without="tune"),
+        MeansNothing(
+            "tune, refine, follow, least_worth, shared_hits, classical, format csv, format colliderml",
+            without="tracks",
+            hint="it is about tracks, but none are built: add --tracks grow",
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +136,7 @@ class Matching(Group):
     """Targets and matching of the literature, as in prepare: sets --track-target, --matching-style and
     --min-track-length, and any of them given as well wins. Default: NAME with --run pretrained:NAME."""
 
-    track_target: str = "pt: [1, .inf], nhits: [5, .inf]"
+    track_target: ConditionsOrAll = ConditionsOrAll("pt: [1, .inf], nhits: [5, .inf]")
     """Particles one wants to find, as in --target of train. '' for all."""
 
     matching_style: Literal["atlas", "one_way", "two_way"] = "atlas"
@@ -164,17 +152,16 @@ class Matching(Group):
     border_sectors: int | str | None = None
     """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
 
+    RULES = rules(Bounded("min_track_length", least=1))
+
     def check(self) -> None:
         """Refuse shares at which several particles match one track."""
-        self._bounded("min_track_length", least=1)
         check_sectors("--border-sectors", self.border_sectors)
         if not 0.5 <= self.matching_fraction <= 1:
             raise ConfigError(
                 f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",
                 "below half, several particles could match one track",
             )
-        if self.track_target:
-            conditions_of("--track-target", self.track_target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,15 +178,17 @@ class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
     }  # fmt: skip
     """Flags that a preset sets."""
 
+    RULES = rules(
+        MeansNothing("idle_seconds", without="stream"),
+        MeansNothing(
+            "tune, overwrite, format colliderml, format acorn",
+            beside="stream",
+            hint="it is about all events together, which --stream never has: omit it",
+        ),
+    )
+
     def check(self) -> None:
         """Refuse to choose a grid: what scoring takes is not predicted."""
         for name in ("domain_size", "grouping"):
             if getattr(self, name) == "auto":
                 raise ConfigError(f"{flag(name)} auto is of train", "omit it, or say which")
-        if self.idle_seconds is not None and not self.stream:
-            raise ConfigError("--idle-seconds means nothing without --stream", "add it, or omit the flag")
-        if self.stream:
-            wrong = {"tune": self.tune, "overwrite": self.overwrite}
-            wrong |= {f"format {name}": self.format == name for name in ("colliderml", "acorn")}
-            if given := [name for name, asked in wrong.items() if asked]:
-                raise ConfigError(f"--{given[0]} is about all events together, which --stream never has", "omit it")

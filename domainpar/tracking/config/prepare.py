@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from domainpar.tracking.config.group import ConfigError, Group, flag
-from domainpar.tracking.config.texts import conditions_of, parse_layer_pairs, parse_names, parse_numbers
+from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
+from domainpar.tracking.config.texts import Conditions, LayerPairs, Names, Numbers
 
-OF_HITS = ("simulate", "trackml", "colliderml")
+OF_HITS = "source simulate, source trackml, source colliderml"
 """Sources of hits, which are selected and joined here; others are graphs."""
+
+_OF_FILES = "source trackml, source colliderml, source heptrkx, source pyg, source acorn, source scores"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,10 @@ class Source(Group):
     """A selection of the literature: sets --hits, --volumes, --hard-cuts, --module-map and --map-target, and any of
     them given as well wins. docs/your_data.md tells whose they are; infer has the same for targets and matching."""
 
-    volumes: str | None = None
+    volumes: Numbers | None = None
     """Keep only hits of these detector volumes: '7, 8, 9'."""
 
-    hard_cuts: str | None = None
+    hard_cuts: Conditions | None = None
     """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
     at the truth: noise goes as well."""
 
@@ -52,51 +54,47 @@ class Source(Group):
     least_score: float = 0.02
     """Least score of an edge that stays, of --source scores."""
 
-    def check(self) -> None:
-        """Refuse a source without its files, files without their source, and selections that cannot be read."""
-        if self.hard_cuts is not None:
-            conditions_of("--hard-cuts", self.hard_cuts)
-        if self.volumes is not None:
-            parse_numbers("--volumes", self.volumes)
-        self._bounded("events", least=1)
-        self._bounded("hit_loss", below=1)
-        self._bounded("least_score", positive=True, below=1)
-        self._bounded("hits", least=500, most=1_000_000)  # ten times as dense as a collider will be
-        self._bounded("seed", below=2**63)
-        if self.source == "simulate" and self.input is not None:
-            raise ConfigError(
-                f"--input {self.input} means nothing with --source simulate", "say what the files are: --source trackml"
-            )
-        if self.source != "simulate" and self.input is None:
-            raise ConfigError(f"--source {self.source} needs --input", "name the directory of its files: --input DIR")
+    RULES = rules(
+        Bounded("events", least=1),
+        Bounded("hit_loss", below=1),
+        Bounded("seed", below=2**63),
+        Bounded("least_score", positive=True, below=1),
+        Bounded("hits", least=500, most=1_000_000),  # ten times as dense as a collider will be
+        MeansNothing("input", beside="source simulate", hint="say what the files are: --source trackml"),
+        MeansNothing(_OF_FILES, without="input", hint="name the directory of its files: --input DIR"),
+        MeansNothing("cluster_features", without="source trackml", hint="its hits have no cells"),
+        MeansNothing("least_score", without="source scores", hint="its edges have no scores"),
+        MeansNothing("volumes, hit_loss", without=OF_HITS, hint="its files are graphs, joined already"),
+        MeansNothing("hard_cuts", without=f"{OF_HITS}, source acorn", hint="it selects hits"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcornFiles(Group):
     """How acorn files are read"""
 
-    node_features: str | None = None
+    node_features: Names | None = None
     """Columns that become node features: 'r, phi, z, eta'. Default: 'r, phi, z'."""
 
-    node_scales: str | None = None
+    node_scales: Numbers | None = None
     """Divisor of each of --node-features. Default: '1000, 3.14159265359, 1000'."""
 
-    edge_features: str | None = None
+    edge_features: Names | None = None
     """Columns that become edge features, computed if absent: 'dr, dphi, dz, deta, phislope, rphislope', or none.
     Default: as of candidate edges that are found here."""
 
-    edge_scales: str | None = None
+    edge_scales: Numbers | None = None
     """Divisor of each of --edge-features. Default: 1."""
 
     pt_unit: Literal["MeV", "GeV"] | None = None
     """Unit of pt in the files; stores hold GeV. Default: guessed from the values."""
 
     def check(self) -> None:
-        """Refuse lists that cannot be read or do not fit each other."""
+        """Refuse lists that do not fit each other."""
         for of in ("node", "edge"):
             features, scales = (getattr(self, f"{of}_{kind}") for kind in ("features", "scales"))
-            names = 3 if features is None and of == "node" else len(parse_names(features or ""))
-            if scales is not None and len(parse_numbers(f"--{of}-scales", scales)) != names:
+            names = 3 if features is None and of == "node" else len(Names(features or "").value)
+            if scales is not None and len(scales.value) != names:
                 raise ConfigError(
                     f"--{of}-scales {scales!r} are not one for each of {names} {of} features",
                     f"name the features, and as many scales: --{of}-features ... --{of}-scales ...",
@@ -105,8 +103,11 @@ class AcornFiles(Group):
             raise ConfigError(
                 f"--node-features {self.node_features!r} have no scales", "say what each is divided by: --node-scales"
             )
-        if self.node_features is not None and not parse_names(self.node_features):
+        if self.node_features is not None and not self.node_features.value:
             raise ConfigError("--node-features names none", "omit it to have 'r, phi, z'")
+
+
+_CUTS = "phi_slope, z0, layer_pairs, same_layer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class CandidateEdges(Group):
     z0: float = 200.0
     """Largest distance from the origin at which an edge meets the beam axis, in mm."""
 
-    layer_pairs: str | None = None
+    layer_pairs: LayerPairs | None = None
     """Pairs of layers to join, VOLUME.LAYER each: '8.2-8.4, 8.4-8.6'. Default: TrackML's that follow each other along a
     straight line; skip-one, skip-two: with one or two layers between as well, four or nine times the edges."""
 
@@ -138,27 +139,19 @@ class CandidateEdges(Group):
     """Pairs of hits a hit that a module map may hold on average, its purest boxes first; triplets then confirm some of
     them as edges. Default: 30 where one is built, all that a file holds."""
 
-    map_target: str = "pt: [1, .inf], nhits: [5, .inf]"
+    map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
     """Particles whose segments a module map that is built is to hold."""
 
     map_events: int | None = None
     """Events that a module map is learned from. Default: all training events of the files; 100 simulated ones, which
     are none of the store's."""
 
-    def check(self) -> None:
-        """Refuse cuts that let nothing pass, layer pairs that cannot be read, and cuts beside a module map."""
-        self._bounded("phi_slope", "z0", "map_edges_per_hit", positive=True)
-        self._bounded("map_events", least=1)
-        if self.layer_pairs is not None:
-            parse_layer_pairs(self.layer_pairs)
-        conditions_of("--map-target", self.map_target)
-        of_cuts = "phi_slope", "z0", "layer_pairs", "same_layer"
-        given = [name for name in of_cuts if getattr(self, name) != getattr(CandidateEdges, name)]
-        if self.module_map is not None and given:
-            raise ConfigError(f"{flag(given[0])} means nothing with --module-map", "a map has bounds of its own")
-        given += ["module_map"] * (self.module_map is not None)
-        if self.edges_from is not None and given:
-            raise ConfigError(f"{flag(given[0])} means nothing with --edges-from", "its files join hits already")
+    RULES = rules(
+        Bounded("phi_slope, z0, map_edges_per_hit", positive=True),
+        Bounded("map_events", least=1),
+        MeansNothing(_CUTS, beside="module_map", hint="a map has bounds of its own"),
+        MeansNothing(f"{_CUTS}, module_map", beside="edges_from", hint="its files join hits already"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +165,9 @@ class Tiles(Group):
     tiles: int | None = None
     """Tiles of each event. Default: some 4600 edges a tile, small events finer."""
 
-    def check(self) -> None:
-        """Refuse an event without tiles."""
-        self._bounded("tiles", least=1, most=65_536)  # of some thousand edges each, more than a machine can hold
+    RULES = rules(
+        Bounded("tiles", least=1, most=65_536),  # of some thousand edges each, more than a machine can hold
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +189,10 @@ class Storage(Group):
     report: bool = False
     """Print nodes, edges and predicted memory for each rank, and what each partitioner and grouping would cut."""
 
+    RULES = rules(Bounded("val_split, test_split", below=1))
+
     def check(self) -> None:
         """Refuse a split that leaves nothing to train on."""
-        self._bounded("val_split", "test_split", below=1)
         if self.val_split + self.test_split >= 1:
             raise ConfigError(
                 f"--val-split {self.val_split:g} and --test-split {self.test_split:g} leave nothing to train on",
@@ -223,44 +217,22 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
     }  # fmt: skip
     """Flags that a preset sets."""
 
+    RULES = rules(
+        MeansNothing(
+            "map_target, map_events",
+            without="module_map build",
+            hint="it tells how one is built",
+            spares_presets=True,
+        ),
+        MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
+        MeansNothing(
+            ", ".join(AcornFiles.__annotations__), without="source acorn", hint="it tells how acorn files are read"
+        ),
+    )
+
     def check(self) -> None:
-        """Refuse to read files as acorn's that are not, and to join what is joined already."""
-        of_preset = self.PRESETS.get(self.preset or "", {})
-        for name in ("map_target", "map_events"):
-            if self.module_map != "build" and getattr(self, name) not in (
-                getattr(CandidateEdges, name),
-                of_preset.get(name),
-            ):
-                raise ConfigError(f"{flag(name)} means nothing without --module-map build", "it tells how one is built")
-        if self.module_map is not None and self.source not in OF_HITS:
-            raise ConfigError(
-                f"--module-map means nothing with --source {self.source}", "its files are graphs, joined already"
-            )
-        if self.edges_from is not None and self.source not in OF_HITS:
-            what = f"--edges-from means nothing with --source {self.source}"
-            raise ConfigError(what, "its files are graphs, joined already")
-        selects = [name for name in ("volumes", "hard_cuts", "hit_loss") if getattr(self, name)]
-        if self.edges_from is not None and selects:
-            asks = flag(selects[0]) + (f" (of --preset {self.preset})" if selects[0] in of_preset else "")
+        """Refuse to leave out hits that are counted."""
+        if selects := [name for name in ("volumes", "hard_cuts", "hit_loss") if self.edges_from and self.has(name)]:
+            asks = f"{flag(selects[0])}{self.of_preset(selects[0])}"
             what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")
-        if self.source != "trackml" and self.cluster_features:
-            raise ConfigError(f"--cluster-features means nothing with --source {self.source}", "its hits have no cells")
-        if self.source != "scores" and self.least_score != Source.least_score:
-            raise ConfigError(f"--least-score means nothing with --source {self.source}", "its edges have no scores")
-        flags = [name for name in AcornFiles.__annotations__ if getattr(self, name) is not None]
-        if self.source not in OF_HITS:
-            if self.hit_loss:
-                raise ConfigError(
-                    f"--hit-loss means nothing with --source {self.source}", "its files are graphs, joined already"
-                )
-            if self.volumes is not None:
-                raise ConfigError(
-                    f"--volumes means nothing with --source {self.source}", "its files are graphs, joined already"
-                )
-            if self.hard_cuts is not None and self.source != "acorn":
-                raise ConfigError(f"--hard-cuts means nothing with --source {self.source}", "it selects hits")
-        if flags and self.source != "acorn":
-            raise ConfigError(
-                f"{flag(flags[0])} means nothing with --source {self.source}", "it tells how acorn files are read"
-            )

@@ -4,8 +4,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from domainpar.common import timeouts
-from domainpar.tracking.config.group import ConfigError, Group, flag
+from domainpar.tracking.config.group import Bounded, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.texts import check_sectors
+
+NCCL_ON_CPU = MeansNothing(
+    "transport nccl", beside="device cpu", hint="it moves GPU memory: add --device cuda or drop it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +47,21 @@ class Ranks(Group):
     memory, more time. system: as the C library does. auto: lean for networks on torch's kernels with --recompute-every,
     else keep."""
 
+    RULES = rules(
+        Bounded("threads, domain_size", least=1),
+        MeansNothing(
+            "domain_size auto, grouping auto",
+            beside="mode naive",
+            hint="auto is about whole events, which naive mode cuts: say which; --domain-size 1 is usual",
+        ),
+        MeansNothing("mode naive", without="sectors", hint="say how many to cut an event into: --sectors 8"),
+        MeansNothing("sectors", without="mode naive"),
+        NCCL_ON_CPU,
+    )
+
     def check(self) -> None:
         """Refuse what the ranks cannot do."""
-        self._bounded("threads", *([] if self.domain_size == "auto" else ["domain_size"]), least=1)
-        if self.mode == "naive" and "auto" in (self.domain_size, self.grouping):
-            raise ConfigError(
-                "auto is about whole events, and --mode naive cuts them", "say which; --domain-size 1 is usual"
-            )
         check_sectors("--sectors", self.sectors)
-        if self.mode == "naive" and self.sectors is None:
-            raise ConfigError("--mode naive needs --sectors", "say how many sectors to cut an event into: --sectors 8")
-        if self.mode == "halo" and self.sectors is not None:
-            raise ConfigError(f"--sectors {self.sectors} means nothing with --mode halo", "add --mode naive or drop it")
-        if self.transport == "nccl" and self.device == "cpu":
-            raise ConfigError("--transport nccl moves GPU memory, but --device is cpu", "add --device cuda or drop it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +83,10 @@ class Launch(Group):
     share_gpu: bool = False
     """Let several ranks of a machine use one GPU (with --transport mpi or gloo)."""
 
-    def check(self) -> None:
-        """Refuse times and numbers that are none."""
-        self._bounded("ranks", least=1)
-        self._bounded("join_timeout", "first_timeout", "timeout", positive=True)
+    RULES = rules(
+        Bounded("ranks", least=1),
+        Bounded("join_timeout, first_timeout, timeout", positive=True),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from domainpar.tracking.config.group import ConfigError, Group
+from domainpar.tracking.config.group import Bounded, Group, MeansNothing, rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class Showing(Group):
     png: str | None = None
     """Directory for the same as PNG pictures, besides the page."""
 
-    def check(self) -> None:
-        """Refuse an event of no parts, and two runs beside the one."""
-        if self.beside is not None and self.naive is not None:
-            what = f"--beside {self.beside} and --naive {self.naive}: one run can lie beside another"
-            raise ConfigError(what, "drop one of them")
-        self._bounded("parts", least=1, below=1025)
+    WORDS = ("run", "beside")
+
+    RULES = rules(
+        Bounded("parts", least=1, below=1025),
+        MeansNothing("beside", beside="naive", hint="one run can lie beside another: drop one of them"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

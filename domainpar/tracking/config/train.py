@@ -5,16 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, is_code
+from domainpar.tracking.config.group import OWN_MODEL, Bounded, ConfigError, Group, MeansNothing, is_code, rules
 from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
-from domainpar.tracking.config.texts import (
-    parse_aux,
-    parse_betas,
-    parse_event_size,
-    parse_factors,
-    parse_weighting,
-    target_conditions,
-)
+from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeights, Range, Weighting
 
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
 # built on stages.
@@ -56,14 +49,11 @@ class Run(Group):
     seed: int = 0
     """Seed of the first weights, of the order of events and of everything else that is random."""
 
-    def check(self) -> None:
-        """Refuse contradictions about the output directory."""
-        self._bounded("seed", below=2**63)
-        if self.resume and self.overwrite:
-            raise ConfigError("--resume and --overwrite exclude each other", "keep one: continue the run or replace it")
-        if self.resume and self.out is None:
-            given = "--resume auto" if self.resume == "auto" else "--resume"
-            raise ConfigError(f"{given} does not say which run", f"name its directory: --out runs/0001 {given}")
+    RULES = rules(
+        Bounded("seed", below=2**63),
+        MeansNothing("resume", beside="overwrite", hint="keep one: continue the run or replace it"),
+        MeansNothing("resume", without="out", hint="name the directory of the run: --out runs/0001"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +104,12 @@ class Network(Group):
     """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
     interaction-node-first, other models take features as they are."""
 
+    RULES = rules(
+        Bounded("hidden, graph_iters", least=1),
+        Bounded("dropout", below=1),
+        MeansNothing("precision tf32x3, precision bf16", beside="dtype float64", hint="drop one of them"),
+    )
+
     @property
     def is_bitwise(self) -> bool:
         """Whether the network is built on stages: the same bits on any number of ranks."""
@@ -142,12 +138,6 @@ class Network(Group):
                 f"--model is {self.model!r}; expected one of {', '.join(MODELS)}, or package.module:factory",
                 f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
             )
-        self._bounded("hidden", "graph_iters", least=1)
-        self._bounded("dropout", below=1)
-        if self.precision != "full" and self.dtype == "float64":
-            raise ConfigError(
-                f"--precision {self.precision} and --dtype float64 exclude each other", "drop one of them"
-            )
         if self.model in BITWISE and (extra := self.hidden % COLUMN_BLOCK):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
@@ -169,23 +159,26 @@ class Aims(Group):
     """Label that --task is about: one of the store's own, or what particles tell of hits: origin (noise, collision,
     secondary), pt, eta, radius, vz, nhits. Default: the one of the store of this kind."""
 
-    aux: str | None = None
+    aux: LossWeights | None = None
     """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
     are learnt in standard deviations."""
 
     stop_early: int | None = None
     """Stop after so many epochs without a better validation. Default: never."""
 
+    RULES = rules(
+        Bounded("stop_early", least=1),
+        MeansNothing(
+            "label",
+            beside="task edge",
+            hint="add its --task, such as --task node-class; or learn it beside edges, such as --aux pt:0.1",
+        ),
+    )
+
     def check(self) -> None:
-        """Refuse labels that belong to nothing."""
-        if self.task == "edge" and self.label is not None:
-            raise ConfigError(
-                f"--label {self.label} is of a --task of nodes or graphs, and --task is edge",
-                f"add its --task, such as --task node-class; or learn it beside edges: --aux {self.label}:0.1",
-            )
-        if self.aux is not None and "edge" in parse_aux(self.aux) and self.task == "edge":
+        """Refuse to learn edges beside edges."""
+        if self.aux is not None and "edge" in self.aux.value and self.task == "edge":
             raise ConfigError("--aux edge: that is what --task edge is about", "name it once")
-        self._bounded("stop_early", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +201,7 @@ class Learning(Group):
     node_budget: int | None = None
     """Hits of a step, with --sampling budget; an event with more is a step of its own."""
 
-    event_size: str | None = None
+    event_size: Range | None = None
     """Fewest and most hits of an event to train on or to validate with, '50000, 150000'; others are left out, and
     counted. Default: any."""
 
@@ -218,14 +211,14 @@ class Learning(Group):
     lr: float = 3e-3
     """Learning rate; the default is one of AdamW."""
 
-    lr_factors: str | None = None
+    lr_factors: Factors | None = None
     """Factors of the learning rate by patterns of parameters' names, of which later ones win: 'head: 0.1,
     node_encoder: 2'."""
 
     momentum: float = 0.9
     """Momentum of sgd and lars."""
 
-    betas: str = "0.9,0.999"
+    betas: Betas = Betas("0.9,0.999")
     """Decay of the means of gradients and of their squares; of adamw, adam and lamb."""
 
     weight_decay: float = 0.01
@@ -244,26 +237,21 @@ class Learning(Group):
     """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
     at the end of the epochs. step: times 0.9 every 10 epochs."""
 
-    def check(self) -> None:
-        """Refuse numbers an optimiser cannot use."""
-        self._bounded("epochs", "max_steps", "events_per_step", "node_budget", least=1)
-        if (self.sampling == "budget") != (self.node_budget is not None):
-            raise ConfigError("--sampling budget and --node-budget go together", "give both, or neither")
-        if self.event_size is not None:
-            parse_event_size(self.event_size)
-        if self.sampling == "budget" and self.events_per_step != 1:
-            raise ConfigError("--sampling budget decides on the events of a step", "drop --events-per-step")
-        self._bounded("weight_decay", "warmup", "warmup_epochs")
-        self._bounded("lr", "clip", positive=True)
-        self._bounded("momentum", below=1)
-        parse_betas(self.betas)
-        if self.lr_factors is not None:
-            parse_factors(self.lr_factors)
-        unused = "betas" if self.optimizer in ("sgd", "lars") else "momentum"
-        if getattr(self, unused) != getattr(Learning, unused):
-            raise ConfigError(
-                f"--optimizer {self.optimizer} has no {flag(unused)}", f"drop {flag(unused)}, or take another optimiser"
-            )
+    RULES = rules(
+        Bounded("epochs, max_steps, events_per_step, node_budget", least=1),
+        Bounded("weight_decay, warmup, warmup_epochs"),
+        Bounded("lr, clip", positive=True),
+        Bounded("momentum", below=1),
+        MeansNothing("sampling budget", without="node_budget"),
+        MeansNothing("node_budget", without="sampling budget"),
+        MeansNothing(
+            "events_per_step",
+            beside="sampling budget",
+            hint="the budget decides on the events of a step: drop it",
+        ),
+        MeansNothing("betas", beside="optimizer sgd, optimizer lars", hint="drop it, or take another optimiser"),
+        MeansNothing("momentum", without="optimizer sgd, optimizer lars", hint="drop it, or take another optimiser"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,11 +275,10 @@ class Memory(Group):
     offload: bool = False
     """Keep what waits for the backward pass in the host's memory; of GPUs."""
 
-    def check(self) -> None:
-        """Refuse segments of no iteration, and no memory at all."""
-        if self.recompute_every != "auto":
-            self._bounded("recompute_every", least=1)
-        self._bounded("memory_limit", positive=True)
+    RULES = rules(
+        Bounded("recompute_every", least=1),
+        Bounded("memory_limit", positive=True),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,33 +294,31 @@ class Loss(Group):
     other_weight: float = 0.0
     """Weight of a true edge of a particle that is not a target."""
 
-    target: str | None = None
+    target: Conditions | None = None
     """Target particles, e.g. 'pt: [1, .inf], nhits: [3, .inf]' (closed intervals). Default: all."""
 
-    weighting: str | None = None
+    weighting: Weighting | None = None
     """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
     .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false. Metrics,
     and the best checkpoint, count --target."""
 
+    RULES = rules(
+        Bounded("true_weight, fake_weight, other_weight"),
+        MeansNothing(
+            "true_weight, fake_weight, other_weight",
+            beside="weighting",
+            hint="write the weight as a rule of --weighting",
+        ),
+    )
+
     def check(self) -> None:
-        """Refuse weights that leave nothing to learn, and a target that is no mapping."""
-        if self.weighting is not None:
-            parse_weighting(self.weighting)
-            # Other values than the defaults were asked for, and would be of no effect.
-            for name in ("true_weight", "fake_weight", "other_weight"):
-                if getattr(self, name) != getattr(Loss, name):
-                    raise ConfigError(
-                        f"--weighting and {flag(name)} exclude each other", "write the weight as a rule of --weighting"
-                    )
-        self._bounded("true_weight", "fake_weight", "other_weight")
+        """Refuse weights that leave nothing to learn."""
         if self.true_weight == 0 or self.fake_weight == 0:
             raise ConfigError(
                 "--true-weight and --fake-weight must be above 0: "
                 f"they are {self.true_weight:g} and {self.fake_weight:g}, so one answer would fit every edge",
                 "to weigh true edges less, use a small number",
             )
-        if self.target is not None:
-            target_conditions(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,10 +342,10 @@ class Record(Group):
     save_every_minutes: float | None = 15.0
     """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
 
-    def check(self) -> None:
-        """Refuse intervals below one step, and times below zero."""
-        self._bounded("log_every", "checkpoint_every", "profile", least=1)
-        self._bounded("save_every_minutes")
+    RULES = rules(
+        Bounded("log_every, checkpoint_every, profile", least=1),
+        Bounded("save_every_minutes"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,9 +358,7 @@ class Price(Group):
     dollars_per_hour: float | None = None
     """Price of a machine; whole machines are paid for."""
 
-    def check(self) -> None:
-        """Refuse what is no power and no price."""
-        self._bounded("watts", "dollars_per_hour", positive=True)
+    RULES = rules(Bounded("watts, dollars_per_hour", positive=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,14 +368,20 @@ class Watching(Group):
     check_replicas_every: int = 100
     """Steps between two checks that all ranks hold the same parameters, and before each checkpoint. 0: none."""
 
-    def check(self) -> None:
-        """Refuse a negative interval."""
-        self._bounded("check_replicas_every")
+    RULES = rules(Bounded("check_replicas_every"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Price, Watching):
     """All flags of `train`."""
+
+    RULES = rules(
+        MeansNothing(
+            "offload",
+            beside="recompute_every",
+            hint="it moves what autograd keeps, and of that little is left: drop one of them",
+        ),
+    )
 
     @property
     def way_with_freed_memory(self) -> str:
@@ -411,8 +400,3 @@ class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory
     def check(self) -> None:
         """Refuse what this device cannot do."""
         self.check_device(self.device)
-        if self.offload and self.recompute_every is not None:
-            raise ConfigError(
-                f"--offload moves what autograd keeps; with --recompute-every {self.recompute_every} that is little",
-                "drop one of them",
-            )

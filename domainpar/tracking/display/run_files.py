@@ -28,7 +28,7 @@ from domainpar.runs.records import (
     read_file,
     run_record,
 )
-from domainpar.tracking.config import ConfigError, target_conditions
+from domainpar.tracking.config import Conditions, ConfigError
 from domainpar.tracking.config.texts import loaded_yaml
 from domainpar.tracking.display.event_data import EventData, read_event_data
 from domainpar.tracking.events.own_events import (
@@ -395,6 +395,6 @@ def _store(
 
 def _conditions(target: str) -> Table:
     try:
-        return target_conditions(target) if target else {}
+        return Conditions(target).value if target else {}
     except ConfigError as error:
         raise ValueError(f"{error}; {error.hint}.") from error

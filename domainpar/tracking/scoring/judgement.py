@@ -13,7 +13,6 @@ import numpy as np
 
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
-from domainpar.tracking.config.texts import conditions_of
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent
 from domainpar.tracking.events.targets import check_target
@@ -51,14 +50,9 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
     return replace(options, **{**cuts, **given_cuts(config)})
 
 
-def track_target(config: InferConfig) -> dict[str, Any]:
-    """Conditions on the particles that are to be found."""
-    return conditions_of("--track-target", config.track_target) if config.track_target else {}
-
-
 def track_cuts(config: InferConfig) -> TrackCuts:
     """Which particles and tracks count."""
-    return TrackCuts(config.min_track_length, config.matching_fraction, track_target(config))
+    return TrackCuts(config.min_track_length, config.matching_fraction, config.track_target.value)
 
 
 def judge_of(

@@ -26,7 +26,7 @@ from domainpar.runs.directory import newest_run, read_run, state_of
 from domainpar.runs.own_files import TUNING, UNFINISHED
 from domainpar.runs.records import ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
-from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml, target_conditions
+from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.colliderml import import_parquet
 from domainpar.tracking.events.own_events import (
@@ -51,7 +51,6 @@ from domainpar.tracking.scoring.judgement import (
     judge_of,
     track_cuts,
     track_options,
-    track_target,
 )
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
@@ -281,7 +280,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
-        judge=judge_of(config, target_conditions(trained.target) if trained.target else None, tasks, records, in_maps),
+        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
@@ -370,7 +369,7 @@ def _choose_events(config: InferConfig, store: EventStore, world: World) -> tupl
 
 def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:
     """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
-    check_conditions(track_target(config))
+    check_conditions(config.track_target.value)
     if config.format == "acorn":
         check_acorn_files_can_be_written()
     if config.format == "colliderml":

@@ -20,8 +20,8 @@ from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.directory import began_with
 from domainpar.runs.records import record_of_root
-from domainpar.tracking.config import TrainConfig, parse_weighting, target_conditions
-from domainpar.tracking.config.texts import parse_event_size
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.texts import Range
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
 from domainpar.tracking.events.store import EventStore, StoreError
 from domainpar.tracking.events.targets import check_target
@@ -93,9 +93,10 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
     told: list[str] = []
     if config.event_size is not None:
-        train, val, line = on_all(world.transport, lambda: _of_size(config, train, val))
+        size = config.event_size
+        train, val, line = on_all(world.transport, lambda: _of_size(size, train, val))
         told.append(line)
-    target, edge_weights = target_conditions(config.target) if config.target else None, edge_weights_of(config)
+    target, edge_weights = config.target.value if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = store.standard if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
@@ -169,23 +170,23 @@ def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     return on_all(world.transport, lambda: going_on(Tasks.from_json(began.tasks), config, store))
 
 
-def _of_size(config: TrainConfig, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
+def _of_size(size: Range, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
     """The samples of events of the sizes asked for, and a line that counts the others.
 
     Raises:
         Problem: If none is left to train on.
     """
-    low, high = parse_event_size(config.event_size or "")
+    low, high = size.value
     fitting = [[it for it in samples if low <= it.record.num_nodes <= high] for samples in (train, val)]
     sizes = [sample.record.num_nodes for sample in train]
     if not fitting[0] and train:
-        what = f"--event-size {config.event_size}: no training event has {low:,} to {high:,} hits"
+        what = f"--event-size {size}: no training event has {low:,} to {high:,} hits"
         raise Problem(what, f"they have {min(sizes):,} to {max(sizes):,}")
     left = [
         several(len({it.record.event for it in all_of} - {it.record.event for it in taken}), f"{name} event")
         for name, all_of, taken in zip(("training", "validation"), (train, val), fitting)
     ]
-    line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {config.event_size}"
+    line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {size}"
     return fitting[0], fitting[1], line
 
 
@@ -206,7 +207,7 @@ def store_to_resume(config: TrainConfig, world: World) -> str:
 def edge_weights_of(config: TrainConfig) -> EdgeRules:
     """Weights of edges in the loss, by a configuration."""
     if config.weighting is not None:
-        return EdgeRules.of(parse_weighting(config.weighting))
+        return EdgeRules.of(config.weighting.value)
     return EdgeRules.of_classes(config.true_weight, config.fake_weight, config.other_weight)
 
 

@@ -21,7 +21,6 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.config.texts import parse_betas, parse_factors
 from domainpar.tracking.cost.epochs import Costs
 from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.cost.scratch import traffic
@@ -247,8 +246,8 @@ def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer
             lr=config.lr,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
-            betas=parse_betas(config.betas),
-            lr_factors=None if config.lr_factors is None else parse_factors(config.lr_factors),
+            betas=config.betas.value,
+            lr_factors=None if config.lr_factors is None else config.lr_factors.value,
         ),
         loader=loader,
         world=world,

@@ -16,7 +16,6 @@ from domainpar.nn.standard import Sums, mean_and_scale
 from domainpar.parallel.world import World
 from domainpar.runs.directory import read_run
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.config.texts import parse_aux
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, is_known
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
@@ -177,7 +176,7 @@ def _asked(config: TrainConfig, store: EventStore) -> Tasks:
             hint = f"--label takes one of {names}" if names else f"its events have {_told(theirs) or 'no labels'}"
             raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
         edge_weight, labels, main = 0.0, [Task(chosen[0])], chosen[0].name
-    for name, weight in parse_aux(config.aux).items() if config.aux else ():
+    for name, weight in config.aux.value.items() if config.aux else ():
         if name == EDGE.name:
             edge_weight = weight
         elif name not in theirs:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from domainpar.tracking.config import target_conditions
+from domainpar.tracking.config import Conditions
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.targets import check_target, particle_quantity, passes, target_particles
 
@@ -98,7 +98,7 @@ QUANTITIES = {
 @pytest.mark.parametrize(("text", "chosen"), QUANTITIES.items())
 def test_a_target_meets_all_conditions_on_its_quantities(text, chosen):
     table = particles()
-    assert table.particle_id[target_particles(table, target_conditions(text))].tolist() == chosen
+    assert table.particle_id[target_particles(table, Conditions(text).value)].tolist() == chosen
 
 
 def test_a_quantity_that_is_unknown_or_never_told_is_refused():

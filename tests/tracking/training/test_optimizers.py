@@ -14,7 +14,7 @@ from domainpar.nn.optimizers import OPTIMIZERS, make_optimizer, optimizer_name
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, TrainConfig
-from domainpar.tracking.config.texts import parse_factors
+from domainpar.tracking.config.texts import Factors
 from domainpar.tracking.training.run import train
 
 STEPS = 4
@@ -189,16 +189,16 @@ def test_a_checkpoint_of_another_optimiser_is_refused(store, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"betas": "0.9"}, "--betas is '0.9'"),
-        ({"betas": "0.9,1"}, "two numbers below 1"),
+        ({"betas": "0.9"}, "--betas '0.9': not two numbers"),
+        ({"betas": "0.9,1"}, "not two numbers from 0 up to, but not, 1"),
         ({"momentum": 1.0}, "--momentum is 1.0"),
-        ({"momentum": 0.5}, "--optimizer adamw has no --momentum"),
-        ({"optimizer": "lars", "betas": "0.5,0.9"}, "--optimizer lars has no --betas"),
+        ({"momentum": 0.5}, "--momentum 0.5 means nothing with --optimizer adamw"),
+        ({"optimizer": "lars", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer lars"),
         ({"lr_factors": "{}"}, "not a mapping"),
-        ({"lr_factors": "head"}, "None for 'head'"),
-        ({"lr_factors": "head: -1"}, "-1 for 'head', not a number from 0 on"),
-        ({"lr_factors": "head: yes"}, "True for 'head'"),
-        ({"lr_factors": "head: fast"}, "'fast' for 'head'"),
+        ({"lr_factors": "head"}, "'head' is None"),
+        ({"lr_factors": "head: -1"}, "'head' is -1, not a number from 0 on"),
+        ({"lr_factors": "head: yes"}, "'head' is True"),
+        ({"lr_factors": "head: fast"}, "'head' is 'fast'"),
         ({"lr_factors": "'(': 1"}, "no regular expression"),
     ],
 )
@@ -209,4 +209,4 @@ def test_what_no_optimiser_can_use_is_refused_by_name(flags, words):
 
 
 def test_factors_may_be_written_as_numbers_are():
-    assert parse_factors("head: 1e-3, '^node.*': 2") == {"head": 0.001, "^node.*": 2.0}
+    assert Factors("head: 1e-3, '^node.*': 2").value == {"head": 0.001, "^node.*": 2.0}

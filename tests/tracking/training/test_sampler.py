@@ -134,10 +134,13 @@ def test_a_run_has_one_hash_whoever_takes_which_events(store, tmp_path, flags):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"sampling": "budget"}, "--sampling budget and --node-budget go together"),
-        ({"node_budget": 5}, "--sampling budget and --node-budget go together"),
+        ({"sampling": "budget"}, "--sampling budget means nothing without --node-budget"),
+        ({"node_budget": 5}, "--node-budget 5 means nothing with --sampling shuffle"),
         ({"sampling": "budget", "node_budget": 0}, "--node-budget is 0"),
-        ({"sampling": "budget", "node_budget": 5, "events_per_step": 2}, "drop --events-per-step"),
+        (
+            {"sampling": "budget", "node_budget": 5, "events_per_step": 2},
+            "--events-per-step 2 means nothing with --sampling budget",
+        ),
     ],
 )
 def test_contradictions_are_refused_by_name(flags, words):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
-from domainpar.tracking.config import TrainConfig, parse_weighting
+from domainpar.tracking.config import TrainConfig, Weighting
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.inputs import edge_weights_of
@@ -109,7 +109,7 @@ def test_a_false_edge_meets_no_condition_on_a_particle_nor_its_opposite():
 
 
 def test_rules_on_labels_alone_need_no_particles():
-    rules = EdgeRules.of(parse_weighting("[{weight: 3, conditions: {y: true}}, {weight: 0.5, conditions: {y: false}}]"))
+    rules = EdgeRules.of(Weighting("[{weight: 3, conditions: {y: true}}, {weight: 0.5, conditions: {y: false}}]").value)
     assert not rules.on_particles
     rules.check(None)
     kinds = rules.kinds(np.array([TARGET, FAKE]), None, None)
