@@ -7,7 +7,7 @@ from domainpar.tracking.config.group import Bounded, Group, rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exporting(Group):
+class ExportConfig(Group):
     """What to export, as what, and how it is checked"""
 
     run: str | None = None
@@ -39,8 +39,3 @@ class Exporting(Group):
     WORDS = ("run",)
 
     RULES = rules(Bounded("tolerance", positive=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig(Exporting):
-    """All flags of `export`."""

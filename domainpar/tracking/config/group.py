@@ -208,8 +208,8 @@ def _texts(config_class: type[Group]) -> dict[str, type[Text]]:
 
 
 def groups(config_class: type[Group]) -> tuple[type[Group], ...]:
-    """The groups a configuration is made of, in the order of its `--help`."""
-    return tuple(base for base in config_class.__bases__ if issubclass(base, Group))
+    """The groups a configuration is made of, in the order of its `--help`; itself, if it is one of fields."""
+    return tuple(base for base in config_class.__bases__ if base is not Group) or (config_class,)
 
 
 def title(group: type[Group]) -> str:

@@ -6,7 +6,7 @@ from domainpar.tracking.config.group import ConfigError, Group
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcornCheckpoint(Group):
+class ImportAcornConfig(Group):
     """The checkpoint, and the run that it becomes"""
 
     checkpoint: str | None = None
@@ -21,8 +21,3 @@ class AcornCheckpoint(Group):
         """Refuse nothing to read."""
         if self.checkpoint is None:
             raise ConfigError("no checkpoint is named", "python -m domainpar.import_acorn gnn.ckpt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportAcornConfig(AcornCheckpoint):
-    """All flags of `import_acorn`."""

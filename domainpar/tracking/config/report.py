@@ -6,7 +6,7 @@ from domainpar.tracking.config.group import Bounded, Group, MeansNothing, rules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Showing(Group):
+class ReportConfig(Group):
     """What to show, and where the report goes"""
 
     run: str | None = None
@@ -45,8 +45,3 @@ class Showing(Group):
         Bounded("parts", least=1, below=1025),
         MeansNothing("beside", beside="naive", hint="one run can lie beside another: drop one of them"),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(Showing):
-    """All flags of `report`."""

@@ -58,9 +58,40 @@ def _of_yaml(text: str, hint: str) -> Any:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", hint) from error
 
 
-def _in_braces(text: str) -> str:
-    """A mapping of one line: without braces, `pt: [1, .inf], nhits: 3` would not be YAML."""
-    return text if text.lstrip().startswith("{") else "{" + text + "}"
+def _mapping(text: str, hint: str) -> Any:
+    """The value of a mapping on one line: without braces, `pt: [1, .inf], nhits: 3` would not be YAML."""
+    return _of_yaml(text if text.lstrip().startswith("{") else "{" + text + "}", hint)
+
+
+def _numbers_by_name(text: str, hint: str) -> dict[str, float]:
+    """A mapping on one line from names to finite numbers from 0 on.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    given = _mapping(text, hint)
+    if not isinstance(given, dict) or not given:
+        raise ConfigError("not a mapping from names to numbers", hint)
+    numbers: dict[str, float] = {}
+    for name, number in given.items():
+        try:
+            numbers[str(name)] = math.nan if isinstance(number, bool) else float(number)  # to YAML, 1e-3 is a text
+        except (TypeError, ValueError):
+            numbers[str(name)] = math.nan
+        if not 0 <= numbers[str(name)] < math.inf:
+            raise ConfigError(f"{name!r} has {number!r}, not a number from 0 on", hint)
+    return numbers
+
+
+def _numbers(text: str) -> list[float]:
+    """Numbers with commas between them; what is none is NaN."""
+    numbers = []
+    for part in text.split(","):
+        try:
+            numbers.append(float(part))
+        except ValueError:
+            numbers.append(math.nan)
+    return numbers
 
 
 # Of the quantities a condition can be about, those that are real numbers.
@@ -86,7 +117,7 @@ class Conditions(Text):
     @cached_property
     def value(self) -> dict[str, Any]:
         hint = "write it as 'pt: [1, .inf], nhits: [3, .inf]'"
-        return _check_conditions(_of_yaml(_in_braces(self), hint), hint)
+        return _check_conditions(_mapping(self, hint), hint)
 
 
 class ConditionsOrAll(Conditions):
@@ -102,17 +133,10 @@ class LossWeights(Text):
 
     @cached_property
     def value(self) -> dict[str, float]:
-        weights: dict[str, float] = {}
         hint = "write it as 'pt:0.1', or several: 'pt:0.1, origin:0.5'"
-        for pair in self.split(","):
-            name, _, number = (word.strip() for word in pair.rpartition(":"))
-            try:
-                weight = float(number)
-            except ValueError as error:
-                raise ConfigError(f"{pair.strip()!r} is no label and its weight", hint) from error
-            if not name or not 0 < weight < math.inf or name in weights:
-                raise ConfigError(f"{pair.strip()!r} is no label named once, with a weight above 0", hint)
-            weights[name] = weight
+        weights = _numbers_by_name(self.replace(":", ": "), hint)
+        if nothing := [name for name, weight in weights.items() if weight == 0]:
+            raise ConfigError(f"{nothing[0]!r} has no weight above 0", hint)
         return weights
 
 
@@ -121,13 +145,10 @@ class Range(Text):
 
     @cached_property
     def value(self) -> tuple[int, int]:
-        try:
-            low, high = (int(word) for word in self.split(","))
-        except ValueError as error:
-            raise ConfigError("no pair of numbers", "write it as '50000, 150000'") from error
-        if not 0 <= low <= high:
-            raise ConfigError("an empty range", "the smaller number comes first")
-        return low, high
+        match _numbers(self):
+            case low, high if 0 <= low <= high and low.is_integer() and high.is_integer():
+                return int(low), int(high)
+        raise ConfigError("not two whole numbers, the smaller one first", "write it as '50000, 150000'")
 
 
 class Weighting(Text):
@@ -162,16 +183,10 @@ class Numbers(Text):
 
     @cached_property
     def value(self) -> tuple[float, ...]:
-        numbers = []
-        for part in self.split(","):
-            try:
-                number = float(part)
-            except ValueError:
-                number = math.nan  # refused below, with infinity and 0
+        for part, number in zip(self.split(","), _numbers(self)):
             if not math.isfinite(number) or number == 0:
                 raise ConfigError(f"{part.strip()!r} is no number other than 0", "write numbers: '1000, 3.14, 1000'")
-            numbers.append(number)
-        return tuple(numbers)
+        return tuple(_numbers(self))
 
 
 class Betas(Text):
@@ -179,13 +194,10 @@ class Betas(Text):
 
     @cached_property
     def value(self) -> tuple[float, float]:
-        try:
-            first, second = (float(part) for part in self.split(","))
-        except ValueError:
-            first = second = math.nan
-        if not (0 <= first < 1 and 0 <= second < 1):
-            raise ConfigError("not two numbers from 0 up to, but not, 1", "write them as 0.9,0.999")
-        return first, second
+        match _numbers(self):
+            case first, second if 0 <= first < 1 and 0 <= second < 1:
+                return first, second
+        raise ConfigError("not two numbers from 0 up to, but not, 1", "write them as 0.9,0.999")
 
 
 class Factors(Text):
@@ -194,19 +206,10 @@ class Factors(Text):
     @cached_property
     def value(self) -> dict[str, float]:
         hint = "write it as 'head: 0.1, node_encoder: 2', a pattern with signs of its own in quotes"
-        given = _of_yaml(_in_braces(self), hint)
-        if not isinstance(given, dict) or not given:
-            raise ConfigError("not a mapping from names to factors", hint)
-        factors: dict[str, float] = {}
-        for pattern, factor in given.items():
+        factors = _numbers_by_name(self, hint)
+        for pattern in factors:
             try:
-                factors[str(pattern)] = math.nan if isinstance(factor, bool) else float(factor)  # 1e-3 is a text
-            except (TypeError, ValueError):
-                factors[str(pattern)] = math.nan
-            if not 0 <= factors[str(pattern)] < math.inf:
-                raise ConfigError(f"the factor of {pattern!r} is {factor!r}, not a number from 0 on", hint)
-            try:
-                re.compile(str(pattern))
+                re.compile(pattern)
             except re.error as error:
                 raise ConfigError(f"{pattern!r} is no regular expression: {error}", hint) from error
         return factors
