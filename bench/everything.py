@@ -17,11 +17,9 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ from domainpar.measure.programs import Ended, run_limited
 HERE = Path(__file__).parent
 BEGIN = "<!-- `make bench` writes from here on; what is typed here is lost -->"
 END = "<!-- end of what `make bench` writes -->"
-SECONDS_TO_CLEAN_UP = 20.0
 LAST_LINES = 25
 
 
@@ -148,9 +145,8 @@ def run(bench: Bench, options: argparse.Namespace) -> Outcome:
     lines.unlink(missing_ok=True)
     limit = options.timeout or (math.inf if options.full else 600.0)
     program = [sys.executable, str(file), *arguments, *(["--results", str(lines)] if keeps_lines else [])]
-    # By Ctrl-C, so that it ends its ranks itself.
-    how = {"stop": signal.SIGINT, "seconds_to_leave": SECONDS_TO_CLEAN_UP, "show": partial(print, end="", flush=True)}
-    ended = run_limited(program, limit, [{"PYTHONUNBUFFERED": "1"}], **how)
+    ended = run_limited(program, limit, [{"PYTHONUNBUFFERED": "1"}])
+    print(ended.output, flush=True)
     kept = map(json.loads, lines.read_text().splitlines() if lines.exists() else [])
     return Outcome(command, question, ended, [line["table"] for line in kept if "table" in line])
 

@@ -36,7 +36,7 @@ def add_network(
     parser.add_argument("--model", choices=models, default="interaction")
     parser.add_argument("--hidden", type=int, default=hidden, help=f"width (default {hidden})")
     parser.add_argument("--graph-iters", type=int, default=graph_iters, help=f"iterations (default {graph_iters})")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
 
 
 def in_words(options: argparse.Namespace) -> str:

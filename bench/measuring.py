@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from rich.text import Text
 from domainpar import __version__
 from domainpar.diagnosis.machine import cpu_model, installed
 from domainpar.parallel.transport import Transport
+from domainpar.parallel.world import World
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "mpich")
@@ -34,13 +36,11 @@ PACKAGES = ("torch", "torch-geometric", "numpy", "numba", "pymetis", "mpi4py", "
 ALLOCATORS: dict[str, dict[str, str]] = {
     "default": {},
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)},
-    "lean": {"MALLOC_MMAP_THRESHOLD_": str(2**20), "THP_MEM_ALLOC_ENABLE": "1"},
 }
 ALLOCATORS_IN_WORDS = {
     "default": "the C library's own, as people run it: large blocks that are freed go back to the system, and come "
     "again as zeroed pages, a fault each",
     "keep": "what is freed stays with the process, for the next step",
-    "lean": "large blocks that are freed go back to the system at once, so that there are no gaps between others",
 }
 
 
@@ -100,19 +100,13 @@ class Spread:
 
 
 def timed(call: Callable[[], Any], repeats: int) -> Spread:
-    """Seconds of a call, after one to warm up."""
-    call()
-    return Spread.of([seconds_of(call) for _ in range(repeats)])
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    """Seconds of a call of one process, after one to warm up."""
+    return Spread.of(in_turns({"": call}, World.alone().transport, repeats)[""])
 
 
 def run(file: str) -> None:
     """Run a benchmark as a module of its own name, so that other processes find by it what ranks are asked to do."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends its ranks
     sys.exit(import_module(Path(file).stem).main())
 
 

@@ -36,7 +36,6 @@ from systems import Measured, Network
 
 from partitioners.quality import imbalance
 
-MIB = 2**20
 PRECISIONS: dict[str, dict[str, Any]] = {"full": {}, "bf16": {"precision": "bf16"}}
 
 
@@ -157,7 +156,7 @@ def show_ranks(results: measuring.Results, rows: Sequence[Row]) -> None:
         "wait": of("wait"),
         "ghosts / owned": lambda row: f"{sum(row['ghosts']) / sum(row['owned_nodes']):.2%}",
         "edge work": lambda row: f"{sum(row['local_edges']) / sum(row['owned_edges']):.4f}",
-        "halo MiB": lambda row: f"{max(row['halo_bytes']) / MIB:.2f}",
+        "halo MiB": lambda row: f"{max(row['halo_bytes']) / 2**20:.2f}",
         "sha256": lambda row: " ".join(sha256[:12] for sha256 in row["sha256"]),
     }
     results.show(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path
 import psutil
 from faults.on_purpose import switch
 
-from domainpar.common import timeouts
 from domainpar.measure import programs
 from domainpar.testing import find_mpiexec, patient
 
@@ -169,7 +167,7 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Job]:
         output = Path(folder) / "output"
         with (
             output.open("wb") as file,
-            programs.started(command, file, environment, signal.SIGTERM, timeouts.LEAVING) as process,
+            programs.started(command, file, environment) as process,
         ):
             job = Job(process, name, output)
             try:

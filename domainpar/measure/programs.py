@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
@@ -54,10 +54,6 @@ def run_limited(
     seconds: float,
     environments: Sequence[Mapping[str, str]] = ({},),
     without: Sequence[str] = (),
-    *,
-    show: Callable[[str], object] | None = None,
-    stop: signal.Signals = signal.SIGTERM,
-    seconds_to_leave: float = timeouts.LEAVING,
 ) -> Ended:
     """Run a program, or several copies of it at once, in sessions of their own and without input.
 
@@ -66,9 +62,6 @@ def run_limited(
         seconds: Time limit, `inf` for none; then all copies are ended, with everything that they started.
         environments: One for each copy: variables to add.
         without: Variables to take away: those that begin like one of these.
-        show: Gets the output as it comes.
-        stop: Asks a program to end. Python ends by SIGTERM at once, and by SIGINT as by Ctrl-C, ending its own ranks.
-        seconds_to_leave: Time from then on until it is killed.
 
     Raises:
         OSError: If it cannot be started at all.
@@ -78,66 +71,40 @@ def run_limited(
     with tempfile.TemporaryFile() as output:
         with ExitStack() as stack:
             copies = [
-                stack.enter_context(started(command, output, inherited | dict(variables), stop, seconds_to_leave))
-                for variables in environments
+                stack.enter_context(started(command, output, inherited | dict(variables))) for variables in environments
             ]
-            shown = 0
-            while any(process.poll() is None for process in copies) and time.monotonic() - began < seconds:
+            for process in copies:
                 with suppress(subprocess.TimeoutExpired):
-                    next(process for process in copies if process.returncode is None).wait(timeouts.WATCH_POLL)
-                lines = _printed(output, shown).rpartition(b"\n")
-                if show is not None and lines[1]:
-                    show(b"".join(lines[:2]).decode(errors="replace"))
-                    shown += len(lines[0]) + 1
-            late = any(process.returncode is None for process in copies)
-        if show is not None:
-            show(_printed(output, shown).decode(errors="replace"))
-        text = _printed(output).decode(errors="replace")
+                    left = max(0.0, began + seconds - time.monotonic())
+                    process.wait(None if math.isinf(left) else left)
+            late = any(process.poll() is None for process in copies)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
     code = None if late else next((process.returncode for process in copies if process.returncode), 0)
     return Ended(code, text, time.monotonic() - began)
 
 
 @contextmanager
 def started(
-    command: Sequence[str], output: IO[bytes], environment: Mapping[str, str], stop: signal.Signals, grace: float
+    command: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program at work in a session of its own; nothing of it is left afterwards."""
-    with _heard(stop):
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
         # First asked, since a launcher knows its ranks; then the whole session is killed.
         if process.poll() is None:
-            process.send_signal(stop)
+            process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(grace)
+                process.wait(timeouts.LEAVING)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def _heard(stop: signal.Signals) -> Iterator[None]:
-    """What is started inside does not ignore a signal, as all that a shell starts in the background does SIGINT."""
-    # Only the main thread may change it; elsewhere a program that ignores the signal is killed when its time is over.
-    ignored = signal.getsignal(stop) is signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-    if ignored:
-        signal.signal(stop, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if ignored:
-            signal.signal(stop, signal.SIG_IGN)
-
-
-def _printed(output: IO[bytes], begin: int = 0) -> bytes:
-    """The output from some byte on. `pread`: the file's own offset is shared with the programs that write to it."""
-    return os.pread(output.fileno(), os.fstat(output.fileno()).st_size - begin, begin)

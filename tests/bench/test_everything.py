@@ -29,7 +29,6 @@ def folder(tmp_path, monkeypatch):
     benches = [everything.Bench(name, "", "--case tiny" if name == "good" else "") for name in ("bad", "good", "late")]
     monkeypatch.setattr(everything, "BENCHES", (*benches, everything.Bench("gone", "", "")))
     monkeypatch.setattr(everything, "HERE", tmp_path)
-    monkeypatch.setattr(everything, "SECONDS_TO_CLEAN_UP", 1.0)
     bench = Path(measuring.__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (bench, bench.parent))))
     (tmp_path / "RESULTS.md").write_text("# Results\n\nBy hand.\n")

@@ -1,10 +1,8 @@
 """Programs with a time limit: nothing of them is left, and all they printed is there."""
 
 import math
-import signal
 import sys
 
-import pytest
 from waiting import has_ended, wait_until
 
 from domainpar.measure.programs import run_limited
@@ -23,27 +21,17 @@ def test_the_worst_exit_code_of_several_is_kept_and_variables_are_taken_away(mon
     assert (ended.code, ended.output) == (3, "False\nFalse\n")
 
 
-def test_output_is_shown_line_by_line_as_it_comes_and_all_of_it():
-    program = "import time\nfor line in 'ab': print(line, flush=True); time.sleep(0.4)\nprint('end', end='')"
-    shown = []
-    ended = run_limited([sys.executable, "-c", program], math.inf, show=shown.append)
-    assert ended.code == 0
-    assert [text for text in shown if text] == ["a\n", "b\n", "end"]
-    assert "".join(shown) == ended.output
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_program_that_is_interrupted_may_end_its_own_ranks(in_background):
-    """Also where SIGINT is ignored, as by what a script starts in the background, and would be by its programs."""
+def test_a_program_whose_time_is_over_may_end_its_own_ranks():
     program = (
-        "import time\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         "try: print('began', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt: time.sleep(0.3); print('ended its ranks')"
     )
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
-    try:
-        ended = run_limited([sys.executable, "-c", program], 4.0, stop=signal.SIGINT, seconds_to_leave=5.0)
-        assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == in_background
-    finally:
-        signal.signal(signal.SIGINT, before)
+    ended = run_limited([sys.executable, "-c", program], 4.0)
     assert (ended.code, ended.output) == (None, "began\nended its ranks\n")
+
+
+def test_a_program_without_a_limit_is_waited_for():
+    ended = run_limited([sys.executable, "-c", "import time; time.sleep(0.3); print('end', end='')"], math.inf)
+    assert (ended.code, ended.output) == (0, "end")

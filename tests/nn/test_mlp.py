@@ -156,7 +156,9 @@ def test_dropout_that_is_not_the_same_of_all_hidden_layers_is_refused(modules):
 
 
 @pytest.mark.parametrize(
-    ("after", "said"), [(nn.ReLU, "module 2 .* ReLU"), (norm(16), "module 2 .* LayerNorm")], ids=str
+    ("after", "said"),
+    [(nn.ReLU, "module 2 .* ReLU"), (norm(16), "module 2 .* LayerNorm")],
+    ids=["an activation", "a norm"],
 )
 def test_nothing_comes_between_dropout_and_the_next_layer(after, said):
     with pytest.raises(ValueError, match=said):

@@ -9,8 +9,8 @@ from random_store import NUM_TILES, write_graph
 
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost import memory
 from domainpar.tracking.events.store import write_manifest
-from domainpar.tracking.training import memory
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.run import train
 
