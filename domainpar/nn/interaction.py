@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn.heads import Readings, pooled
+from domainpar.nn.interacting import Interactions
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
-from domainpar.nn.noise import key_of
-from domainpar.nn.on_stages import OnStages, first_nodes
+from domainpar.nn.on_stages import OnStages
 from domainpar.nn.options import DEFAULTS, NetworkOptions
 from domainpar.nn.plain_interaction import PlainInteraction
-from domainpar.nn.recompute import Spreads, iterated
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.standardise import Standardise
-from domainpar.parallel.halo import CompleteHalo, Spread
+from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
 
 
@@ -120,12 +118,10 @@ class InteractionNetwork(OnStages):
 
     def read(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Readings:
         """As of any network on parts."""
-        of, count = _Keys(key), len(self.edge_stages)
+        count = self.num_iterations
         reads = range(count - (min(1, self.num_readouts) if key is None else self.num_readouts), count)
-        if self.standardise is not None:
-            graph = self.standardise(graph)
-        first = partial(self._first_states, graph, halo, of)
-        states = iterated(first, partial(self._iterate, reads, graph, of), count, self.recompute_every, halo)
+        graph = graph if self.standardise is None else self.standardise(graph)
+        states = self._stages(key).states(graph, halo, reads, self.recompute_every)
         logits = [readout.squeeze(1) for readout in states.readouts]
         # Pooling is no part of an iteration: computed again, it would ask the ranks again.
         others = {
@@ -135,83 +131,17 @@ class InteractionNetwork(OnStages):
         edges = torch.stack(logits) if len(logits) > 1 else logits[0] if logits else None
         return Readings(edges, others)
 
-    def _first_states(self, graph: LocalGraph, halo: CompleteHalo, of: _Keys) -> States:
-        nodes = first_nodes(self.node_encoder, graph, halo, of("node encoder"))
-        if not self.node_first:
-            return States(nodes, graph.edge_features, None, [], [])
-        keys = [of("edge encoder")]
-        edges, sums, _, same = through([self.edge_encoder], nodes, graph.edge_features, graph, sums=True, keys=keys)
-        assert same is not None
-        return States(same, edges, sums, [], [])
-
-    def _iterate(
-        self, reads: range, graph: LocalGraph, of: _Keys, iterations: range, take: Callable[[], States], halo: Spreads
-    ) -> States:
-        """Some iterations, with a readout after those in `reads`; the last of all leaves readouts alone."""
-        nodes, edges, sums, readouts, others = take()
-        last, reads_nodes = len(self.edge_stages) - 1, len(self.other_heads) > 0
-        for iteration in iterations:
-            if self.node_first:
-                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
-            # What works on the same states of nodes is one pass over the edges: first states of edges and the first
-            # iteration, unless nodes come in between, and an iteration and its readout.
-            stage = self.edge_stages[iteration]
-            assert isinstance(stage, EdgeStage)
-            stages, keys = [stage], [of("edges", iteration)]
-            if iteration == 0 and not self.node_first:
-                stages, keys = [self.edge_encoder, *stages], [of("edge encoder"), *keys]
-            if iteration in reads:
-                assert self.head is not None
-                stages, keys = [*stages, self.head], [*keys, of("head") if iteration == last else of("head", iteration)]
-            goes_on = iteration < last
-            own = edges is not graph.edge_features
-            edges, sums, readout, same = through(
-                stages, nodes, edges, graph, sums=goes_on or reads_nodes, keeps=goes_on, overwrites=own, keys=keys
-            )
-            assert same is not None
-            nodes, readouts = same, readouts if readout is None else [*readouts, readout]
-            del same  # else what replaces it would be held beside it
-            if not self.node_first and goes_on:
-                nodes, sums = self._update(nodes, sums, iteration, graph, of, halo), None
-            elif reads_nodes and not goes_on:
-                owned = self._updated(nodes, sums, len(self.node_stages) - 1, graph, of)
-                others, sums = [head([owned], graph, of("head", name)) for name, head in self.other_heads.items()], None
-        return States(nodes, edges, sums, readouts, others)
-
-    def _update(
-        self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, of: _Keys, halo: Spreads
-    ) -> Spread:
-        """New states of nodes, on their way to the ghosts."""
-        return halo.spread(self._updated(nodes, sums, iteration, graph, of))
-
-    def _updated(self, nodes: Spread, sums: Tensor | None, number: int, graph: LocalGraph, of: _Keys) -> Tensor:
-        """New states of owned nodes, by one of the node stages."""
-        assert sums is not None
-        states: Tensor = self.node_stages[number]([nodes.owned, sums], graph, of("nodes", number))
-        return states
-
-
-class _Keys:
-    """Keys of the calls of a network's stages; None without a key."""
-
-    def __init__(self, key: int | None) -> None:
-        self._key = key
-
-    def __call__(self, *which: int | str) -> int | None:
-        return None if self._key is None else key_of(self._key, *which)
-
-
-class States(NamedTuple):
-    """State between two iterations: of nodes and edges, the sums at nodes if the next one takes them, all readouts.
-
-    `others` are rows of the owned nodes, for each head but that of edges.
-    """
-
-    nodes: Spread
-    edges: Tensor | None
-    sums: Tensor | None
-    readouts: list[Tensor]
-    others: list[Tensor]
+    def _stages(self, key: int | None) -> Interactions:
+        return Interactions(
+            self.node_first,
+            self.node_encoder,
+            self.edge_encoder,
+            cast(Sequence[EdgeStage], self.edge_stages),
+            cast(Sequence[NodeStage], self.node_stages),
+            self.head,
+            cast(Mapping[str, NodeStage], self.other_heads),
+            key=key,
+        )
 
 
 def _per_iteration(stages: Sequence[nn.Module], count: int) -> nn.ModuleList:

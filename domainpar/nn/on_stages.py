@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from domainpar.common.agreement import gather
 from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
+from domainpar.nn.interacting import Interactions, first_nodes
 from domainpar.nn.mlp import MLP
 from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
 from domainpar.nn.recompute import Spreads, iterated
@@ -95,13 +95,6 @@ class OnStages(EdgeClassifier):
     def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
         """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
         return "built on stages: the self-test tries it"
-
-
-def first_nodes(encoder: NodeStage, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Spread:
-    """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
-    # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-    owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
-    return halo.join(encoder([owned], graph, key), encoder.of_ghosts([ghosts], graph, key))
 
 
 class PublishedOnStages(OnStages):
@@ -217,45 +210,19 @@ class InteractionsOnStages(PublishedOnStages):
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
-        first = partial(self._first_states, graph, halo)
-        logits: Tensor | None
-        *_, logits = iterated(first, partial(self._iterate, graph), self.num_iterations, self.recompute_every, halo)
-        assert logits is not None
+        nodes, edges, count = self.of_nodes, self.of_edges, self.num_iterations
+        stages = Interactions(
+            node_first=True,
+            node_encoder=nodes["node_encoder"],
+            edge_encoder=edges["edge_encoder"],
+            edge_stages=[edges["edge_networks"]] * count,
+            node_stages=[nodes["node_networks"]] * count,
+            head=edges["output_edge_classifier"],
+            other_heads={},
+            takes_edge_features=False,
+        )
+        (logits,) = stages.states(graph, halo, (count - 1,), self.recompute_every).readouts
         return logits.squeeze(1)
-
-    def _first_states(self, graph: LocalGraph, halo: CompleteHalo) -> _Interacting:
-        x = first_nodes(self.of_nodes["node_encoder"], graph, halo)
-        e, sums = self.of_edges["edge_encoder"](x, None, graph)
-        return _Interacting(x, e, sums, None)
-
-    def _iterate(
-        self, graph: LocalGraph, iterations: range, take: Callable[[], _Interacting], halo: Spreads
-    ) -> _Interacting:
-        """Some iterations; the last of all scores the edges and leaves nothing else."""
-        x, e, sums, logits = take()
-        for iteration in iterations:
-            x = halo.spread(self.of_nodes["node_networks"]([x.owned, sums], graph))
-            goes_on = iteration < self.num_iterations - 1
-            stages = [self.of_edges["edge_networks"]]
-            if not goes_on:
-                stages.append(self.of_edges["output_edge_classifier"])
-            keys = [None] * len(stages)
-            e, sums, logits, same = through(
-                stages, x, e, graph, sums=goes_on, keeps=goes_on, overwrites=True, keys=keys
-            )
-            assert same is not None
-            x = same
-            del same  # else what replaces it would be held beside it
-        return _Interacting(x, e, sums, logits)
-
-
-class _Interacting(NamedTuple):
-    """States of `acorn` between two iterations: of nodes and edges, the sums at nodes; at last the logits."""
-
-    nodes: Spread
-    edges: Tensor | None
-    sums: Tensor | None
-    logits: Tensor | None
 
 
 PUBLISHED_ON_STAGES: dict[str, type[PublishedOnStages]] = {

@@ -10,7 +10,7 @@ import torch
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import interaction, stages
+from domainpar.nn import interacting, stages
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
@@ -156,12 +156,12 @@ def _readouts(world, event, flags):
     """Logits in training and without a key, and how many passes over the edges had a readout in each."""
     part = event.part(world.transport, event.grouping("ranges", world.size), torch.float32)
     model = networks.network(event, torch.float32, readouts="all", **flags)
-    read, plain = [], interaction.through
-    interaction.through = lambda made, *rest, **how: read.append(made[-1] is model.head) or plain(made, *rest, **how)
+    read, plain = [], interacting.through
+    interacting.through = lambda made, *rest, **how: read.append(made[-1] is model.head) or plain(made, *rest, **how)
     try:
         logits = [model(part.graph, part.halo, key).detach() for key in (KEY, None)]
     finally:
-        interaction.through = plain
+        interacting.through = plain
     fewer = []
     for count in range(1, 5):
         small = networks.network(event, torch.float32, **flags | {"graph_iters": count})

@@ -239,7 +239,7 @@ def _summed_across_ranks(stages, nodes, edges, graph, plain=through, **how):
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
     with_rule = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64})[0]
-    monkeypatch.setattr("domainpar.nn.interaction.through", _summed_across_ranks)
+    monkeypatch.setattr("domainpar.nn.interacting.through", _summed_across_ranks)
     monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
     without = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64, "cut_twice": False})[0]
     assert without[1] == with_rule[1]
