@@ -98,7 +98,7 @@ class NodeUpdate(MessagePassing):
 
 
 class PlainInteraction(nn.Module):
-    """Scores every edge of an event; see `domainpar.nn.interaction.InteractionNetwork` for the definition.
+    """Scores every edge of an event; see `domainpar.nn.interaction_module.InteractionModule` for the definition.
 
     Args:
         node_features: Features of a node.

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from domainpar.nn.heads import Readings, pooled
 from domainpar.nn.interacting import Interactions
+from domainpar.nn.interaction_module import InteractionModule
 from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import OnStages
 from domainpar.nn.options import DEFAULTS, NetworkOptions
-from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.halo import CompleteHalo
@@ -25,7 +25,7 @@ from domainpar.parallel.local import LocalGraph
 class InteractionNetwork(OnStages):
     """Scores every edge of an event.
 
-    `PlainInteraction` is its definition, and holds the layers of its stages.
+    `InteractionModule` is its definition, and holds the layers of its stages.
 
     Args:
         node_features: Features of a node.
@@ -51,25 +51,25 @@ class InteractionNetwork(OnStages):
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
-        plain = PlainInteraction(node_features, edge_features, options)
+        plain = InteractionModule(node_features, edge_features, options)
 
         def node_stage(net: nn.Module) -> NodeStage:
-            return NodeStage(MLP.of(net), options.residual)
+            return NodeStage(MLP(net), options.residual)
 
         def edge_stage(net: nn.Module) -> EdgeStage:
-            return EdgeStage(MLP.of(net), products, options.residual, options.aggregate)
+            return EdgeStage(MLP(net), products, options.residual, options.aggregate)
 
         # No child of it: checkpoints have the names of stages.
         self.__dict__["_plain"] = plain
         self.node_first, self.shared_weights, self.heads = plain.node_first, options.shared_weights, plain.heads
         self.standardise = None if options.standard is None else Standardise(options.standard)
-        self.node_encoder = NodeStage(MLP.of(plain.node_encoder))
-        self.edge_encoder = EdgeStage(MLP.of(plain.edge_encoder), products, aggregate=options.aggregate)
+        self.node_encoder = NodeStage(MLP(plain.node_encoder))
+        self.edge_encoder = EdgeStage(MLP(plain.edge_encoder), products, aggregate=options.aggregate)
         self.edge_stages = _per_iteration([edge_stage(net) for net in plain.edge_networks], options.graph_iters)
         self.node_stages = _per_iteration([node_stage(net) for net in plain.node_networks], plain.num_updates)
-        self.head = None if plain.head is None else EdgeStage(MLP.of(plain.head, readout=True), products)
+        self.head = None if plain.head is None else EdgeStage(MLP(plain.head, readout=True), products)
         self.other_heads = nn.ModuleDict(
-            {name: NodeStage(MLP.of(net, readout=True)) for name, net in plain.other_heads.items()}
+            {name: NodeStage(MLP(net, readout=True)) for name, net in plain.other_heads.items()}
         )
         self.num_readouts = 0 if self.head is None else options.graph_iters if plain.deep_supervision else 1
         edge_item_bytes = None if products is None else products.itemsize
@@ -79,9 +79,9 @@ class InteractionNetwork(OnStages):
         self.to(dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
     @property
-    def plain(self) -> PlainInteraction:
+    def plain(self) -> InteractionModule:
         """As of any network on stages."""
-        plain: PlainInteraction = self.__dict__["_plain"]
+        plain: InteractionModule = self.__dict__["_plain"]
         if self.standardise is not None:  # other tensors, if the network was moved
             plain.take_constants(self.standardise)
         return plain

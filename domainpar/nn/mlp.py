@@ -6,14 +6,13 @@ fly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.nn.published import perceptron
 
 T = TypeVar("T")
 
@@ -96,60 +95,40 @@ class MLP(nn.Module):
     """Linear layers, each followed by LayerNorm, or none, and activation; but for the last one, if that is a readout.
 
     A readout is linear, of any width and of the type of the parameters: numbers such as logits, which are neither
-    summed at nodes nor handed on as states.
+    summed at nodes nor handed on as states. All other widths are multiples of 16: a LayerNorm over padding would not be
+    the LayerNorm of the model, and states are not copied to be padded.
 
     Args:
-        in_features: Inputs.
-        widths: Outputs of each layer, multiples of 16 but for a readout: a LayerNorm over padding would not be the
-            LayerNorm of the model, and states are not copied to be padded.
-        generator: Source of the initial weights.
+        net: A Sequential of linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or
+            nothing, then, but for the last, by one Dropout each or none at all. Its modules stay those of `layers`:
+            the parameters are its own, and may be replaced.
         readout: Whether the last layer is one.
-        dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
-        activation: Of all layers but the last, of `ACTIVATIONS`.
-        last_activation: Of the last layer, if it is no readout; None: as the others.
-        norm: Whether there is a LayerNorm before each activation.
 
     Attributes:
-        layers: All layers, in order. Their modules stay; the parameters of these may be replaced.
+        layers: All layers, in order.
+        dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
         on_matrix_units: Whether products of float32 on a GPU are made of three of TF32 each.
 
     Raises:
-        ValueError: If a width but a readout's is not a multiple of 16, the probability not in [0, 1), or there is no
-            such activation.
+        ValueError: If there is another module or another order, a layer without a bias, a width that is not a multiple
+            of 16, a readout that is not linear, or dropout of some layers only, of several rates or of all numbers.
     """
 
     on_matrix_units = False
 
-    def __init__(
-        self,
-        in_features: int,
-        widths: tuple[int, ...],
-        generator: torch.Generator,
-        readout: bool = False,
-        dropout: float = 0.0,
-        activation: str = "relu",
-        last_activation: str | None = None,
-        norm: bool = True,
-    ) -> None:
+    def __init__(self, net: nn.Module, readout: bool = False) -> None:
         super().__init__()
-        _check_widths(widths[:-1] if readout else widths)
-        if unknown := {activation, last_activation or activation} - set(ACTIVATIONS):
-            raise ValueError(f"there is no activation {unknown.pop()!r}; take {', '.join(ACTIVATIONS)}.")
-
-        def after(name: str) -> Callable[[int], list[nn.Module]]:
-            return lambda width: [
-                *([nn.LayerNorm(width)] if norm else []),
-                *([MODULES[name]()] if name in MODULES else []),
-            ]
-
-        last = (lambda _: []) if readout else after(last_activation or activation)
-        net = perceptron(generator, (in_features, *widths), after(activation), last)
-        self._take(_layers_of(net)[0], readout, dropout)
-
-    def _take(self, layers: Sequence[PerceptronLayer], readout: bool, dropout: float) -> None:
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout {dropout:g} is no probability below 1.")
-        self.layers, self.readout, self.dropout = tuple(layers), readout, dropout
+        if not isinstance(net, nn.Sequential):
+            raise ValueError(f"a perceptron is a Sequential of torch's layers; got {net}.")
+        layers, rates = _layers_of(net)
+        if not layers or (readout and (layers[-1].norm is not None or layers[-1].activation)):
+            raise ValueError(f"a readout ends in a Linear, and every perceptron has one; got {net}.")
+        if rates and (len(set(rates.values())) > 1 or rates.keys() != set(range(len(layers) - 1))):
+            raise ValueError(f"a perceptron drops after each layer but the last, at one rate; got {net}.")
+        _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
+        self.layers, self.readout, self.dropout = tuple(layers), readout, rates.get(0, 0.0)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout {self.dropout:g} is no probability below 1.")
         self.in_features, self.out_features = layers[0].linear.in_features, layers[-1].linear.out_features
         self.linears = nn.ModuleList(layer.linear for layer in layers)
         self.norms = nn.ModuleList(layer.norm for layer in layers if layer.norm is not None)
@@ -163,32 +142,6 @@ class MLP(nn.Module):
         """What `parameters` gives, without a walk over modules: stages ask at each call."""
         of_layers = [layer.all_parameters for layer in self.layers]
         return [parameter for part in (slice(2), slice(2, None)) for own in of_layers for parameter in own[part]]
-
-    @classmethod
-    def of(cls, net: nn.Module, readout: bool = False) -> MLP:
-        """The perceptron that torch's layers make, with the same modules: their parameters are its own.
-
-        Args:
-            net: A Sequential of linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or
-                nothing, then, but for the last, by one Dropout each or none at all.
-            readout: Whether the last layer is one.
-
-        Raises:
-            ValueError: If there is another module or another order, a layer without a bias, a width that is not a
-                multiple of 16, a readout that is not linear, or dropout of some layers only or of several rates.
-        """
-        if not isinstance(net, nn.Sequential):
-            raise ValueError(f"a perceptron is a Sequential of torch's layers; got {net}.")
-        layers, rates = _layers_of(net)
-        if not layers or (readout and (layers[-1].norm is not None or layers[-1].activation)):
-            raise ValueError(f"a readout ends in a Linear, and every perceptron has one; got {net}.")
-        if rates and (len(set(rates.values())) > 1 or rates.keys() != set(range(len(layers) - 1))):
-            raise ValueError(f"a perceptron drops after each layer but the last, at one rate; got {net}.")
-        _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
-        mlp = cls.__new__(cls)
-        nn.Module.__init__(mlp)
-        mlp._take(layers, readout, dropout=rates.get(0, 0.0))
-        return mlp
 
 
 def _layers_of(net: nn.Sequential) -> tuple[list[PerceptronLayer], dict[int, float]]:

@@ -148,10 +148,10 @@ class MessagesOnStages(PublishedOnStages):
 
     def build(self, module: PublishedNetwork) -> None:
         assert isinstance(module, MessagePassingNetwork)
-        self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
-        self.of_edges["edge_network"] = EdgeStage(MLP.of(module.edge_network), both_ways=True)
-        self.of_nodes["node_network"] = NodeStage(MLP.of(module.node_network), residual=True)
-        self.of_edges["edge_classifier"] = EdgeStage(MLP.of(module.edge_classifier, readout=True))
+        self.of_nodes["node_encoder"] = NodeStage(MLP(module.node_encoder))
+        self.of_edges["edge_network"] = EdgeStage(MLP(module.edge_network), both_ways=True)
+        self.of_nodes["node_network"] = NodeStage(MLP(module.node_network), residual=True)
+        self.of_edges["edge_classifier"] = EdgeStage(MLP(module.edge_classifier, readout=True))
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
@@ -176,9 +176,9 @@ class AttentionOnStages(PublishedOnStages):
 
     def build(self, module: PublishedNetwork) -> None:
         assert isinstance(module, AttentionNetwork)
-        self.of_nodes["input_network"] = NodeStage(MLP.of(module.input_network))
-        self.of_edges["edge_network"] = EdgeStage(MLP.of(module.edge_network, readout=True), gates="nodes")
-        self.of_nodes["node_network"] = NodeStage(MLP.of(module.node_network), residual=True, states=1)
+        self.of_nodes["input_network"] = NodeStage(MLP(module.input_network))
+        self.of_edges["edge_network"] = EdgeStage(MLP(module.edge_network, readout=True), gates="nodes")
+        self.of_nodes["node_network"] = NodeStage(MLP(module.node_network), residual=True, states=1)
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
@@ -202,11 +202,11 @@ class InteractionsOnStages(PublishedOnStages):
 
     def build(self, module: PublishedNetwork) -> None:
         assert isinstance(module, InteractionGNN)
-        self.of_nodes["node_encoder"] = NodeStage(MLP.of(module.node_encoder))
-        self.of_edges["edge_encoder"] = EdgeStage(MLP.of(module.edge_encoder))
-        self.of_edges["edge_networks"] = EdgeStage(MLP.of(module.edge_networks[0]))
-        self.of_nodes["node_networks"] = NodeStage(MLP.of(module.node_networks[0]))
-        self.of_edges["output_edge_classifier"] = EdgeStage(MLP.of(module.output_edge_classifier, readout=True))
+        self.of_nodes["node_encoder"] = NodeStage(MLP(module.node_encoder))
+        self.of_edges["edge_encoder"] = EdgeStage(MLP(module.edge_encoder))
+        self.of_edges["edge_networks"] = EdgeStage(MLP(module.edge_networks[0]))
+        self.of_nodes["node_networks"] = NodeStage(MLP(module.node_networks[0]))
+        self.of_edges["output_edge_classifier"] = EdgeStage(MLP(module.output_edge_classifier, readout=True))
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""

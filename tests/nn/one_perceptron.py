@@ -4,13 +4,33 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import nn
 
 from domainpar.nn.blocks import AtEnds, Perceptron, SumsAt, fold
+from domainpar.nn.mlp import MLP, MODULES
 from domainpar.nn.partials import Partials
 from domainpar.nn.program import NOTHING, Program, shared, table, tiles_of
+from domainpar.nn.published import perceptron
 from domainpar.parallel.integer_sums import HI_SCALE, LO_SCALE
 
 UNTOUCHED = -5.0
+
+
+def an_mlp(
+    in_features, widths, generator, readout=False, dropout=0.0, activation="relu", last_activation=None, norm=True
+):
+    """A perceptron with these widths, drawn from a generator; a norm and an activation follow each layer."""
+
+    def after(name):
+        return lambda width: [
+            *([nn.LayerNorm(width)] if norm else []), *([MODULES[name]()] if name in MODULES else [])
+        ]  # fmt: skip
+
+    def hidden(width):
+        return [*after(activation)(width), *([nn.Dropout(dropout)] if dropout else [])]
+
+    last = (lambda _: []) if readout else after(last_activation or activation)
+    return MLP(perceptron(generator, (in_features, *widths), hidden, last), readout)
 
 
 @dataclass

@@ -6,12 +6,12 @@ import dense
 import numpy as np
 import pytest
 import torch
-from one_perceptron import UNTOUCHED, as_operands, back, forward, new_sums, rows_of
+from one_perceptron import UNTOUCHED, an_mlp, as_operands, back, forward, new_sums, rows_of
 from torch import nn
 
 from domainpar.nn.blocks import AtEnds, fold
 from domainpar.nn.kernels import BIAS, EPS, KEPT, SCALE, SHIFT
-from domainpar.nn.mlp import MLP, padded
+from domainpar.nn.mlp import padded
 from domainpar.nn.program import NOTHING, shared
 
 COUNT, NUM_NODES = 45, 11
@@ -36,7 +36,7 @@ each_shape = pytest.mark.parametrize(("node_width", "widths", "layers", "plain")
 
 def make(node_width, widths, layers, plain, dtype=torch.float64):
     """A perceptron with other norms than the ones and zeros that they begin with."""
-    mlp = MLP(2 * node_width + sum(widths), layers, torch.Generator().manual_seed(1), plain).to(dtype)
+    mlp = an_mlp(2 * node_width + sum(widths), layers, torch.Generator().manual_seed(1), plain).to(dtype)
     generator = torch.Generator().manual_seed(2)
     for norm in mlp.norms:
         nn.init.normal_(norm.weight, generator=generator)

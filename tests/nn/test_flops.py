@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 from torch import nn
@@ -10,7 +11,6 @@ from torch import nn
 from domainpar.nn.flops import counted
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
@@ -38,7 +38,7 @@ def test_products_of_torch_are_counted_both_ways():
 
 def test_a_node_stage_counts_the_rows_it_owns_and_what_backward_makes(event):
     def count(world, keeps):
-        part, stage = part_of(event, world), NodeStage(MLP(3, (WIDTH, 32), torch.Generator()))
+        part, stage = part_of(event, world), NodeStage(an_mlp(3, (WIDTH, 32), torch.Generator()))
         stage.keeps_layers = keeps
         GradientSink(stage)
         rows = part.graph.features[: part.graph.num_owned].requires_grad_()
@@ -56,7 +56,7 @@ def test_a_node_stage_counts_the_rows_it_owns_and_what_backward_makes(event):
 
 def test_an_edge_stage_takes_products_of_nodes_once_for_each_node(event):
     def count(world):
-        part, stage = part_of(event, world), EdgeStage(MLP(2 * WIDTH + 6, (WIDTH, WIDTH), torch.Generator()))
+        part, stage = part_of(event, world), EdgeStage(an_mlp(2 * WIDTH + 6, (WIDTH, WIDTH), torch.Generator()))
         GradientSink(stage)
         nodes = torch.ones(part.graph.num_owned, WIDTH, requires_grad=True)
         with counted() as flops:

@@ -11,6 +11,7 @@ import pytest
 import test_gates
 import torch
 from marks import slow
+from one_perceptron import an_mlp
 from pretended_gpu.mended_interpreter import mend
 from random_events import random_event
 from tiled import TiledEvent, sha
@@ -19,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from domainpar.nn import fused, selftest, stages
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import OnStages
 from domainpar.nn.stages import EdgeStage
 from domainpar.parallel.integer_sums import MOST_UNCARRIED, IntegerSums
@@ -288,7 +288,7 @@ def _labelled(world, event):
 
 def test_partials_become_the_integers_of_the_sums_and_what_is_not_finite_is_counted(by_kernels):
     values = torch.tensor([1.5, -3e-9, 2.0**25, 2.0**-40 * 3, 0.0, float("nan"), 2.0**26, float("inf"), -7e5])
-    mlp = MLP(1, (len(values),), torch.Generator(), readout=True)
+    mlp = an_mlp(1, (len(values),), torch.Generator(), readout=True)
     taker = EdgeStage(mlp)
     sink = GradientSink(torch.nn.ModuleList([taker]))
     # A single row: the gradient of the bias is what comes back, and that of the weight the same times 1.
@@ -365,7 +365,7 @@ def test_the_self_test_sees_programs_that_spoil_their_memory_from_piece_to_piece
 
 
 def _mlp(*widths, dtype=torch.float32, dropout=0.0):
-    return MLP(3, widths, torch.Generator(), dropout=dropout).to(dtype)
+    return an_mlp(3, widths, torch.Generator(), dropout=dropout).to(dtype)
 
 
 @pytest.mark.parametrize(

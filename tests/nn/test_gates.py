@@ -5,13 +5,13 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 from torch import nn
 
 from domainpar.nn import stages, tilewise
 from domainpar.nn.gradients import GradientSink
-from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.program import set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage, through
@@ -40,12 +40,14 @@ class Gated(nn.Module):
         gates, self.reads = KINDS[kind]
         columns = {"states": WIDTH, "all": 3 * WIDTH, "ends": 2 * WIDTH, "features": WIDTH}[self.reads]
         has_states = self.reads in ("states", "all")
-        self.encode = NodeStage(MLP(3, (WIDTH,), generator))
-        self.edge = EdgeStage(MLP(3 * WIDTH, (32, WIDTH), generator, dropout=dropout), products) if has_states else None
-        mlp = MLP(columns, (32, 1), generator, readout=True, dropout=dropout)
+        self.encode = NodeStage(an_mlp(3, (WIDTH,), generator))
+        self.edge = (
+            EdgeStage(an_mlp(3 * WIDTH, (32, WIDTH), generator, dropout=dropout), products) if has_states else None
+        )
+        mlp = an_mlp(columns, (32, 1), generator, readout=True, dropout=dropout)
         self.score = EdgeStage(mlp, products, aggregate=aggregate, gates=gates)
-        self.update = NodeStage(MLP(3 * WIDTH, (32, WIDTH), generator, last_activation="tanh"), residual=True)
-        self.head = EdgeStage(MLP(2 * WIDTH, (32, 1), generator, readout=True))
+        self.update = NodeStage(an_mlp(3 * WIDTH, (32, WIDTH), generator, last_activation="tanh"), residual=True)
+        self.head = EdgeStage(an_mlp(2 * WIDTH, (32, 1), generator, readout=True))
         self.stages = [stage for stage in (self.edge, self.score) if stage is not None]
         for stage in (*self.stages, self.encode, self.update):
             stage.keeps_layers = keeps_layers
@@ -192,9 +194,9 @@ def _unless_without_sums(changed, plain=tilewise.EdgeTiles.backward):
 def test_a_gate_is_a_readout_of_one_column():
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(ValueError, match="a gate is a readout of 1 column, but this perceptron makes 16 of states"):
-        EdgeStage(MLP(16, (16,), generator), gates="edges")
+        EdgeStage(an_mlp(16, (16,), generator), gates="edges")
     with pytest.raises(ValueError, match="this perceptron makes 2; give it"):
-        EdgeStage(MLP(16, (16, 2), generator, readout=True), gates="nodes")
+        EdgeStage(an_mlp(16, (16, 2), generator, readout=True), gates="nodes")
 
 
 @pytest.mark.parametrize(("gates", "columns"), [("nodes", 3), ("edges", 12)])
@@ -202,7 +204,7 @@ def test_messages_of_odd_widths_are_refused(event, gates, columns):
     def forward(world):
         part = event.part(world.transport, event.grouping("ranges", 1))
         edges = torch.zeros(part.graph.num_edges, 12)
-        stage = EdgeStage(MLP(12, (16, 1), torch.Generator().manual_seed(0), readout=True), gates=gates)
+        stage = EdgeStage(an_mlp(12, (16, 1), torch.Generator().manual_seed(0), readout=True), gates=gates)
         return stage(part.halo.spread(part.graph.features), edges, part.graph)
 
     with pytest.raises(ValueError, match=f"messages of {columns} columns are not summed; take states of a multiple"):

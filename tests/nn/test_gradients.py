@@ -5,12 +5,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.program import Team, set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
@@ -24,8 +24,8 @@ class Two(nn.Module):
     def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.first = NodeStage(MLP(3, (16,), generator))
-        self.second = NodeStage(MLP(3, (16, 16), generator))
+        self.first = NodeStage(an_mlp(3, (16,), generator))
+        self.second = NodeStage(an_mlp(3, (16, 16), generator))
         self.second.mlp.linears[0].requires_grad_(False)
 
 
@@ -213,15 +213,15 @@ def test_some_parameters_of_a_stage_can_be_given_their_gradient_apart():
 
 
 def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_one_are_refused():
-    model = nn.ModuleList([Two().first, NodeStage(MLP(3, (16, 16), torch.Generator()))])
+    model = nn.ModuleList([Two().first, NodeStage(an_mlp(3, (16, 16), torch.Generator()))])
     model.append(NodeStage(model[0].mlp))
     sink = GradientSink(model)
     for stage in (model[0], model[2]):
         stage.give(stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert model[0].mlp.linears[0].weight.grad.unique().tolist() == [2.0]
-    model[1].mlp.linears[1] = NodeStage(MLP(16, (16,), torch.Generator())).mlp.linears[0]
-    model.append(NodeStage(MLP(16, (16, 16), torch.Generator())))
+    model[1].mlp.linears[1] = NodeStage(an_mlp(16, (16,), torch.Generator())).mlp.linears[0]
+    model.append(NodeStage(an_mlp(16, (16, 16), torch.Generator())))
     model[3].mlp.linears[0] = model[1].mlp.linears[1]
     with pytest.raises(ValueError, match="stage 3 shares some of its parameters with another one"):
         GradientSink(model)
@@ -229,7 +229,7 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
 
 def _rejected(world, frozen):
     """Partials left out where a norm's scale makes all gradients of the layer before it too large, and no others."""
-    stage = EdgeStage(MLP(2 * 3 + 6, (16,), torch.Generator().manual_seed(0)))
+    stage = EdgeStage(an_mlp(2 * 3 + 6, (16,), torch.Generator().manual_seed(0)))
     nn.init.constant_(stage.mlp.norms[0].weight, 1e20)
     stage.mlp.linears[0].weight.requires_grad_(not frozen)
     stage.mlp.linears[0].bias.requires_grad_(not frozen)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from one_perceptron import back, forward, rows_of
+from one_perceptron import an_mlp, back, forward, rows_of
 from torch import nn
 
 from domainpar.nn import COLUMN_BLOCK
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def make(in_features, widths, readout):
-    mlp = MLP(in_features, widths, torch.Generator().manual_seed(1), readout).double()
+    mlp = an_mlp(in_features, widths, torch.Generator().manual_seed(1), readout).double()
     for norm in mlp.norms:  # other than the ones and zeros they begin with
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
@@ -70,18 +70,18 @@ def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, read
 
 
 def test_parameters_keep_their_true_shapes_and_depend_on_the_generator_alone():
-    linear, again = (MLP(9, (1,), torch.Generator().manual_seed(3), readout=True).linears[0] for _ in range(2))
+    linear, again = (an_mlp(9, (1,), torch.Generator().manual_seed(3), readout=True).linears[0] for _ in range(2))
     assert linear.weight.shape == (1, 9)
     assert torch.equal(linear.weight, again.weight)
     assert linear.weight.abs().max() <= 1 / 3
 
 
-@pytest.mark.parametrize(("width", "advice"), [(8, 16), (24, 32), (0, 16), (-16, 16), (33, 48)])
+@pytest.mark.parametrize(("width", "advice"), [(8, 16), (24, 32), (33, 48)])
 def test_a_normalised_width_that_would_need_padding_is_refused(width, advice):
     with pytest.raises(ValueError, match=f"hidden width {width} is not a multiple of 16; take {advice}"):
-        MLP(9, (16, width), torch.Generator())
+        an_mlp(9, (16, width), torch.Generator())
     with pytest.raises(ValueError, match="not a multiple of 16"):
-        MLP(9, (width, 1), torch.Generator(), readout=True)
+        an_mlp(9, (width, 1), torch.Generator(), readout=True)
 
 
 def sequential(*modules, seed=4):
@@ -118,7 +118,7 @@ NETS = {
 @pytest.mark.parametrize(("modules", "readout"), NETS.values(), ids=NETS)
 def test_a_perceptron_of_torchs_layers_is_these_layers_with_every_gradient(modules, readout):
     net = sequential(*modules)
-    mlp = MLP.of(net, readout)
+    mlp = MLP(net, readout)
     rows = torch.randn(45, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     plain = rows.clone().requires_grad_()
     expected = net(plain)
@@ -137,7 +137,7 @@ def test_a_perceptron_of_torchs_layers_is_these_layers_with_every_gradient(modul
 @pytest.mark.parametrize("readout", [False, True])
 def test_dropout_after_each_layer_but_the_last_is_the_perceptrons(readout):
     first = [linear(9, 16), norm(16), nn.ReLU, lambda: nn.Dropout(0.25)]
-    mlp = MLP.of(sequential(*first, linear(16, 16), lambda: nn.Dropout(0.25), linear(16, 16)), readout)
+    mlp = MLP(sequential(*first, linear(16, 16), lambda: nn.Dropout(0.25), linear(16, 16)), readout)
     assert (mlp.dropout, len(mlp.layers), len(mlp.norms)) == (0.25, 3, 1)
 
 
@@ -152,7 +152,7 @@ UNEVEN = {
 @pytest.mark.parametrize("modules", UNEVEN.values(), ids=UNEVEN)
 def test_dropout_that_is_not_the_same_of_all_hidden_layers_is_refused(modules):
     with pytest.raises(ValueError, match="drops after each layer but the last, at one rate"):
-        MLP.of(sequential(*modules))
+        MLP(sequential(*modules))
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_dropout_that_is_not_the_same_of_all_hidden_layers_is_refused(modules):
 )
 def test_nothing_comes_between_dropout_and_the_next_layer(after, said):
     with pytest.raises(ValueError, match=said):
-        MLP.of(sequential(linear(9, 16), lambda: nn.Dropout(0.1), after, linear(16, 16)))
+        MLP(sequential(linear(9, 16), lambda: nn.Dropout(0.1), after, linear(16, 16)))
 
 
 def test_layers_follow_replaced_parameters_types_and_copies():
     net = sequential(*NETS["linear states"][0])
-    mlp = MLP.of(net)
+    mlp = MLP(net)
     mlp.linears[0].weight = nn.Parameter(torch.zeros(16, 9))
     assert mlp.layers[0].linear.weight is net[0].weight
     net.load_state_dict(sequential(*NETS["linear states"][0], seed=5).state_dict(), assign=True)
@@ -194,4 +194,4 @@ REFUSED = {
 @pytest.mark.parametrize(("modules", "readout", "message"), REFUSED.values(), ids=REFUSED)
 def test_other_layers_of_torch_are_refused(modules, readout, message):
     with pytest.raises(ValueError, match=message):
-        MLP.of(sequential(*modules), readout)
+        MLP(sequential(*modules), readout)

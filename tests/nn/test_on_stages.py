@@ -7,11 +7,11 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn import on_stages, stages
-from domainpar.nn.mlp import MLP
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import OF_THE_FIELD
@@ -125,7 +125,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("options", "of_mlp", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_stage_both_ways_refuses_what_it_cannot_do(options, of_mlp, message):
-    mlp = MLP(32, (16, 16), torch.Generator(), **of_mlp)
+    mlp = an_mlp(32, (16, 16), torch.Generator(), **of_mlp)
     with pytest.raises(ValueError, match=f"a stage both ways cannot have {message}; leave"):
         EdgeStage(mlp, both_ways=True, **options)
 
@@ -137,7 +137,7 @@ def test_a_stage_both_ways_makes_sums_and_no_states(how):
     def forward(world):
         part = event.part(world.transport, event.grouping("ranges", 1))
         nodes = part.halo.spread(torch.zeros(part.graph.num_owned, 16, dtype=part.graph.features.dtype))
-        stage = EdgeStage(MLP(32, (16,), torch.Generator()), both_ways=True).to(nodes.owned.dtype)
+        stage = EdgeStage(an_mlp(32, (16,), torch.Generator()), both_ways=True).to(nodes.owned.dtype)
         through([stage], nodes, None, part.graph, keys=[None], **how)
 
     with pytest.raises(

@@ -6,11 +6,11 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn.gradients import GradientSink
-from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 
 OPTIONS = {
@@ -60,7 +60,7 @@ def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
 
 
 def _stage(columns, widths=(16, 16), plain=False, **options):
-    return EdgeStage(MLP(columns, widths, torch.Generator().manual_seed(0), plain), **options)
+    return EdgeStage(an_mlp(columns, widths, torch.Generator().manual_seed(0), plain), **options)
 
 
 def test_a_residual_needs_states_of_its_width(event):
@@ -73,7 +73,7 @@ def test_a_residual_needs_states_of_its_width(event):
 
     with pytest.raises(ValueError, match="a residual adds 16 columns to states of 12, which must be as many"):
         networks.run_ranks(forward, 1)
-    node = NodeStage(MLP(3, (16,), torch.Generator().manual_seed(0)), residual=True)
+    node = NodeStage(an_mlp(3, (16,), torch.Generator().manual_seed(0)), residual=True)
     with pytest.raises(ValueError, match="a residual adds 16 columns to states of 3"):
         node([torch.zeros(4, 3)], None)
 

@@ -4,12 +4,12 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn import stages
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.halo import Halo
 from domainpar.testing import run_ranks
@@ -140,7 +140,7 @@ def test_sums_are_of_the_states_as_they_are_kept(event, engine):
 
     def one_stage(world):
         part = event.part(world.transport, event.grouping("ranges", world.size))
-        stage = EdgeStage(MLP(12, (16, 16), torch.Generator().manual_seed(0)), torch.bfloat16)
+        stage = EdgeStage(an_mlp(12, (16, 16), torch.Generator().manual_seed(0)), torch.bfloat16)
         spread = part.halo.spread(part.graph.features[: part.graph.num_owned])
         edges, sums = stage(spread, part.graph.edge_features, part.graph)
         zeros = torch.zeros(part.graph.num_owned, 16, dtype=torch.float64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numba import njit
 from one_operation import in_python, table_at
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
@@ -18,7 +19,6 @@ from domainpar.nn import operations
 from domainpar.nn import program as program_module
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.program import (
     NOTHING,
     POKES,
@@ -351,7 +351,7 @@ def _python_calls(world, num_tiles):
     event = TiledEvent.of(random_event(3, 400, 4000), np.arange(400) * num_tiles // 400, num_tiles)
     part = event.part(world.transport, event.grouping("ranges", 1))
     generator = torch.Generator().manual_seed(0)
-    nodes, edges = NodeStage(MLP(3, (16, 16), generator)), EdgeStage(MLP(2 * 16 + 6, (16, 16), generator))
+    nodes, edges = NodeStage(an_mlp(3, (16, 16), generator)), EdgeStage(an_mlp(2 * 16 + 6, (16, 16), generator))
     GradientSink(torch.nn.ModuleList([nodes, edges]))
     counted = []
 

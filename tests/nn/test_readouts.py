@@ -7,12 +7,12 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
 from domainpar.nn import interacting, stages
 from domainpar.nn.gradients import GradientSink
-from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.testing import run_ranks
 
@@ -47,9 +47,9 @@ def chain(head, dtype, products=None):
     generator = torch.Generator().manual_seed(4)
     takes_nodes, widths = HEADS[head]
     made = [
-        EdgeStage(MLP(2 * WIDTH + COLUMNS, (WIDTH, WIDTH), generator), products),
-        EdgeStage(MLP(3 * WIDTH, (32, WIDTH), generator, last_activation="none"), products, True, "root"),
-        EdgeStage(MLP(3 * WIDTH if takes_nodes else WIDTH, widths, generator, readout=True), products),
+        EdgeStage(an_mlp(2 * WIDTH + COLUMNS, (WIDTH, WIDTH), generator), products),
+        EdgeStage(an_mlp(3 * WIDTH, (32, WIDTH), generator, last_activation="none"), products, True, "root"),
+        EdgeStage(an_mlp(3 * WIDTH if takes_nodes else WIDTH, widths, generator, readout=True), products),
     ]
     return torch.nn.ModuleList(made).to(dtype)
 
@@ -202,10 +202,10 @@ def network_of_nodes(widths, dtype):
     """An encoder, one iteration and a readout of node states."""
     generator = torch.Generator().manual_seed(4)
     made = [
-        NodeStage(MLP(3, (16,), generator)),
-        EdgeStage(MLP(2 * 16 + 6, (16, 16), generator), aggregate="mean"),
-        NodeStage(MLP(3 * 16, (16, 16), generator), residual=True),
-        NodeStage(MLP(16 + 3, widths, generator, readout=True)),
+        NodeStage(an_mlp(3, (16,), generator)),
+        EdgeStage(an_mlp(2 * 16 + 6, (16, 16), generator), aggregate="mean"),
+        NodeStage(an_mlp(3 * 16, (16, 16), generator), residual=True),
+        NodeStage(an_mlp(16 + 3, widths, generator, readout=True)),
     ]
     return torch.nn.ModuleList(made).to(dtype)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from one_operation import in_python, multiply, table_at
+from one_perceptron import an_mlp
 from random_events import random_event
 from random_store import write_random_store
 from tiled import TiledEvent, sha
@@ -21,7 +22,7 @@ from domainpar.nn import blocks, operations, program, tilewise
 from domainpar.nn.gradients import GradientSink, TakesGradients
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SCALE, SHIFT
-from domainpar.nn.mlp import MLP, padded
+from domainpar.nn.mlp import padded
 from domainpar.nn.program import set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage, through
 from domainpar.parallel import local
@@ -166,7 +167,7 @@ def _with_running_sums(graph):
 def _sums_of_tiles_in_both_orders(world, event, running):
     part = event.part(world.transport, event.grouping("ranges", world.size))
     graph = _with_running_sums(part.graph) if running else part.graph
-    stage = EdgeStage(MLP(12, (16,), torch.Generator().manual_seed(0)))
+    stage = EdgeStage(an_mlp(12, (16,), torch.Generator().manual_seed(0)))
     found = []
     for tiles in (graph.tiles.edges, graph.tiles.edges[::-1]):
         nodes = part.halo.spread(graph.features[: graph.num_owned])
@@ -188,7 +189,7 @@ def test_rule_2_a_running_sum_over_tiles_in_reverse_is_another_sum(event, monkey
 def _sums_of_one_stage(world, event, running):
     part = event.part(world.transport, event.grouping("ranges", world.size))
     graph = _with_running_sums(part.graph) if running else part.graph
-    stage = EdgeStage(MLP(12, (16,), torch.Generator().manual_seed(0)))
+    stage = EdgeStage(an_mlp(12, (16,), torch.Generator().manual_seed(0)))
     nodes = part.halo.spread(graph.features[: graph.num_owned])
     return stage(nodes, graph.edge_features, graph)[1].detach()
 
@@ -302,7 +303,7 @@ def _tiles_under_autograd(stage, graph, nodes):
 def _gradient_at_owned_nodes(world, event, plain):
     part = event.part(world.transport, event.grouping("ranges", world.size))
     graph, plan = part.graph, part.graph.plan
-    stage = EdgeStage(MLP(2 * 16, (16, 16), torch.Generator().manual_seed(0)))
+    stage = EdgeStage(an_mlp(2 * 16, (16, 16), torch.Generator().manual_seed(0)))
     GradientSink(stage)
     generator = torch.Generator().manual_seed(1)
     nodes = torch.randn(event.graph.num_nodes, 16, generator=generator)
@@ -356,7 +357,7 @@ def _gradients_of_a_node_stage(world, event, num_threads):
     torch.set_num_threads(num_threads)
     try:
         graph = event.part(world.transport, event.grouping("ranges", world.size)).graph
-        stage = NodeStage(MLP(3, (64, 64), torch.Generator().manual_seed(0)))
+        stage = NodeStage(an_mlp(3, (64, 64), torch.Generator().manual_seed(0)))
         sink = GradientSink(stage)
         out = stage([graph.features], graph)
         out.backward(torch.tanh(out.detach()))

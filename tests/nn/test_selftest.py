@@ -6,11 +6,11 @@ from functools import cache
 import pytest
 import torch
 from one_operation import CODE, in_python, table_at
+from one_perceptron import an_mlp
 from torch import nn
 
 from domainpar.nn import blocks, operations
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
@@ -92,8 +92,8 @@ def test_this_machine_keeps_rows_apart(flags, order):
 
 def test_stages_of_other_shapes_are_tried_too():
     generator = torch.Generator().manual_seed(0)
-    perceptrons = [MLP(21, (48,), generator), MLP(7, (5,), generator, True), MLP(64, (5,), generator, True),
-                   MLP(40, (16, 32, 16), generator), MLP(32, (16,), generator)]  # fmt: skip
+    perceptrons = [an_mlp(21, (48,), generator), an_mlp(7, (5,), generator, True), an_mlp(64, (5,), generator, True),
+                   an_mlp(40, (16, 32, 16), generator), an_mlp(32, (16,), generator)]  # fmt: skip
     stages = [stage(mlp) for mlp in perceptrons for stage in (EdgeStage, NodeStage)]
     assert run_ranks(_self_test, 1, nn.ModuleList(stages)) == [None]
     assert run_ranks(_self_test, 1, nn.ModuleList()) == [None]

@@ -4,12 +4,12 @@ import dense
 import numpy as np
 import pytest
 import torch
+from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.mlp import MLP
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
@@ -130,7 +130,7 @@ def stage_inputs(event, shape):
     num_edges, out = event.graph.edge_index.shape[1], layers[-1]
     tables = [torch.randn(rows, width, dtype=torch.float64, generator=generator) for rows, width in
               ((NUM_NODES, node_width), (num_edges, 7), (num_edges, out), (NUM_NODES, 2 * out))]  # fmt: skip
-    mlp = MLP(2 * node_width + 7, layers, generator, readout=shape.startswith("plain")).double()
+    mlp = an_mlp(2 * node_width + 7, layers, generator, readout=shape.startswith("plain")).double()
     return tables[0].requires_grad_(), tables[1].requires_grad_(), tables[2:], mlp
 
 
@@ -220,7 +220,7 @@ def _node_stage(world, event):
     part = event.part(world.transport, event.grouping("ranges", world.size), torch.float64)
     generator = torch.Generator().manual_seed(4)
     tables = [torch.randn(NUM_NODES, width, dtype=torch.float64, generator=generator) for width in (3, 10)]
-    stage = NodeStage(MLP(13, (16,), generator)).double()
+    stage = NodeStage(an_mlp(13, (16,), generator)).double()
     sink = GradientSink(stage)
     ours = [table.clone().requires_grad_() for table in tables]
     out = stage(ours, part.graph)
@@ -247,7 +247,7 @@ def test_a_node_stage_takes_tables_side_by_side_and_returns_every_gradient():
 def test_sums_are_of_owned_nodes_only_and_whole_although_edges_are_cut():
     def sums_of_owned(world, event):
         part = event.part(world.transport, event.grouping("ranges", world.size), torch.float64)
-        stage = EdgeStage(MLP(6, (16,), torch.Generator().manual_seed(0)).double())
+        stage = EdgeStage(an_mlp(6, (16,), torch.Generator().manual_seed(0)).double())
         nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
         _, at_ends = stage(nodes, None, part.graph)
         return part.graph.plan, at_ends.detach()
@@ -263,7 +263,7 @@ def test_a_stage_that_gets_other_columns_than_its_perceptron_takes_says_so():
     def wrong_width(world, event):
         part = event.part(world.transport, event.grouping("ranges", world.size))
         nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
-        EdgeStage(MLP(9, (16,), torch.Generator()))(nodes, part.graph.edge_features, part.graph)
+        EdgeStage(an_mlp(9, (16,), torch.Generator()))(nodes, part.graph.edge_features, part.graph)
 
     with pytest.raises(ValueError, match="takes 9 columns but got 12"):
         run_ranks(wrong_width, 1, tiled_event())
@@ -272,7 +272,7 @@ def test_a_stage_that_gets_other_columns_than_its_perceptron_takes_says_so():
 def test_node_tables_of_other_widths_than_the_perceptron_takes_are_refused():
     def wrong_width(world, event):
         part = event.part(world.transport, event.grouping("ranges", world.size))
-        NodeStage(MLP(9, (16,), torch.Generator()))([part.graph.features] * 2, part.graph)
+        NodeStage(an_mlp(9, (16,), torch.Generator()))([part.graph.features] * 2, part.graph)
 
     with pytest.raises(ValueError, match="takes 9 columns but got 6"):
         run_ranks(wrong_width, 1, tiled_event())

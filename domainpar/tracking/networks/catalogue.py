@@ -19,9 +19,9 @@ from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction_module import InteractionModule
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.options import DEFAULTS, NetworkOptions, Order
-from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.tracking.networks.on_events import OnEvents
 
@@ -62,7 +62,7 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
             return InteractionNetwork(*sizes, options)
         if options.products is not None:
             raise ValueError(f"--norm {options.norm} has no --precision bf16: it runs in plain torch.")
-        plain = PlainInteraction(*sizes, options)
+        plain = InteractionModule(*sizes, options)
         return OnEvents(plain.to(options.dtype), options.recompute_every, options.heads)
     refused = [flag for option, flag in _FLAGS.items() if getattr(options, option) != getattr(DEFAULTS, option)]
     if options.dropout and name in OF_THE_FIELD:

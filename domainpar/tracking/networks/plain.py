@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction_module import InteractionModule
 from domainpar.nn.on_stages import OnStages
-from domainpar.nn.plain_interaction import PlainInteraction
 from domainpar.nn.published import PublishedNetwork
 from domainpar.tracking.networks.on_events import OnEvents, wanted_arguments
 
@@ -106,7 +106,7 @@ def plain_form(network: EdgeClassifier) -> EdgeLogits:
         raise ValueError("this network makes products in bfloat16, which its plain form would not; train in float32.")
     assert isinstance(network, OnStages | OnEvents)
     module = network.plain if isinstance(network, OnStages) else network.module
-    if isinstance(module, PublishedNetwork | PlainInteraction):
+    if isinstance(module, PublishedNetwork | InteractionModule):
         return EdgeLogits(module, module.takes_edge_features)
     wanted = wanted_arguments(module)
     if wanted not in (("x", "edge_index"), ("x", "edge_index", "edge_attr")):

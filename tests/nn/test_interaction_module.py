@@ -11,8 +11,8 @@ from tiled import TiledEvent
 
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction_module import EventNorm
 from domainpar.nn.options import NetworkOptions
-from domainpar.nn.plain_interaction import EventNorm
 from domainpar.nn.standard import Standard
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks

@@ -47,7 +47,7 @@ class EventNorm(nn.Module):
 _NORMS: dict[str, type[nn.Module]] = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "graph": EventNorm}
 
 
-class PlainInteraction(nn.Module):
+class InteractionModule(nn.Module):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
