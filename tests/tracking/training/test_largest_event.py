@@ -7,6 +7,7 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph
 
+from domainpar.nn import memory as formula
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import memory
@@ -63,3 +64,12 @@ def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tm
     assert f" of event {LARGE}" in said
     assert "WARNING: 2 ranks on n2 will want" in said
     assert "1 MiB are free: the system may end the run." in said
+
+
+def test_an_event_of_fewer_edges_may_take_more_since_its_stages_keep_their_layers(tmp_path, monkeypatch):
+    graphs = [random_event(seed, 100, edges) for seed, edges in enumerate((1000, 700, 400))]
+    records = [write_graph(tmp_path, graph, random_assignment(0, 100, 4), 4, "train") for graph in graphs]
+    write_manifest(tmp_path, records, {})
+    monkeypatch.setattr(formula, "MOST_BYTES_OF_LAYERS", 400_000)  # of some 840 edges, in this network
+    run_ranks(_run, 1, tmp_path, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["memory"]["sample"] == LARGE
