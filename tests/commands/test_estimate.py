@@ -74,7 +74,7 @@ def test_where_nothing_fits_the_exit_code_says_so(store, tmp_path, capsys):
     ("flags", "said"),
     [
         (["--groupings", "best"], "--groupings has 'best'"),
-        (["--machine", "a", "--write-machine", "b"], "--machine is a description"),
+        (["--machine", "a", "--write-machine", "b"], "--write-machine b means nothing with --machine a"),
         (["--most-ranks", "0"], "--most-ranks is 0"),
         (["--machine", "not-there.yaml"], "--machine not-there.yaml cannot be read"),
         (["--store", "not-there"], "not-there"),
