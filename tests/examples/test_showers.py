@@ -43,7 +43,7 @@ def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch,
             assert energy[origin == 0].max() < energy[origin > 0].mean()
 
     def learnt(world):
-        flags = {"task": "node-class", "aux": "energy:0.3", "max_steps": 120, "epochs": 60, "hidden": 32}
+        flags = {"task": "node-class", "aux": "energy:0.3", "max_steps": 60, "epochs": 30, "hidden": 32}
         run = train(TrainConfig(**flags, out=str(tmp_path / "run")), tmp_path / "store", world)
         return run.state.best
 
