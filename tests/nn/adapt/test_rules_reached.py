@@ -54,6 +54,8 @@ IDIOMS = {
     "the node that scores most": lambda x: x[x[:, 0].argmax()],
     "bins": bins,
     "some of the first nodes": lambda x: x[:5] * 2,
+    "an entry for each node": lambda x, batch: x.log_softmax(1)[torch.arange(x.size(0)), batch],
+    "a table by the types of both ends": lambda table, batch, src, dst: table[batch[src], batch[dst]],
     "heads": lambda x: x.unflatten(1, (2, 2)).select(1, 0) + x.narrow(1, 0, 2),
 }
 
@@ -111,6 +113,7 @@ REACHED = {
     "the node that scores most": "reductions.place_of_extreme",
     "bins": "scatters.bincount",
     "some of the first nodes": "selections._mask_of_places",
+    "an entry for each node": "selections._several",
     "heads": "shapes.unflatten shapes.in_brackets",
 }
 OTHERWISE = {

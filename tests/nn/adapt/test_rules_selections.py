@@ -98,6 +98,8 @@ EXACT = {
     "a table cut by a number of rows": lambda table, x: table[: x.size(0)] * x.sum(),
     "own features": lambda x, batch: x.gather(1, batch.view(-1, 1)) + torch.take_along_dim(x, batch.view(-1, 1), 1),
     "own features of sums": lambda x, src, dst, e, batch: sums(x, src, dst, e).gather(1, batch.view(-1, 1)),
+    "an entry for each node": lambda x, batch: x[torch.arange(x.size(0)), batch],
+    "a table by types and columns": lambda table, batch: table[batch, batch],
     "bools and integers from other ranks": lambda x, w, dst, src, kind: (
         (x.new_zeros(x.size(0)).index_add(0, dst, w) > 1)[src] * 2.0,
         torch.zeros(x.size(0), dtype=torch.long).index_add(0, dst, kind)[src] * 2,
@@ -151,8 +153,7 @@ REFUSED = {
         "clone()",
     ),
     "a row of a slice whose rows are changed in place": (changed_after(lambda x: x[2:8][1], False), "clone()"),
-    "an entry for each node": (lambda x, batch: x[torch.arange(x.size(0)), batch], "gather(1, column)"),
-    "a table by types and columns": (lambda table, batch: table[batch, batch], "several indices"),
+    "a table by a type and a column": (lambda table, batch: table[batch, torch.tensor([0])], "several indices"),
     "a table of places": (lambda x, net: x[net.pairs], "index.view(-1)", {"net": Places}),
     "a single truth value": (lambda x: x[(x > 0).any()], "single truth value"),
     "a row changed in place": (changed_after(lambda x: x[0], True), "clone()"),

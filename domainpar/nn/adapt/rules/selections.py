@@ -131,7 +131,7 @@ def getitem(watch: Watch, call: Call) -> Any:
     if not advanced:
         return _basic(watch, tensor, items)
     if len(advanced) > 1:
-        raise NotExact("rows are picked by several indices; pick by one, then x.gather(1, column) in each row.")
+        return _several(watch, tensor, items, len(advanced))
     at = advanced[0]
     index = items[at]
     if isinstance(index, list):
@@ -215,6 +215,25 @@ def _table(watch: Watch, tensor: Tensor, items: list[Any], index: Tensor) -> Ten
 
 def _takes_all(items: Sequence[Any]) -> bool:
     return all(isinstance(item, slice) and item == slice(None) for item in items)
+
+
+def _several(watch: Watch, tensor: Tensor, items: list[Any], count: int) -> Tensor:
+    """Two or more indices: `x[arange(n), column_of_each_row]`, `table[type, class]`."""
+    indices, rows = items[:count], watch.rows(tensor)
+    plain = all(isinstance(item, Tensor) and item.dim() == 1 for item in indices) and _takes_all(items[count:])
+    rows_of_indices = [by for item in indices if isinstance(item, Tensor) and (by := watch.rows(item)) is not None]
+    if not plain or len(rows_of_indices) < count:
+        raise NotExact("rows are picked by several indices of which some are the same on every rank.")
+    axis, first = one_axis((by.axis for by in rows_of_indices), "indexing"), rows_of_indices[0]
+    if rows is not None:
+        if rows.dim != 0 or first.names is None or first.named.of is not rows.axis or not first.named.only_owned:
+            raise NotExact("rows are picked by several indices of which the first does not number owned rows in order.")
+        tensor = watch.owned(tensor)
+    of_tables = int(rows is not None)  # the first of these that is for a dimension that every rank has whole
+    for place in range(of_tables, count):
+        check_enough_rows(tensor, place, rows_of_indices[place])
+        indices[place] = watch.as_values(indices[place])
+    return mark(tensor[tuple(map(watch.owned, indices))], Rows(axis, 0, watch.starts_fresh(axis)))
 
 
 def _basic(watch: Watch, tensor: Tensor, items: Sequence[Any]) -> Tensor:
