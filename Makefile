@@ -15,7 +15,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c cons
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
 	@echo "make test    install what the tests need, then run them (ARGS=-x goes to pytest)"
-	@echo "make test-slow   the same law on more ranks, transports and sizes: some ten minutes"
+	@echo "make test-slow   the same law on more ranks, transports and sizes: ten to twenty minutes on two cores"
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make test-slurm   jobs of a real Slurm with two nodes on this machine (root): some minutes"
 	@echo "make lint    style, types and the direction of imports"
@@ -29,7 +29,7 @@ train: $(VENV)/.train-stamp
 
 # Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
 test: $(VENV)/.test-stamp
-	@echo "some thousand tests: some ten minutes"
+	@echo "some thousand tests: ten to twenty minutes on two cores"
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # Draws some of the mistakes in tests/mistakes; the same ones again: make test-slow PLANTED_SEED=...

@@ -13,7 +13,6 @@ import measuring
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import ORDERS
 
-DTYPES = ("float32", "float64")
 USUAL = TrainConfig(graph_iters=4, lr=1e-3, lr_schedule="constant", warmup=0, standardise=False, threads=1)
 """The training of benchmarks where no flag says otherwise."""
 
