@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import psutil
 import torch
+from torch import _ops
 
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.errors import RanksFailed
@@ -42,6 +44,7 @@ def run_threads(
         TimeoutError: If ranks were still at work after `timeout`.
         Exception: What the first failing rank raised.
     """
+    _make_operations_once()
     switchboard = Switchboard(num_ranks)
     marks = SideChannel.of_threads(num_ranks)
     results: list[Any] = [None] * num_ranks
@@ -79,3 +82,31 @@ def run_threads(
         # Not what a rank raised because another one had failed.
         raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
     return results
+
+
+@cache
+def _make_operations_once() -> None:
+    """Have all threads of this process get one object for each of torch's operations.
+
+    Torch makes that object where its operation is first asked for, such as by a dispatch mode, and without a lock: two
+    threads that ask at once make two. Its C++ side keeps the address of the one that it sees first, and no reference;
+    `torch.ops` keeps the one that was made last. If these differ, the one at the address is freed, and the next use of
+    the operation in a dispatch mode reads freed memory: a segmentation fault in any thread, at any later time.
+
+    So it is in torch 2.13. `_ops` and its three classes are not public: without them this raises an AttributeError.
+    """
+    making = threading.RLock()  # to make an operation is to ask for others
+    for kind in (_ops._Ops, _ops._OpNamespace, _ops.OpOverloadPacket):
+        _make_once(kind, making)
+
+
+def _make_once(kind: type[Any], making: threading.RLock) -> None:
+    """Have a class whose `__getattr__` makes an attribute and keeps it make each one once, with a lock."""
+    make = kind.__getattr__
+
+    def made(self: Any, name: str) -> Any:
+        with making:
+            # Another thread may have made it since this one did not find it.
+            return vars(self)[name] if name in vars(self) else make(self, name)
+
+    kind.__getattr__ = made

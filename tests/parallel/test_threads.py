@@ -1,9 +1,13 @@
 """Ranks as threads: one that fails ends the others, and takes nothing from a call that all of them have begun."""
 
+import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import _ops
 
 from domainpar.parallel import threads
 from domainpar.parallel.errors import RankMissing, RanksFailed
@@ -50,3 +54,25 @@ def test_a_deadline_is_one_for_all_ranks_that_are_waited_for(monkeypatch):
     with pytest.raises(RankMissing, match=r"waited 10 s in all_gather \(threads\); .*nothing came from ranks 3, 4"):
         transport.all_gather(b"")
     assert now == [110.0]
+
+
+def test_ranks_that_use_an_operation_of_torch_for_the_first_time_at_once_get_one_object(monkeypatch):
+    """Both are held where torch makes it: of two, one would be freed while torch's C++ side keeps its address."""
+    look, both = _ops._has_script_object_arg, threading.Barrier(2)
+
+    def meet(schema):
+        if "test_threads" in schema.name:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(1.0)
+        return look(schema)
+
+    def work(world):
+        world.transport.all_gather(b"")
+        return torch.ops.test_threads.once.default
+
+    library = torch.library.Library("test_threads", "DEF")
+    library.define("once(Tensor x) -> Tensor")
+    monkeypatch.setattr(_ops, "_has_script_object_arg", meet)
+    first, second = run_ranks(work, 2)
+    assert first is second
+    assert torch.ops.test_threads.once.default is first
