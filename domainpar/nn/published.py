@@ -401,10 +401,12 @@ def linear(generator: Generator, in_features: int, out_features: int, bias: bool
 
     Not from torch's own one: ranks may be threads, whose draws from it would mix.
     """
-    layer = nn.Linear(in_features, out_features, bias, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(in_features, out_features, bias, device="meta")  # which draws nothing
     bound = 1 / math.sqrt(in_features)
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    for name, parameter in list(layer.named_parameters()):
+        # Not by `to_empty`, which imports torch's compiler.
+        drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+        setattr(layer, name, nn.Parameter(drawn))
     return layer
 
 

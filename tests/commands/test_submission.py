@@ -123,5 +123,5 @@ def test_events_whose_name_is_no_number_are_refused(tmp_path):
 
 
 def test_without_tracks_there_is_nothing_to_submit(place, tmp_path):
-    with pytest.raises((Refused, Problem, ValueError), match="--format colliderml is a table of tracks"):
+    with pytest.raises((Refused, Problem, ValueError), match="--format colliderml means nothing without --tracks"):
         inferred(place, tmp_path / "out", format="colliderml")

@@ -18,7 +18,7 @@ ELSEWHERE = {
     "domainpar/diagnosis/launcher.py": "a temporary file of a process that is waited for",
     "domainpar/testing.py": "likewise",
     "domainpar/runs/checkpoint_files.py": "a folder that appears whole",
-    "domainpar/tracking/training/memory.py": "/proc",
+    "domainpar/tracking/cost/memory.py": "/proc",
     "domainpar/tracking/training/record.py": "lines that are added",
     "domainpar/runs/directory.py": "a trial whether there is room",
 }

@@ -91,7 +91,7 @@ def test_counts_with_other_sectors_or_other_bins_are_not_added():
     with pytest.raises(ValueError, match="different bins"):
         counts + TrackCounts.from_json(written)
     del written["binned"]["two_way"]["holes"]
-    with pytest.raises(ValueError, match="different quantities"):
+    with pytest.raises(ValueError, match="missing holes"):
         counts + TrackCounts.from_json(written)
 
 
