@@ -127,13 +127,13 @@ def _compiling(arch: int) -> Iterator[dict[str, Kernel]]:
             if made.hash not in kernels:
                 kernels[made.hash] = _examined(kernel.fn.__name__, _about(constants), made)
 
-    plain = launching.launch, stages.EdgeTiles, stages.NodeTiles
+    plain = launching.launch, stages.TILES
     driver.set_active(_Card(arch))
-    launching.launch, stages.EdgeTiles, stages.NodeTiles = launch, calls.FusedEdges, calls.FusedNodes  # type: ignore[misc, assignment]
+    launching.launch, stages.TILES = launch, stages.Engine(calls.FusedNodes, calls.FusedEdges)
     try:
         yield kernels
     finally:
-        launching.launch, stages.EdgeTiles, stages.NodeTiles = plain  # type: ignore[misc]
+        launching.launch, stages.TILES = plain
 
 
 def compiled(arch: int, hidden: int, precision: str, everything: bool = False) -> list[Kernel]:
