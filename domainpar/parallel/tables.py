@@ -81,34 +81,32 @@ class Kept:
                 self._lent -= back.nbytes
                 self._free.setdefault(back.nbytes, []).append((back, self._num_lent))
                 del back  # else it would still be here when it is to make place
-            while self._free and self._num_lent - self._oldest()[0][1] > PATIENCE:
-                self._give_back_oldest()
+            for size_of_free, free in list(self._free.items()):  # each list from the one that came first to the last
+                while free and self._num_lent - free[0][1] > PATIENCE:
+                    self._give_back(size_of_free)
             fitting = min((of for of in self._free if size <= of <= size * LARGEST_EXCESS), default=None)
             lent = self._lent + (fitting or size)
             self._most_lent = max(self._most_lent, lent)
             if fitting is not None:
                 block, _ = self._free[fitting].pop()
+                if not self._free[fitting]:
+                    del self._free[fitting]
             else:
-                # Free ones that do not fit make place before another block is asked for.
+                # Free ones that do not fit make place before another block is asked for: those of the most alike size,
+                # which are for the same thing in an event of another size. All others are wanted again in this step.
                 while self._free and lent + self._bytes_free() > self._most_lent:
-                    self._give_back_oldest()
+                    self._give_back(min(self._free, key=lambda of: max(of, size) / min(of, size)))
                 block = _new_block(size) if _files is None else _files.new_block(size)
             self._lent = lent
-            self._free = {of: free for of, free in self._free.items() if free}
         return np.asarray(_Loan(block, self._returned))
 
     def _bytes_free(self) -> int:
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
-    def _oldest(self) -> list[tuple[Block, int]]:
-        """The free blocks of one size, of which the first came before all others."""
-        return min(self._free.values(), key=lambda blocks: blocks[0][1])
-
-    def _give_back_oldest(self) -> None:
-        blocks = self._oldest()
-        size = blocks[0][0].nbytes
-        del blocks[0]
-        if not blocks:
+    def _give_back(self, size: int) -> None:
+        """Give the block of this size that came back first to the system."""
+        del self._free[size][0]
+        if not self._free[size]:
             del self._free[size]
 
 

@@ -60,9 +60,9 @@ def test_a_large_block_is_lent_again_when_nothing_refers_to_it_and_not_before():
 
 def test_a_block_is_not_given_to_a_table_that_is_much_smaller_or_larger():
     kept = tables.Kept()
-    block, room = kept.lend(2**22), kept.lend(2**25)
+    block, room = kept.lend(2**22), [kept.lend(size) for size in (2**21 + 2**20, 2**23 + 2**22)]
     place = block.__array_interface__["data"][0]
-    del room, block  # the one that came back first makes place
+    del room, block  # those of a more alike size make place
     others = [kept.lend(size) for size in (2**21, 2**23)]
     assert place not in [other.__array_interface__["data"][0] for other in others]
     assert kept.lend(2**22).__array_interface__["data"][0] == place
@@ -82,17 +82,14 @@ def test_blocks_of_events_of_all_sizes_are_never_more_than_the_most_that_were_le
         del lent
 
 
-def test_the_block_that_came_back_first_makes_place_and_others_stay_while_there_is_room():
+def test_the_block_of_the_most_alike_size_makes_place_and_others_stay_while_there_is_room():
     kept = tables.Kept()
-    first, second = kept.lend(2**22), kept.lend(2**23)
+    first, second = kept.lend(2**22), kept.lend(2**25)
     del first
     del second
-    lent = [kept.lend(2**21)]
-    assert [size for size, free in kept._free.items() if free] == [2**23]
-    lent.append(kept.lend(2**21))
-    assert [size for size, free in kept._free.items() if free] == [2**23]
-    lent.append(kept.lend(2**21))
-    assert not kept._free
+    block = kept.lend(2**24)
+    assert list(kept._free) == [2**22], "and not the one that came back first"
+    assert block.nbytes == 2**24
 
 
 def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
