@@ -40,7 +40,7 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Load the listener, once this process knows its rank. Unset, nobody listens.
 
     Raises:
-        Problem: If the file cannot be loaded, or does not understand its words; on every rank alike.
+        Problem: If the file cannot be loaded, or does not understand its words.
     """
     global _listening
     _listening = None
@@ -51,8 +51,15 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
             hint = f"write {SWITCH}='FILE WORDS', with the file of a listener (docs/faults.md), or unset it"
             raise Problem(f"{SWITCH} is {text!r}: {file or 'nothing'} is no Python file", hint)
         module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for their own module
-        spec.loader.exec_module(module)
-        _listening = module.listener(rank, words)
+        try:
+            spec.loader.exec_module(module)
+            listener = module.listener
+        except (SyntaxError, ImportError, AttributeError) as error:
+            del sys.modules[spec.name]
+            raise Problem(
+                f"{SWITCH}: {file} cannot be loaded: {error}", "docs/faults.md says what a listener is"
+            ) from error
+        _listening = listener(rank, words)
 
 
 def at(phase: str, step: int) -> None:

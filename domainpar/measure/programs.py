@@ -78,8 +78,8 @@ def run_limited(
                     left = max(0.0, began + seconds - time.monotonic())
                     process.wait(None if math.isinf(left) else left)
             late = any(process.poll() is None for process in copies)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
+        # Not by moving the place in the file, which is that of programs that still write.
+        text = os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace")
     code = None if late else next((process.returncode for process in copies if process.returncode), 0)
     return Ended(code, text, time.monotonic() - began)
 

@@ -82,6 +82,7 @@ class InteractionNetwork(OnStages):
     def plain(self) -> InteractionModule:
         """As of any network on stages."""
         plain: InteractionModule = self.__dict__["_plain"]
+        plain.train(self.training)  # it is no child, which would follow by itself
         if self.standardise is not None:  # other tensors, if the network was moved
             plain.take_constants(self.standardise)
         return plain

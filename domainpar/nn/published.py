@@ -405,7 +405,7 @@ def linear(generator: Generator, in_features: int, out_features: int, bias: bool
     bound = 1 / math.sqrt(in_features)
     for name, parameter in list(layer.named_parameters()):
         # Not by `to_empty`, which imports torch's compiler.
-        drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(parameter.shape, device="cpu").uniform_(-bound, bound, generator=generator)
         setattr(layer, name, nn.Parameter(drawn))
     return layer
 

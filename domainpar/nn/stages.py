@@ -49,17 +49,21 @@ class Stage(TakesGradients):
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
         self.mlp = mlp
-        self._why_in_torch: dict[torch.dtype, str | None] = {}
+        self._refused: dict[torch.dtype, str | None] = {}
 
     def trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.mlp.all_parameters() if parameter.requires_grad]
 
     def why_in_torch(self) -> str | None:
-        """Why kernels of a GPU do not compute it there; None if they do. Asked once for each type of parameters."""
+        """Why kernels of a GPU do not compute it there; None if they do.
+
+        What the perceptron says is asked once for each type of parameters. What the machine says is no fact of the
+        stage, which may be copied to another one.
+        """
         kind = self.mlp.layers[0].linear.weight.dtype
-        if kind not in self._why_in_torch:
-            self._why_in_torch[kind] = fused.missing() or fused.refused(self.mlp)
-        return self._why_in_torch[kind]
+        if kind not in self._refused:
+            self._refused[kind] = fused.refused(self.mlp)
+        return fused.missing() or self._refused[kind]
 
 
 class NodeStage(Stage):

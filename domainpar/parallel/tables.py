@@ -86,7 +86,7 @@ class Kept:
                     self._give_back(size_of_free)
             fitting = min((of for of in self._free if size <= of <= size * LARGEST_EXCESS), default=None)
             lent = self._lent + (fitting or size)
-            self._most_lent = max(self._most_lent, lent)
+            most_lent = max(self._most_lent, lent)
             if fitting is not None:
                 block, _ = self._free[fitting].pop()
                 if not self._free[fitting]:
@@ -94,10 +94,10 @@ class Kept:
             else:
                 # Free ones that do not fit make place before another block is asked for: those of the most alike size,
                 # which are for the same thing in an event of another size. All others are wanted again in this step.
-                while self._free and lent + self._bytes_free() > self._most_lent:
+                while self._free and lent + self._bytes_free() > most_lent:
                     self._give_back(min(self._free, key=lambda of: max(of, size) / min(of, size)))
                 block = _new_block(size) if _files is None else _files.new_block(size)
-            self._lent = lent
+            self._lent, self._most_lent = lent, most_lent  # now that the block is there
         return np.asarray(_Loan(block, self._returned))
 
     def _bytes_free(self) -> int:

@@ -389,19 +389,23 @@ def test_the_environment_can_ask_for_plain_torch(monkeypatch):
     monkeypatch.setenv(fused.ENGINE, "torch")
     assert "DOMAINPAR_GPU_ENGINE=torch" in fused.missing()
     monkeypatch.setenv(fused.ENGINE, "triton")
-    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused, "_has_triton", lambda: False)
     assert "triton is not installed" in fused.missing()
 
 
-def test_the_environment_is_asked_once_for_a_stage_and_again_for_another_type(monkeypatch):
-    asked = []
-    monkeypatch.setattr(fused, "missing", lambda: asked.append(1))
+def test_a_perceptron_is_looked_at_once_for_each_type_and_the_machine_at_each_use(monkeypatch):
+    """A stage may be copied to another machine."""
+    asked, refused = [], fused.refused
+    monkeypatch.setattr(fused, "refused", lambda mlp: asked.append(1) or refused(mlp))
+    monkeypatch.setattr(fused, "missing", lambda: None)
     stage = EdgeStage(_mlp(16))
     assert [stage.why_in_torch() for _ in range(3)] == [None] * 3
     assert len(asked) == 1
     assert "compute in float32" in stage.to(torch.float64).why_in_torch()
     assert stage.to(torch.float32).why_in_torch() is None
     assert len(asked) == 2
+    monkeypatch.setattr(fused, "missing", lambda: "no kernels on this machine")
+    assert stage.why_in_torch() == "no kernels on this machine"
 
 
 def test_parameters_that_are_packed_for_inference_can_be_trained_afterwards():

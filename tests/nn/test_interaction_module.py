@@ -109,6 +109,13 @@ def test_the_norm_of_an_event_is_its_formula():
     )
 
 
+def test_the_definition_is_in_training_or_evaluation_as_its_network_is():
+    network = InteractionNetwork(3, 0, **SIZES, dropout=0.5, readouts="all")
+    for mode in (False, True):
+        network.train(mode)
+        assert {module.training for module in network.plain.modules()} == {mode}
+
+
 def test_what_stages_alone_can_do_is_refused():
     with pytest.raises(ValueError, match="--norm batch has no --precision bf16"):
         build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", products=torch.bfloat16))

@@ -54,7 +54,7 @@ def _on(num_ranks, event, kind, *args):
     return found[0][0], found[0][1], [scores[edge] for edge in sorted(scores)]
 
 
-@pytest.mark.parametrize("examples", [40, slow(500)])
+@pytest.mark.parametrize("examples", [100, slow(500)])
 def test_one_step_is_the_same_bits_on_any_ranks(examples):
     settings(max_examples=examples)(_same_bits)()
 

@@ -92,6 +92,13 @@ def test_the_block_of_the_most_alike_size_makes_place_and_others_stay_while_ther
     assert block.nbytes == 2**24
 
 
+def test_a_table_that_there_is_no_memory_for_counts_for_nothing():
+    kept = tables.Kept()
+    with pytest.raises((OSError, ValueError, OverflowError)):
+        kept.lend(2**62)
+    assert (kept._lent, kept._most_lent) == (0, 0)
+
+
 def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
     monkeypatch.setattr(tables, "PATIENCE", 3)
     kept = tables.Kept()

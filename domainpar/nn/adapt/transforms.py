@@ -45,11 +45,13 @@ def run_as_written(watching: Callable[[], Any]) -> Iterator[None]:
         (sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance", _eager),  # there once something compiled
     ]
     with _LOCK:
+        new = [place for place in places if place[0] is not None and place[:2] not in _usual]
+        # All are looked up before one is changed: a torch that lacks one is left as it is.
+        asking = [_asking(watching, getattr(owner, name), instead) for owner, name, instead in new]
         _running += 1
-        for owner, name, instead in places:
-            if owner is not None and (owner, name) not in _usual:
-                _usual[owner, name] = vars(owner).get(name, _INHERITED)
-                setattr(owner, name, _asking(watching, getattr(owner, name), instead))
+        for (owner, name, _), ask in zip(new, asking):
+            _usual[owner, name] = vars(owner).get(name, _INHERITED)
+            setattr(owner, name, ask)
     try:
         yield
     finally:

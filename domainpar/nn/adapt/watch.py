@@ -81,12 +81,18 @@ class Watch(TorchFunctionMode):
     def __enter__(self) -> Watch:
         self._as_written = run_as_written(watching)
         self._as_written.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._as_written.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._as_written.__exit__(*error)
+        try:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        finally:
+            self._as_written.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, in_place = name_of(func)

@@ -34,9 +34,14 @@ def missing() -> str | None:
     """Why these kernels cannot be used here, in words; None if they can."""
     if os.environ.get(ENGINE) == "torch":
         return f"{ENGINE}=torch has the GPU compute in plain torch"
-    if not find_spec("triton"):
+    if not _has_triton():
         return "triton is not installed, so the GPU computes in plain torch"
     return _of_card(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 @cache

@@ -22,6 +22,7 @@ def both(function):
 
 
 EXACT = {
+    "cosines with each of some vectors": lambda x: F.cosine_similarity(x, x.new_ones(2, 1, 4).cumsum(0), dim=2),
     "data against what was learnt, also on a rank without rows": lambda x, z, src, dst, e: (
         F.cosine_similarity(x.detach(), z * 1).sum(),
         F.cosine_similarity(x.detach(), x2=z * 1),
@@ -129,6 +130,14 @@ EXACT = {
 }
 
 REFUSED = {
+    "cosines along rows, counted from the front of more dimensions": (
+        lambda x: F.cosine_similarity(x, x.new_ones(2, 1, 4), dim=1),
+        "runs along the nodes",
+    ),
+    "dot products along rows of more dimensions": (
+        lambda x: torch.linalg.vecdot(x, x.new_ones(2, 1, 4), dim=1),
+        "runs along the nodes",
+    ),
     "more rows": (lambda x: F.pad(x, (0, 0, 0, 1)), "runs along the nodes"),
     "more rows in a circle": (lambda square: F.pad(square.t()[None], (1, 0), mode="circular"), "runs along the nodes"),
     "edges sorted": (lambda src: src.sort(), "before split_graph"),

@@ -122,6 +122,19 @@ class Plain(nn.Module):
         return x.max(0).values + torch.zeros_like(x).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
 
 
+def test_a_torch_that_lacks_what_a_watch_asks_is_left_as_it_is(monkeypatch):
+    from torch.utils import checkpoint
+
+    from domainpar.nn.adapt import transforms
+
+    monkeypatch.delattr(checkpoint, "_checkpoint_without_reentrant_generator")
+    usual = torch.compile, checkpoint.CheckpointFunction.apply
+    for _ in range(2):  # each time, and not the first alone
+        with pytest.raises(AttributeError), transforms.run_as_written(lambda: None):
+            pass
+    assert (torch.compile, checkpoint.CheckpointFunction.apply) == usual
+
+
 @pytest.mark.parametrize("where", ["the model", "the model itself", "the step"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_what_is_compiled_around_a_parallel_model_leaves_it_as_it_is(num_ranks, where):

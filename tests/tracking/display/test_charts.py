@@ -20,7 +20,7 @@ from domainpar.tracking.display.sections import build_page  # noqa: E402
 @pytest.fixture(scope="module")
 def charts(tmp_path_factory):
     """All charts of a page with a naive run beside it: each variant is a chart."""
-    place, graphs = tmp_path_factory.mktemp("charts"), [simulated(seed) for seed in range(2)]
+    place, graphs = tmp_path_factory.mktemp("charts"), [simulated(seed) for seed in range(3)]
     runs = (write_run(place / "a", graphs), write_run(place / "b", graphs, naive=4, steps=7))
     return [chart for section in build_page(*map(read_run_files, runs)).sections for chart in section.charts]
 

@@ -37,6 +37,9 @@ class Mixed(NamedTuple):
             name = next((name for name in self.takes.split() if name.startswith("dim")), None)
             dims = call.get(name, self.default) if name else self.default
         dims = range(tensor.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
+        # A dimension from the front is one of all that takes part, made as long as its longest: seen from behind.
+        longest = max(each.dim() for each in call.tensors) if call.name in BROADCASTING else tensor.dim()
+        dims = [dim - longest if dim >= 0 and longest > tensor.dim() else dim for dim in dims]
         return {dim % tensor.dim() for dim in dims if -tensor.dim() <= dim < tensor.dim()}
 
 
@@ -46,6 +49,7 @@ MATRICES = words(
     "linalg_matrix_exp linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve "
     "linalg_solve_triangular linalg_svd linalg_svdvals logdet matrix_exp matrix_power pinverse qr slogdet svd tril triu"
 )
+BROADCASTING = words("cosine_similarity linalg_vecdot linalg_cross cross")
 MIXES = {
     **dict.fromkeys(words("argsort cummax cummin glu log_softmax softmax softmin sort"), Mixed(-1, "input dim")),
     **dict.fromkeys(words("cumprod cumsum logcumsumexp"), Mixed(None, "input dim")),
@@ -131,7 +135,10 @@ def _normalized(watch: Watch, call: Call) -> Any:
 def solve(watch: Watch, call: Call) -> Any:
     """Of each row a system. Torch tells vectors from matrices by lengths, which are others on each rank."""
     if call.get("A").dim() != call.get("B").dim():
-        raise NotExact("torch.linalg.solve with fewer dimensions on the right; give vectors as B.unsqueeze(-1).")
+        raise NotExact(
+            "torch.linalg.solve of another number of dimensions on each side; give A.unsqueeze(0), or vectors as "
+            "B.unsqueeze(-1)."
+        )
     return mixing(watch, call)
 
 

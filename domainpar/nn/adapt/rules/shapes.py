@@ -392,9 +392,16 @@ def repeat_interleave(watch: Watch, call: Call) -> Any:
 def in_brackets(watch: Watch, call: Call) -> Any:
     """One or some indices of a dimension, as square brackets have it."""
     tensor, dim, first = call.get("input"), call.get("dim"), call.get("start", call.get("index"))
+    rows = watch.rows(tensor)
+    if call.name == "narrow" and rows is not None and dim % tensor.dim() != rows.dim:
+        return mark(call(), rows.but())  # torch refuses what is out of its range, which brackets would cut
     with watch.in_other_words():
         if call.name == "narrow":
             start = first if first >= 0 else first + tensor.size(dim)
+            if not 0 <= start <= start + call.get("length") <= tensor.size(dim):
+                raise IndexError(
+                    f"start ({start}) + length ({call.get('length')}) exceeds the rows ({tensor.size(dim)})."
+                )
             item: Any = slice(start, start + call.get("length"))
         else:
             item = first
