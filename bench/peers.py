@@ -243,8 +243,8 @@ def split_step(world: World, system: str, graph: Graph, hidden: int, repeats: in
     apart = [relative(leaf.grad, expected["inputs"][first:last], expected["inputs"])]
     apart += [relative(mine, whole, whole) for mine, whole in zip(of_weights, expected["weights"])]
     return {
-        "plan": slowest(world, seconds[1:]),
-        "exchange": slowest(world, exchanged),
+        "plan": slowest_here(world, seconds[1:]),
+        "exchange": slowest_here(world, exchanged),
         "sent": sum(gather(world.transport, sent)),
         **of_steps(world, steps, loss, apart, expected, meter),
     }
@@ -303,7 +303,7 @@ def of_steps(
 ) -> Row:
     """What every system is asked: seconds of a step, errors, and the bytes of the fullest rank. *Collective*."""
     return {
-        "step": slowest(world, steps),
+        "step": slowest_here(world, steps),
         "loss_error": abs(loss - expected["loss"]) / abs(expected["loss"]),
         "gradient_error": max(gather(world.transport, max(apart))),
         "bytes": max(one or 0 for one in meter.taken(world)),
@@ -333,7 +333,7 @@ def timed(world: World, call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def slowest(world: World, seconds: Sequence[float]) -> float:
+def slowest_here(world: World, seconds: Sequence[float]) -> float:
     """Median over repeats of the slowest rank's seconds."""
     return statistics.median(max(each) for each in zip(*gather(world.transport, list(seconds))))
 

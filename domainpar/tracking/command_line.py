@@ -164,7 +164,8 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_shipped(asked)
     values: dict[str, Any] = {}
     presets, run = command.config_class.PRESETS, asked.get("run") or ""
-    preset = asked.get("preset") or (run.removeprefix(SHIPPED) if run.startswith(SHIPPED) else None)
+    of_run = run.removeprefix(SHIPPED) if run.startswith(SHIPPED) else None
+    preset = asked.get("preset", of_run)  # null is none, also of a network that is shipped
     if preset in presets:
         values = {"preset": preset} | presets[preset]
     if asked.get("init") is not None:
@@ -347,6 +348,8 @@ class _Command:
         Raises:
             ConfigError: If a flag is unknown, lacks its value or has one of another type, or a word belongs to none.
         """
+        if "--" in argv:  # after which the parser would take flags for other words
+            self._refuse_words("words that belong to no flag: --")
         try:
             # The texts are left out: they take longer to find than all else.
             found, others = self._parser(lambda group: {}).parse_known_args(list(argv))
@@ -357,7 +360,7 @@ class _Command:
         words = vars(found)
         path = words.pop("config", None)
         for name in self.config_class.WORDS:
-            if others and name not in words:
+            if others and name not in words and not others[0].startswith("-"):
                 words[name] = others.pop(0)
         if others:
             self._refuse_words(f"words that belong to no flag: {' '.join(others)}")
@@ -371,7 +374,8 @@ class _Command:
     ) -> NoReturn:
         """Refuse flags, or keys of a file, of which one at least is none; `known` lists those of a command."""
         lists_them = f"{self._help} lists those of {self.name}"
-        of = [other.name for other in map(_Command, _COMMANDS) if set(words) <= set(known(other))]
+        others = (_Command(command) for command in _COMMANDS if command is not self.config_class)
+        of = [other.name for other in others if set(words) <= set(known(other))]
         if of:
             which = f"{some_of(words, 3)} {'is a flag' if len(words) == 1 else 'are flags'}"
             raise ConfigError(f"{where}{which} of {' and '.join(of)}, not of {self.name}", lists_them)
@@ -411,8 +415,16 @@ class _Command:
         return {key: self._read(key, value, f"{path}: {key}") for key, value in keys.items()}
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
-        """The values that a run began with."""
-        return self.read_file(_settings_of_run(run), own_model, _COPY_BACK)
+        """The values that a run began with.
+
+        Raises:
+            ConfigError: If its file cannot be read, or does not say which formulas its network has.
+        """
+        path = _settings_of_run(run)
+        values = self.read_file(path, own_model, _COPY_BACK)
+        if lacks := [name for name in _FORMULAS if name in self.flags and name not in values]:
+            raise ConfigError(f"{path} does not say {lacks[0]} of the network", _COPY_BACK)
+        return values
 
     def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
         """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
@@ -442,6 +454,9 @@ def _docstrings(group: type[Group]) -> dict[str, str]:
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
 
+
+_FORMULAS = ("residual", "aggregate", "standardise")
+"""Flags that change what a network computes and none of its weights: a default would be taken for them in silence."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
 

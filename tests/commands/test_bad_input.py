@@ -235,6 +235,11 @@ RUNS = {
         "{run}/config.yaml: its end is missing: the file is half of what was written\nhint: copy",
     ),
     "an empty config.yaml": (lambda run: (run / "config.yaml").write_text(""), "", "config.yaml\nhint: copy it back, "),
+    "a config.yaml of before there were residuals": (
+        lambda run: rewritten(run / "config.yaml", "residual: true\n", ""),
+        "",
+        "config.yaml does not say residual of the network\nhint: copy it back, ",
+    ),
     "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key rl"),
 }
 

@@ -57,6 +57,7 @@ REFUSED_FLAGS = {
     "a flag of other commands": ("--tracks grow", "--tracks is a flag of infer, not of train", "--help"),
     "one dash": ("-lr 1", "unknown flag -lr", "--lr"),
     "a word without a flag": ("fast", "belong to no flag: fast", "--help"),
+    "the dashes after which no flags come": ("-- --lr 1", "belong to no flag: --", "--help"),
     "a flag without its value": ("--lr", "--lr: expected one argument", "--help"),
     "a word for a number": ("--lr fast", "--lr is 'fast'; expected a number", "--help"),
     "a fraction for a count": ("--max-steps 1.5", "--max-steps is '1.5'; expected a whole number", "--help"),

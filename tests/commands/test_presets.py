@@ -35,6 +35,11 @@ def test_an_unknown_preset_is_refused():
         parse(PrepareConfig, "", ["--preset", "pixels"])
 
 
+def test_null_is_no_preset_also_where_a_shipped_network_has_one():
+    assert parse(InferConfig, "", ["--run", "pretrained:pixel"]).preset == "pixel"
+    assert parse(InferConfig, "", ["--run", "pretrained:pixel", "--preset", "null"]).preset is None
+
+
 def test_presets_select_hits(tmp_path, capsys):
     size = ["--hits", "2000", "--events", "2", "--map-events", "3"]
     for preset in PrepareConfig.PRESETS:

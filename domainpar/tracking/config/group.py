@@ -188,6 +188,7 @@ class Group:
 
     def of_preset(self, name: str) -> str:
         """` (of --preset pixel)` if a flag has the value that the preset sets, else nothing."""
+        name, _, _ = name.partition(" ")
         preset = getattr(self, "preset", None)
         set_by = self.PRESETS.get(preset or "", {})
         return f" (of --preset {preset})" if name in set_by and getattr(self, name) == set_by[name] else ""

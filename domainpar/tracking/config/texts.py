@@ -133,10 +133,14 @@ class LossWeights(Text):
 
     @cached_property
     def value(self) -> dict[str, float]:
-        hint = "write it as 'pt:0.1', or several: 'pt:0.1, origin:0.5'"
-        weights = _numbers_by_name(self.replace(":", ": "), hint)
-        if nothing := [name for name, weight in weights.items() if weight == 0]:
-            raise ConfigError(f"{nothing[0]!r} has no weight above 0", hint)
+        weights: dict[str, float] = {}
+        for pair in self.split(","):
+            name, _, number = (word.strip() for word in pair.rpartition(":"))
+            (weight,) = _numbers(number)
+            if not name or not 0 < weight < math.inf or name in weights:
+                hint = "write it as 'pt:0.1', or several: 'pt:0.1, origin:0.5'"
+                raise ConfigError(f"{pair.strip()!r} is no label named once, with a weight above 0", hint)
+            weights[name] = weight
         return weights
 
 

@@ -155,8 +155,11 @@ def compare_cuts(
     if record is None:
         return "The store has no events."
     with store.open(record) as event:
-        tilings = tilings_of(event, partitioners, seed)
-        rows = [_row(Cut.of(*way, seed)) for way in product(tilings, groupings, num_parts)]
+        rows = [
+            _row(Cut.of(tiling, *way, seed))
+            for tiling in tilings_of(event, partitioners, seed)  # one at a time: a full event's take their memory
+            for way in product(groupings, num_parts)
+        ]
     title = f"Event {record.event} ({record.num_nodes} nodes, {record.num_edges} edges, {record.num_tiles} tiles)"
     return "\n".join([title + _SELECTION_NOTE, *text_table(_HEADER, rows, words=2)])
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from domainpar.common.atomic_files import write_whole
@@ -27,9 +26,8 @@ from domainpar.runs.checkpoint import Checkpoints, TrainingState, parameters_sha
 from domainpar.runs.directory import choose_directory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
-from domainpar.tracking.config import ConfigError
+from domainpar.tracking.config import ConfigError, TrainConfig, resolved_yaml
 from domainpar.tracking.config.acorn import network_of
-from domainpar.tracking.config.group import whole
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.networks.catalogue import build_model, options_of
 
@@ -164,8 +162,8 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
     except Problem as taken:
         raise Problem(taken.what, "choose another --out") from taken
     try:
-        flags = {"model": network.model, "hidden": network.hidden, "graph_iters": network.graph_iters}
-        text = whole(yaml.safe_dump(flags | {"standardise": False}))
+        config = replace(TrainConfig(standardise=False), model=network.model, hidden=network.hidden)
+        text = resolved_yaml(replace(config, graph_iters=network.graph_iters))
         write_whole(chosen.path / "config.yaml", text.encode())
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)

@@ -305,9 +305,9 @@ def test_labels_that_cannot_be_learnt_are_refused_on_all_ranks_before_anything(s
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"aux": "pt"}, "'pt' has None, not a number"),
-        ({"aux": "pt:0"}, "'pt' has no weight above 0"),
-        ({"aux": "pt:1, pt:2"}, "pt is given twice"),
+        ({"aux": "pt"}, "'pt' is no label named once"),
+        ({"aux": "pt:0"}, "'pt:0' is no label named once"),
+        ({"aux": "pt:1, pt:2"}, "'pt:2' is no label named once"),
         ({"aux": "edge:1"}, "--aux edge: that is what --task edge is about"),
         ({"label": "kind"}, "--label kind is of a --task of nodes or graphs.*|learn it beside"),
         ({"stop_early": 0}, "--stop-early"),

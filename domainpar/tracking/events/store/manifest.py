@@ -241,8 +241,8 @@ def write_manifest(
         "events": [asdict(record) for record in records],
         "standard": standard._asdict(),
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
-    if learned_from:
-        manifest["learned_from"] = dict(learned_from)
+    if learned_from or "module_map" in settings:
+        manifest["learned_from"] = dict(learned_from or {})
     manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     write_whole(Path(directory) / MANIFEST, text.encode())
