@@ -32,10 +32,11 @@ test: $(VENV)/.test-stamp
 	@echo "some thousand tests: ten to twenty minutes on two cores"
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
-# Draws some of the mistakes in tests/mistakes; the same ones again: make test-slow PLANTED_SEED=...
-test-slow: export PLANTED_SEED := $(or $(PLANTED_SEED),$(shell date +%s))
+# Draws some of the mistakes in tests/mistakes, and with SHARE=0.3 as much of the tests; the same again: DRAW_SEED=...
+test-slow: export DRAW_SEED := $(or $(DRAW_SEED),$(shell date +%s))
+test-slow: export SHARE ?= 1
 test-slow: $(VENV)/.test-stamp
-	@echo "mistakes are drawn with PLANTED_SEED=$(PLANTED_SEED)"
+	@echo "share of the slow tests: $(SHARE); these and mistakes to plant are drawn with DRAW_SEED=$(DRAW_SEED)"
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(ARGS)
 
 # A real Slurm on this machine, which takes root and Debian's packages; skipped, with the reason, where it cannot be.

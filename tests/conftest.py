@@ -1,5 +1,6 @@
 """One thread, as in every rank: other numbers of threads may give other bits. Signs of life of long tests."""
 
+import hashlib
 import os
 import re
 import sys
@@ -92,6 +93,20 @@ class Skips:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--listed-skips", action="store_true", help="fail if a test is skipped for a reason not listed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the slow tests a share that a seed draws, each by its name: the same in every process."""
+    share, seed = float(os.environ.get("SHARE", "1")), os.environ.get("DRAW_SEED", "0")
+    rest = [item for item in items if item.get_closest_marker("slow") and not drawn(item, share, seed)]
+    config.hook.pytest_deselected(items=rest)
+    items[:] = [item for item in items if item not in set(rest)]
+
+
+def drawn(item: pytest.Item, share: float, seed: str) -> bool:
+    """Whether a seed draws a test: one of `share` of all tests, and those that are always run."""
+    number = int.from_bytes(hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest()[:8])
+    return number < share * 2**64 or item.get_closest_marker("always") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
