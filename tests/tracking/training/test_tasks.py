@@ -357,7 +357,7 @@ def _inferred(world, store, run, out, flags):
 def test_labels_are_written_beside_edges_in_the_order_of_the_source(store, tmp_path, naive):
     aux = "kind:0.5, energy:0.25, origin:0.3" + ("" if naive else ", sort:0.1, size:0.2")
     mode = {"mode": "naive", "sectors": 3} if naive else {}
-    run_ranks(_trained, 1, store, tmp_path / "run", {"aux": aux, "max_steps": 1, **mode})
+    ((_, lines, _),) = run_ranks(_trained, 1, store, tmp_path / "run", {"aux": aux, "max_steps": 1, **mode})
     for ranks in (1, 3):
         run_ranks(_inferred, ranks, store, tmp_path / "run", tmp_path / f"on{ranks}", {"split": "val", **mode})
     listed = json.loads((tmp_path / "on1" / "scores.json").read_text())
@@ -375,14 +375,16 @@ def test_labels_are_written_beside_edges_in_the_order_of_the_source(store, tmp_p
             assert scores.labels["graph_sort"].shape == scores.labels["graph_size"].shape == (1,)
         hits, _ = scores.to_pandas()
         assert list(hits["node_kind"]) == scores.labels["node_kind"].tolist()
-    # Against the truth, in the source's order.
+    # Against the truth, in the source's order; the training had both in stored order.
     metrics, right, known = listed["metrics"]["val"]["labels"], 0, 0
     events = EventStore(store)
     for record in events.events("val"):
         with events.open(record) as event:
-            kinds = event.read_label("kind", event.ids_in_users_order())
-        found = read_scores(tmp_path / "on1", record.event).labels["node_kind"]
-        right, known = right + int((found == kinds).sum()), known + int((kinds >= 0).sum())
+            kinds, energies = (event.read_label(name, event.ids_in_users_order()) for name in ("kind", "energy"))
+        found = read_scores(tmp_path / "on1", record.event).labels
+        right, known = right + int((found["node_kind"] == kinds).sum()), known + int((kinds >= 0).sum())
+        error = np.nanmean((found["node_energy"] - energies) ** 2) ** 0.5
+        assert error == pytest.approx(lines[-1]["labels"]["energy"]["rmse"], rel=1e-5)
     assert metrics["kind"]["accuracy"] == pytest.approx(right / known)
     assert metrics["kind"]["known"] == known
 
