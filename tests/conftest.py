@@ -1,5 +1,6 @@
 """One thread, as in every rank: other numbers of threads may give other bits. Signs of life of long tests."""
 
+import gc
 import hashlib
 import os
 import re
@@ -89,6 +90,11 @@ class Skips:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.others and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: else each full collection of garbage would look at all of it again."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

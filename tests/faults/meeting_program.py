@@ -1,7 +1,9 @@
 """A program whose ranks meet, or do not; `test_meeting_faults.py` starts it by hand and under launchers."""
 
+import gc
 import os
 import sys
+from collections.abc import Sequence
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the commands do
 
@@ -9,9 +11,15 @@ import torch
 
 from domainpar.parallel.world import World
 
-if __name__ == "__main__":
+
+def meet(words: Sequence[str]) -> None:
+    """Meet the other ranks and say so. Words are options and variables of the environment; `name=` takes one away."""
     torch.set_num_threads(1)
-    given = dict(word.split("=", 1) for word in sys.argv[1:])
+    given = dict(word.split("=", 1) for word in words)
+    for name in filter(str.isupper, given):
+        os.environ[name] = given[name]
+        if not given[name]:
+            del os.environ[name]
     with World.session(
         given.get("transport", "auto"),
         given.get("device", "cpu"),
@@ -21,4 +29,11 @@ if __name__ == "__main__":
         same={"--lr": given.get("lr", "0.001")},
     ) as world:
         world.transport.barrier()
-        sys.stdout.write(f"rank {world.rank} of {world.size} over {world.transport.name}\n")  # in one piece
+        told = given.get("told", "")
+        sys.stdout.write(f"{told}rank {world.rank} of {world.size} over {world.transport.name}\n")  # in one piece
+
+
+if __name__ == "__main__":
+    gc.freeze()  # else the end of each process looks once more at all that torch has made
+    for case in " ".join(sys.argv[1:]).split(" then "):
+        meet(case.split())

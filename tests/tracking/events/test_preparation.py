@@ -254,11 +254,11 @@ def test_other_shares_or_another_seed_are_refused_and_drawn_anew_with_overwrite(
 
 
 def test_sectors_of_one_event_stay_in_one_split_also_when_some_of_them_come_later(tmp_path):
-    names = tuple(f"{event:09d}_g{sector:03d}" for event in range(12) for sector in range(4))
+    names = tuple(f"{event:09d}_g{sector:03d}" for event in range(8) for sector in range(3))
     source = source_of(read=lambda name: random_event(int(name[:9]), 40, 100, event_id=name), whole=whole_event)
-    prepared(replace(source, names=names[:30]), tmp_path, val_split=0.3, test_split=0.3)
+    prepared(replace(source, names=names[:14]), tmp_path, val_split=0.3, test_split=0.3)
     splits = splits_of(prepared(replace(source, names=names), tmp_path, val_split=0.3, test_split=0.3))
-    assert [len({splits[name] for name in names[first : first + 4]}) for first in range(0, 48, 4)] == [1] * 12
+    assert [len({splits[name] for name in names[first : first + 3]}) for first in range(0, 24, 3)] == [1] * 8
     assert set(splits.values()) == {"train", "val", "test"}
 
 

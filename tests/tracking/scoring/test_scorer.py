@@ -19,16 +19,16 @@ from domainpar.tracking.scoring.scorer import Scorer
 from domainpar.tracking.scoring.scores import score_events
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
     """Seven events, the later ones larger."""
-    records = []
+    directory, records = tmp_path_factory.mktemp("store"), []
     for seed in range(7):
         graph = random_event(seed, 40, 60 + 10 * seed)
-        path = tmp_path / "store" / event_file_name(graph.hits.event_id)
+        path = directory / event_file_name(graph.hits.event_id)
         records.append(replace(write_event(path, graph, random_assignment(1, 40, 4), 4), split="test"))
-    write_manifest(tmp_path / "store", records, {})
-    return EventStore(tmp_path / "store")
+    write_manifest(directory, records, {})
+    return EventStore(directory)
 
 
 def ids_as_logits(graph, halo):

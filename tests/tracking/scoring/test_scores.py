@@ -57,15 +57,22 @@ def logits_in_stored_order(event, dtype=torch.float32):
         return network(dtype)(part.graph, part.halo)
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """An event, and as it is stored."""
+    graph = random_event(5, 150, 700)
+    with stored(tmp_path_factory.mktemp("one"), graph) as event:
+        yield graph, event
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("grouping", ["contiguous", "random"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_every_edge_has_the_logit_of_one_rank_at_the_users_place(tmp_path, num_ranks, grouping, dtype):
-    graph = random_event(5, 150, 700)
-    with stored(tmp_path, graph) as event:
-        scores = scores_on(event, num_ranks, grouping=grouping, dtype=dtype)
-        logits = logits_in_stored_order(event, dtype).tolist()
-        position = event.read_edges("original_position", np.arange(event.num_edges)).tolist()
+def test_every_edge_has_the_logit_of_one_rank_at_the_users_place(one, num_ranks, grouping, dtype):
+    graph, event = one
+    scores = scores_on(event, num_ranks, grouping=grouping, dtype=dtype)
+    logits = logits_in_stored_order(event, dtype).tolist()
+    position = event.read_edges("original_position", np.arange(event.num_edges)).tolist()
     assert not np.array_equal(position, np.sort(position))
     expected = dict(zip(position, logits))
     assert scores.edge_logit.tolist() == [expected[place] for place in range(graph.num_edges)]
@@ -86,12 +93,13 @@ def assert_same_scores(scores, expected):
     assert scores.edge_logit.tobytes() == expected.edge_logit.tobytes()
 
 
-@pytest.fixture
-def several(tmp_path):
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
     """Events of unlike size and number of tiles, one of them without an edge."""
     sizes = ((5, 150, 700, NUM_TILES), (6, 40, 90, 3), (7, 20, 0, 2), (8, 151, 701, NUM_TILES))
+    place = tmp_path_factory.mktemp("several")
     events = [
-        stored(tmp_path, random_event(seed, nodes, edges), random_assignment(seed, nodes, tiles), tiles)
+        stored(place, random_event(seed, nodes, edges), random_assignment(seed, nodes, tiles), tiles)
         for seed, nodes, edges, tiles in sizes
     ]
     yield events
@@ -99,18 +107,25 @@ def several(tmp_path):
         event.close()
 
 
-@pytest.mark.parametrize(
-    ("network_flags", "flags"),
-    [
-        ({}, {}),
-        ({"order": "node-first", "aggregate": "mean"}, {"grouping": "random", "dtype": torch.float64}),
-        ({"products": torch.bfloat16, "recompute_every": 1}, {"grouping": "metis"}),
-        ({}, {"sectors": 3}),
-        ({}, {"sectors": "3x2"}),
-    ],
-    ids=["plain", "node-first", "bf16", "naive", "grid"],
-)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+OF_ONE_CALL = {
+    "plain": ({}, {}, 3),
+    "node-first": (
+        {"order": "node-first", "aggregate": "mean"}, {"grouping": "random", "dtype": torch.float64}, 2,
+    ),
+    "bf16": ({"products": torch.bfloat16, "recompute_every": 1}, {"grouping": "metis"}, 3),
+    "naive": ({}, {"sectors": 3}, 2),
+    "grid": ({}, {"sectors": "3x2"}, 3),
+}  # fmt: skip
+WAYS = [
+    pytest.param(
+        *options, num_ranks, marks=[] if num_ranks == usual else pytest.mark.slow, id=f"{name}, {num_ranks} ranks"
+    )
+    for name, (*options, usual) in OF_ONE_CALL.items()
+    for num_ranks in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize(("network_flags", "flags", "num_ranks"), WAYS)
 def test_events_of_one_call_have_the_bits_of_calls_of_their_own(several, num_ranks, network_flags, flags):
     made = InteractionNetwork(3, 6, hidden=16, graph_iters=2, dtype=flags.get("dtype", torch.float32), **network_flags)
     calls = []
@@ -156,9 +171,8 @@ def test_a_sum_over_a_whole_graph_would_mix_the_events_of_a_call(several):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_scores_are_the_sigmoid_of_all_logits_at_once(tmp_path, num_ranks):
-    with stored(tmp_path, random_event(6, 150, 701)) as event:
-        scores = scores_on(event, num_ranks)
+def test_scores_are_the_sigmoid_of_all_logits_at_once(one, num_ranks):
+    scores = scores_on(one[1], num_ranks)
     assert scores.edge_score.tobytes() == torch.sigmoid(torch.from_numpy(scores.edge_logit)).numpy().tobytes()
 
 

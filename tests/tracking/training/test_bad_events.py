@@ -5,7 +5,7 @@ import shutil
 import zipfile
 
 import pytest
-from marks import fault
+from marks import fault, slow
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph, write_random_store
 
@@ -80,24 +80,25 @@ def outcome(store, out, num_ranks, domain_size=None, **flags):
     )  # fmt: skip
 
 
-SEEN_WHEN = ("missing", "truncated", "labels")
-"""Damage that is noticed when the store is opened, when the event is, and when it is read."""
+GRIDS = [(2, None), (3, 1), (4, 2)]
+SEEN_WHEN = dict(zip(("missing", "truncated", "labels"), GRIDS))
+"""Damage that is noticed when the store is opened, when the event is, and when it is read; and a grid."""
 
 WAYS = [
-    pytest.param(damage, marks=[] if name in SEEN_WHEN else pytest.mark.slow, id=name)
-    for name, damage in DAMAGE.items()
+    *(pytest.param(DAMAGE[name], [grid], id=name) for name, grid in SEEN_WHEN.items()),
+    *(slow(damage, GRIDS, id=f"{name}, all grids") for name, damage in DAMAGE.items()),
 ]
 
 
 @fault(16)
-@pytest.mark.parametrize("damage", WAYS)
-def test_a_bad_event_is_left_out_alike_on_any_grid_of_ranks(store, tmp_path, damage):
+@pytest.mark.parametrize(("damage", "grids"), WAYS)
+def test_a_bad_event_is_left_out_alike_on_any_grid_of_ranks(store, tmp_path, damage, grids):
     damage(file_of(store))
     one, records, about = outcome(store, tmp_path / "one", 1)
     assert len(one) == 1
     assert [record["skipped_events"] for record in records if record["split"] == "train"].count(1) == 2  # each epoch
     assert [(skip["event"], skip["sample"]) for skip in about["skipped"]] == [(BAD, BAD)]
-    for num_ranks, domain_size in ((2, None), (3, 1), (4, 2)):
+    for num_ranks, domain_size in grids:
         many, theirs, told = outcome(store, tmp_path / f"{num_ranks}", num_ranks, domain_size)
         assert (many, theirs) == (one, records)
         assert [skip["event"] for skip in told["skipped"]] == [BAD]
@@ -272,11 +273,19 @@ def partly_labelled(directory, splits, labelled):
     return directory
 
 
+@pytest.fixture(scope="module")
+def mixed_and_others(tmp_path_factory):
+    """A store in which two events have no truth, and one that has the others alone."""
+    place = tmp_path_factory.mktemp("labelled")
+    splits = {0: "train", 1: "train", 2: "train", 3: "val", 4: "val"}
+    mixed = partly_labelled(place / "mixed", splits, labelled={0, 2, 4})
+    return mixed, partly_labelled(place / "others", {0: "train", 2: "train", 4: "val"}, labelled={0, 2, 4})
+
+
 @fault(27)
 @pytest.mark.parametrize("sectors", [None, 3])
-def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, capsys, sectors):
-    splits = {0: "train", 1: "train", 2: "train", 3: "val", 4: "val"}
-    mixed = partly_labelled(tmp_path / "mixed", splits, labelled={0, 2, 4})
+def test_events_without_truth_are_left_out_as_if_they_were_not_there(mixed_and_others, tmp_path, capsys, sectors):
+    mixed, others = mixed_and_others
     naive = {} if sectors is None else {"mode": "naive", "sectors": sectors}
     with pytest.raises(Refused) as error:
         run_ranks(trained, 2, mixed, tmp_path / "refused", {"on_bad_event": "fail", **naive})
@@ -289,7 +298,6 @@ def test_events_without_truth_are_left_out_as_if_they_were_not_there(tmp_path, c
     assert "WARNING: 2 events without truth left out: 000000001, 000000003\n" in capsys.readouterr().out
     assert {skip["event"] for skip in about["skipped"]} == {"000000001", "000000003"}
     assert {skip["why"] for skip in about["skipped"]} == {"it has no truth"}
-    others = partly_labelled(tmp_path / "others", {0: "train", 2: "train", 4: "val"}, labelled={0, 2, 4})
     assert (weights, figures) == outcome(others, tmp_path / "whole", 1, **naive)[:2]
 
 

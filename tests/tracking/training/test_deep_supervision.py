@@ -3,6 +3,7 @@
 import invariance
 import pytest
 import watched
+from marks import slow
 from random_store import write_random_store
 from torch.nn import functional as F
 
@@ -10,7 +11,16 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.sampler import samples_of
 
-WITH = {
+TOGETHER = {
+    "nothing else": {},
+    "what saves": {"recompute_every": 2, "shared_weights": True, "threads": 2},
+    "what changes bits": {
+        **{"model": "interaction-node-first", "precision": "bf16", "dropout": 0.3, "aggregate": "mean"},
+        **{"residual": False, "activation": "silu", "events_per_step": 2, "clip": 0.5},
+    },
+}
+
+ALONE = {
     "nothing else": {},
     "node first": {"model": "interaction-node-first"},
     "float64": {"dtype": "float64"},
@@ -35,9 +45,15 @@ def _results(world, store, out, flags):
     return invariance.results(world, store, out, **{"graph_iters": 3, "max_steps": 3, "readouts": "all", **flags})
 
 
-@pytest.mark.parametrize("flags", WITH.values(), ids=WITH)
-def test_a_few_steps_leave_the_same_on_any_number_of_ranks(store, tmp_path, flags):
-    found = [result for ranks in (1, 2, 3) for result in run_ranks(_results, ranks, store, tmp_path / "run", flags)]
+WAYS = [
+    *(pytest.param(flags, (1, 3), id=name) for name, flags in TOGETHER.items()),
+    *(slow(flags, (1, 2, 3), id=f"{name}, alone") for name, flags in ALONE.items()),
+]
+
+
+@pytest.mark.parametrize(("flags", "numbers"), WAYS)
+def test_a_few_steps_leave_the_same_on_any_number_of_ranks(store, tmp_path, flags, numbers):
+    found = [result for ranks in numbers for result in run_ranks(_results, ranks, store, tmp_path / "run", flags)]
     for what in ("steps", "parameters", "scores"):
         assert len({result[what] for result in found}) == 1, what
     assert len({str(result["checkpoint"]) for result in found if result["checkpoint"]}) == 1

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from marks import slow
 from random_store import write_random_store
 
 from domainpar.common.agreement import Refused
@@ -19,7 +20,7 @@ from domainpar.tracking.networks.catalogue import ORDERS, PUBLISHED_ON_STAGES
 from domainpar.tracking.training import forecast
 from domainpar.tracking.training.run import train
 
-SIZES = {"hidden": 16, "graph_iters": 4, "epochs": 1, "lr": 1e-2}
+SIZES = {"hidden": 16, "graph_iters": 4, "max_steps": 1, "lr": 1e-2}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,11 @@ def trained(store, out, num_ranks=1, **flags):
     return everywhere[0], json.loads((out / "run.json").read_text())
 
 
-@pytest.mark.parametrize("model", ["acorn2", "acorn", "own_models:evolving"])
-def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(store, tmp_path, model):
+@pytest.mark.parametrize("settings", [(None, 1), slow((None, 2, 1))], ids=str)
+@pytest.mark.parametrize("model", ["acorn2", slow("acorn"), "own_models:evolving"])
+def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(store, tmp_path, model, settings):
     expected, hashes = [], set()
-    for every in (None, 2, 1):
+    for every in settings:
         _, about = trained(store, tmp_path / str(every), model=model, recompute_every=every)
         expected.append(about["memory"]["expected_bytes"][0])
         hashes.add(about["parameters_sha256"])
@@ -90,8 +92,10 @@ def test_pieces_of_an_event_grow_and_are_shared(store):
     assert alone[1].bytes_of_ghost == 0 < shared[1].bytes_of_ghost
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize(("gib", "expected"), [(400, None), (60, 2), (20, 1)])
+@pytest.mark.parametrize(
+    ("num_ranks", "gib", "expected"),
+    [(1, 400, None), (3, 60, 2), (1, 20, 1), slow(3, 400, None), slow(1, 60, 2), slow(3, 20, 1)],
+)
 def test_auto_recomputes_no_more_than_a_limit_makes_necessary(store, tmp_path, monkeypatch, num_ranks, gib, expected):
     gibibyte_of_event = 2**30 / 3037 * 1.05 * num_ranks
     monkeypatch.setattr(
@@ -106,9 +110,14 @@ def test_of_built_in_networks_as_little_as_possible_is_computed_again(store, tmp
     assert trained(store, tmp_path / "run", **flags)[0] is None
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("every", "hint"), [("auto", "more ranks, a smaller"), (None, "--recompute-every auto, more ranks")]
+    ("num_ranks", "every", "hint"),
+    [
+        (1, "auto", "more ranks, a smaller"),
+        (2, None, "--recompute-every auto, more ranks"),
+        slow(2, "auto", "more ranks, a smaller"),
+        slow(1, None, "--recompute-every auto, more ranks"),
+    ],
 )
 def test_a_limit_that_cannot_be_met_is_refused_before_a_file_is_touched(store, tmp_path, num_ranks, every, hint):
     flags = {"model": "acorn2", "recompute_every": every, "memory_limit": 0.001}

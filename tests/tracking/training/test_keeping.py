@@ -141,7 +141,7 @@ def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs
     run(store, tmp_path / "often", save_every_minutes=1e-9)
     assert saved(tmp_path / "often") == ["step_000004", "step_000005", "step_000006"]
     for name, minutes in (("never", 0.0), ("none", None), ("rarely", 15.0)):
-        run(store, tmp_path / name, save_every_minutes=minutes)
+        run(store, tmp_path / name, 1, save_every_minutes=minutes)
         assert saved(tmp_path / name) == ["step_000003", "step_000006"]
 
 
@@ -194,7 +194,7 @@ def contents(directory):
 @pytest.mark.parametrize("flags", [[], ["--resume"], ["--resume", "auto"], ["--overwrite"]])
 def test_a_second_run_in_the_same_directory_is_refused_before_anything_is_touched(store, tmp_path, capfd, flags):
     out = tmp_path / "run"
-    run(store, out, epochs=1)
+    run(store, out, 1, epochs=1, max_steps=1)
     if not flags:  # another one has begun and has not written anything yet
         shutil.rmtree(out)
         out.mkdir()
@@ -211,7 +211,7 @@ def test_a_second_run_in_the_same_directory_is_refused_before_anything_is_touche
 
 
 def test_a_run_that_is_refused_when_it_would_go_on_gives_its_directory_back(store, tmp_path, capfd):
-    run(store, tmp_path / "run", epochs=1)
+    run(store, tmp_path / "run", 1, epochs=1, max_steps=1)
     before = contents(tmp_path)
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:

@@ -19,8 +19,16 @@ def store(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("store"), EVENTS, 1, 700, 4000, num_tiles=TILES)
 
 
-@pytest.mark.parametrize("num_ranks", [16, 33, 64])
-@pytest.mark.parametrize("grouping", GROUPINGS)
+SIZES = (16, 33, 64)
+USUAL = list(zip(SIZES, GROUPINGS, strict=True))
+WAYS = [
+    pytest.param(num_ranks, grouping, marks=[] if (num_ranks, grouping) in USUAL else pytest.mark.slow)
+    for num_ranks in SIZES
+    for grouping in GROUPINGS
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "grouping"), WAYS)
 def test_every_node_and_edge_has_one_owner_and_ghosts_get_its_rows(store, num_ranks, grouping):
     def part_of(world):
         opened = EventStore(store)

@@ -8,7 +8,7 @@ import invariance
 import numpy as np
 import pytest
 import torch
-from marks import fault, slow
+from marks import fault
 from random_events import random_event
 from random_store import write_graph, write_random_store
 
@@ -132,7 +132,16 @@ def _results(world, store, out, flags):
     return invariance.results(world, store, out, **flags)
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(2, 1), slow(2, 2), slow(4, 1), (4, 2), slow(4, 4)])
+GRIDS = [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]
+USUAL = [(5, 2, 1), ("2x3", 4, 2)]
+WAYS = [
+    pytest.param(sectors, *grid, marks=[] if (sectors, *grid) in USUAL else pytest.mark.slow)
+    for sectors in (5, "2x3")
+    for grid in GRIDS
+]
+
+
+@pytest.mark.parametrize(("case", "num_ranks", "domain_size"), WAYS, indirect=["case"], scope="module")
 def test_naive_training_has_the_same_bits_on_any_grid_of_ranks(
     random_store, on_one_rank, tmp_path, case, num_ranks, domain_size
 ):

@@ -4,7 +4,7 @@ import own_models
 import pytest
 import torch
 import watched
-from marks import fault
+from marks import fault, slow
 from random_store import write_random_store
 from torch import nn
 
@@ -38,11 +38,17 @@ def dealt(store, num_groups):
     return [[sample.name for sample in of_group] for of_group in deal(samples, num_groups)]
 
 
+LAYERS = ("node_encoder", "edge_encoder", "edge_stages.1", "node_stages.0", "head")
+RECOMPUTED = {"recompute_every": 2, "graph_iters": 3, "dropout": 0.3}
+BEGINNINGS = [
+    *(pytest.param(layer, {}, id=layer) for layer in LAYERS),
+    pytest.param("edge_stages.1", RECOMPUTED, id="edge_stages.1, recomputed"),
+    *(slow(layer, RECOMPUTED, id=f"{layer}, recomputed") for layer in LAYERS if layer != "edge_stages.1"),
+]
+
+
 @fault(38)
-@pytest.mark.parametrize("layer", ["node_encoder", "edge_encoder", "edge_stages.1", "node_stages.0", "head"])
-@pytest.mark.parametrize(
-    "flags", [{}, {"recompute_every": 2, "graph_iters": 3, "dropout": 0.3}], ids=["plain", "recomputed, dropped"]
-)
+@pytest.mark.parametrize(("layer", "flags"), BEGINNINGS)
 def test_the_layer_that_began_it_is_named_with_rank_and_event(store, layer, flags):
     def spoil(trainer):
         watched.always_poisoned(trainer.model.get_submodule(layer))

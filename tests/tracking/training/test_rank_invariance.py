@@ -16,13 +16,14 @@ from domainpar.tracking.training.run import train
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 
+SEVERAL = "clipped, warmed up, several events a step, weights, targets"
 NETWORKS = {
     "edge-first float32": {},
     "edge-first float64": {"dtype": "float64"},
     "node-first float32": {"model": "interaction-node-first"},
     "node-first float64": {"model": "interaction-node-first", "dtype": "float64"},
     "shared weights": {"shared_weights": True, "graph_iters": 3},
-    "clipped, warmed up, several events a step, weights, targets": {
+    SEVERAL: {
         "clip": 0.5,
         "warmup": 3,
         "lr_schedule": "cosine",
@@ -83,14 +84,19 @@ def _assert_same(found, expected):
     assert found[0]["checkpoint"] == expected["checkpoint"], "bytes of the checkpoint"
 
 
+FEW = ("edge-first float32", "shared weights", SEVERAL, "everything at once")
+WAYS = [pytest.param(network, marks=[] if network in FEW else pytest.mark.slow) for network in NETWORKS]
+
+
 @pytest.mark.parametrize("num_ranks", [slow(2), 3, slow(4), slow(5), slow(8)])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", WAYS)
 def test_any_number_of_ranks_gives_the_bits_of_one(store, on_one_rank, tmp_path, network, num_ranks):
     found = run_ranks(_results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
     _assert_same(found, on_one_rank(network))
 
 
-@pytest.mark.parametrize("num_ranks", [slow(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("switch", [{"threads": 1}, {"threads": 3}, {"recompute_every": 2}], ids=str)
 def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
     store, on_one_rank, tmp_path, switch, num_ranks
@@ -100,7 +106,7 @@ def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
     _assert_same(found, on_one_rank(THREE_ITERATIONS))
 
 
-@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), slow(3), slow(4), 5, slow(8)])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), 3, slow(4), slow(5), slow(8)])
 def test_everything_switched_on_gives_the_bits_of_one_rank_without_what_only_saves(
     store, on_one_rank, tmp_path, num_ranks
 ):
@@ -119,19 +125,19 @@ def test_what_saves_memory_reaches_the_network(store):
     assert make_network(TrainConfig(recompute_every=3), EventStore(store)).recompute_every == 3
 
 
-@pytest.mark.parametrize("grouping", ["metis", "random"])
-@pytest.mark.parametrize("num_ranks", [2, 5])
+@pytest.mark.parametrize(
+    ("grouping", "num_ranks"), [("metis", 2), ("random", 3), slow("metis", 5), slow("random", 5), slow("random", 2)]
+)
 def test_any_grouping_of_tiles_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, grouping, num_ranks):
     flags = {**NETWORKS["edge-first float32"], "grouping": grouping}
     found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
     _assert_same(found, on_one_rank("edge-first float32"))
 
 
-@pytest.mark.parametrize("domain_size", [1, 2, 4])
+@pytest.mark.parametrize("domain_size", [slow(1), 2, slow(4)])
 def test_any_shape_of_the_process_grid_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, domain_size):
-    network = "clipped, warmed up, several events a step, weights, targets"
-    found = run_ranks(_results, 4, store, tmp_path / "run", NETWORKS[network], domain_size=domain_size, timeout=120)
-    _assert_same(found, on_one_rank(network))
+    found = run_ranks(_results, 4, store, tmp_path / "run", NETWORKS[SEVERAL], domain_size=domain_size, timeout=120)
+    _assert_same(found, on_one_rank(SEVERAL))
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_on_other_ranks(store, on_one_rank, tmp_path):
@@ -166,7 +172,7 @@ def test_any_transport_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, 
 @pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
 @pytest.mark.slow
 def test_a_grid_of_processes_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, transport):
-    networks = ["clipped, warmed up, several events a step, weights, targets", "everything at once"]
+    networks = [SEVERAL, "everything at once"]
     cases = [NETWORKS[networks[0]], NETWORKS[networks[1]] | SPARING]
     found = run_ranks(
         invariance.many_results,

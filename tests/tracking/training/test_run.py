@@ -33,6 +33,13 @@ def store(tmp_path_factory):
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 
 
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):
+    """A run of one rank that nothing disturbs, and the bits of its parameters."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, run(store, out)[0][0]
+
+
 class AskedInStep(StopFlag):
     """Asks a rank to stop in a step, counted from 1; 0: before the first; None: never."""
 
@@ -171,10 +178,11 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
 
 
 @fault(5)
-def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(store, tmp_path, capsys):
-    run(store, tmp_path / "run", num_ranks=14, domain_size=14, max_steps=1)
+def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(tmp_path, capsys):
+    store = write_random_store(tmp_path / "store", num_tiles=3, compared=False)
+    run(store, tmp_path / "run", num_ranks=5, domain_size=5, max_steps=1)
     said = capsys.readouterr().out
-    assert "of 14 ranks own nothing in training step 1" in said
+    assert "of 5 ranks own nothing in training step 1" in said
     names = "|".join(record.event for record in EventStore(store).events("train"))
     assert re.search(f"no tile of ({names}) is theirs: fewer ranks, a smaller --domain-size or more tiles", said)
     assert 0 in lines(tmp_path / "run")[0]["owned_nodes"]
@@ -206,9 +214,9 @@ def test_a_step_that_takes_every_event_is_not_told_to_take_more(tmp_path, capsys
 
 @fault(40)
 @pytest.mark.parametrize("step", [slow(0), slow(1), 3, slow(5)])
-def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, tmp_path, step):
+def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_same_bits(store, whole, tmp_path, step):
     """0: while the run was set up. 3: in the last step of an epoch, before its validation."""
-    expected = run(store, tmp_path / "whole")[0][0]
+    undisturbed, expected = whole
     stopped = run(store, tmp_path / "run", num_ranks=3, asked={1: step})
     assert [state.step for _, state in stopped] == [step] * 3
     content = run_json(tmp_path / "run")
@@ -219,7 +227,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all_and_the_run_goes_on_to_the_sam
     content = run_json(tmp_path / "run")
     assert (content["state"], content["steps"], content["ranks"], content["began_at_step"]) == ("done", 6, 2, step)
     told = [(line["split"], line["step"]) for line in lines(tmp_path / "run")]
-    assert told == [(line["split"], line["step"]) for line in lines(tmp_path / "whole")]
+    assert told == [(line["split"], line["step"]) for line in lines(undisturbed)]
 
 
 def test_a_run_that_is_asked_to_stop_before_it_goes_on_stays_as_it_is(store, tmp_path):
@@ -240,9 +248,9 @@ OTHER_RANKS = {
 @fault(45)
 @pytest.mark.parametrize(("num_ranks", "domain_size", "flags"), OTHER_RANKS.values(), ids=OTHER_RANKS)
 def test_a_run_goes_on_with_another_grouping_or_domain_size_to_the_same_bits(
-    store, tmp_path, num_ranks, domain_size, flags
+    store, whole, tmp_path, num_ranks, domain_size, flags
 ):
-    expected = run(store, tmp_path / "whole")[0][0]
+    _, expected = whole
     run(store, tmp_path / "run", num_ranks=2, asked={0: 4})
     resumed = run(store, tmp_path / "run", num_ranks, domain_size, resume=True, **flags)
     assert [parameters for parameters, _ in resumed] == [expected] * num_ranks
@@ -261,14 +269,14 @@ def grown(store, directory):
     return directory
 
 
-def test_a_run_goes_on_with_its_own_events_of_a_store_that_has_grown_to_the_same_bits(store, tmp_path):
-    expected = run(store, tmp_path / "whole")[0][0]
+def test_a_run_goes_on_with_its_own_events_of_a_store_that_has_grown_to_the_same_bits(store, whole, tmp_path):
+    undisturbed, expected = whole
     run(store, tmp_path / "run", asked={0: 2})
     resumed = run(grown(store, tmp_path / "grown"), tmp_path / "run", num_ranks=2, resume=True)
     assert [parameters for parameters, _ in resumed] == [expected] * 2
     last = "checkpoints/step_000006"
-    assert contents(tmp_path / "run" / last) == contents(tmp_path / "whole" / last)
-    of_runs = [run_json(tmp_path / name)["store"] for name in ("run", "whole")]
+    assert contents(tmp_path / "run" / last) == contents(undisturbed / last)
+    of_runs = [run_json(out)["store"] for out in (tmp_path / "run", undisturbed)]
     assert all(of_run["digest"] == EventStore(store).digest for of_run in of_runs)
     assert of_runs[0]["events"] == of_runs[1]["events"]
     assert [name for name, _ in of_runs[0]["events"]["train"]] == ["000000000", "000000001", "000000002"]
@@ -339,9 +347,11 @@ def break_in_step(monkeypatch, number, rank):
     monkeypatch.setattr(Trainer, "step", step)
 
 
-def test_a_run_that_fails_says_so_and_goes_on_without_doing_steps_twice_in_its_metrics(store, tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_and_goes_on_without_doing_steps_twice_in_its_metrics(
+    store, whole, tmp_path, monkeypatch
+):
     """It fails in step 5; the last checkpoint is of step 3, so lines of steps 4 and on are written anew."""
-    expected = run(store, tmp_path / "whole")[0][0]
+    _, expected = whole
     with monkeypatch.context() as patched:
         break_in_step(patched, number=4, rank=1)
         with pytest.raises(Broken):
@@ -414,12 +424,12 @@ def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tm
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("interaction", {"forward": 7, "backward": 7, "sums": 0}),
-        ("interaction-node-first", {"forward": 8, "backward": 8, "sums": 0}),
-        ("agnn", {"forward": 8, "backward": 8, "sums": 0}),
+        ("interaction", {"forward": 2, "backward": 2, "sums": 0}),
+        ("interaction-node-first", {"forward": 3, "backward": 3, "sums": 0}),
+        ("agnn", {"forward": 3, "backward": 3, "sums": 0}),
     ],
 )
 def test_the_number_of_exchanges_is_told_and_minimal(store, tmp_path, capsys, model, expected):
-    run(store, tmp_path / "run", num_ranks=2, model=model, graph_iters=8, max_steps=1)
+    run(store, tmp_path / "run", num_ranks=2, model=model, graph_iters=3, max_steps=1)
     assert run_json(tmp_path / "run")["exchanges"] == expected
     assert f"exchanges: {expected['forward']} on the way forward" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from itertools import chain
 
 import invariance
 import pytest
+from marks import slow
 from random_store import write_random_store
 
 from domainpar.testing import run_ranks
@@ -120,12 +121,23 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
-def test_a_run_has_one_hash_whoever_takes_which_events(store, tmp_path, flags):
+ONE, TWO_APART, FOUR_IN_PAIRS = (1, 1), (2, 1), (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("run", "grids"),
+    [
+        ("buckets", (ONE, FOUR_IN_PAIRS)),
+        ("budget", (ONE, TWO_APART)),
+        slow("buckets", (ONE, TWO_APART)),
+        slow("budget", (ONE, FOUR_IN_PAIRS)),
+    ],
+)
+def test_a_run_has_one_hash_whoever_takes_which_events(store, tmp_path, run, grids):
     found = [
         result
-        for ranks, domain in ((1, 1), (2, 1), (4, 2))
-        for result in run_ranks(_results, ranks, store, tmp_path / "run", flags, domain_size=domain)
+        for ranks, domain in grids
+        for result in run_ranks(_results, ranks, store, tmp_path / "run", RUNS[run], domain_size=domain)
     ]
     for what in ("steps", "parameters", "scores"):
         assert len({result[what] for result in found}) == 1, what

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from invariance import results
+from marks import slow
 from random_store import write_random_store
 
 from domainpar.common.agreement import Refused
@@ -62,8 +63,11 @@ def expected_bytes(store, tmp_path, **flags):
     return json.loads((tmp_path / "measured" / "run.json").read_text())["memory"]["expected_bytes"][0]
 
 
+@pytest.mark.parametrize("numbers", [(3,), slow((1, 2, 8))], ids=str)
 @pytest.mark.parametrize("network", NETWORKS, ids=["default", "bf16", "agnn"])
-def test_the_bits_are_those_of_memory_on_any_number_of_ranks(store, tmp_path, every_table, network, monkeypatch):
+def test_the_bits_are_those_of_memory_on_any_number_of_ranks(
+    store, tmp_path, every_table, network, numbers, monkeypatch
+):
     monkeypatch.setattr(
         "domainpar.tracking.training.run.lie_in_files", lambda folder: None
     )  # scores are made after the run
@@ -73,7 +77,7 @@ def test_the_bits_are_those_of_memory_on_any_number_of_ranks(store, tmp_path, ev
         return {name: found[name] for name in ("steps", "parameters", "scores")}
 
     expected = run_ranks(trained, 1, tmp_path / "memory")[0]
-    for num_ranks in (1, 2, 3, 8) if not network else (1, 3):
+    for num_ranks in numbers:
         tables.lie_in_files(tmp_path)
         assert run_ranks(trained, num_ranks, tmp_path / str(num_ranks)) == [expected] * num_ranks
         assert tables._files.made > 4
@@ -81,7 +85,7 @@ def test_the_bits_are_those_of_memory_on_any_number_of_ranks(store, tmp_path, ev
     assert all(entry.is_dir() for entry in tmp_path.iterdir()), "files have no name"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slow(1), 2])
 def test_files_are_taken_where_memory_is_too_small_and_a_scratch_is_given(
     store, tmp_path, monkeypatch, every_table, capsys, num_ranks
 ):
@@ -113,7 +117,7 @@ def test_a_run_that_fits_has_its_tables_in_memory(store, tmp_path, capsys):
     assert "of tables lie in files" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slow(1), 2])
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -88,7 +88,7 @@ def test_without_a_straggler_there_is_nothing_to_say():
 
 
 def _run(world, store, out):
-    config = TrainConfig(hidden=16, graph_iters=1, epochs=10, out=str(out))
+    config = TrainConfig(hidden=16, graph_iters=1, epochs=8, out=str(out))
     train(config, store, world)
 
 
@@ -100,7 +100,7 @@ def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
         return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
     monkeypatch.setattr(Tally, "shared", slowed)
-    store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120, compared=False)
+    store = write_random_store(tmp_path / "store", num_val=0, num_nodes=40, num_edges=120, compared=False)
     run_ranks(_run, 3, store, tmp_path / "run")
     written = [json.loads(one) for one in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     ((step, (found,)),) = [(one["step"], one["straggler"]) for one in written if "straggler" in one]
@@ -110,7 +110,7 @@ def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
 
 
 def _steps(world, store):
-    trainer = watched.trainer_of(store, world)
+    trainer = watched.trainer_of(store, world, graph_iters=1)
     samples = samples_of(EventStore(store).events("train"), None)[:1]
     return [trainer.step(samples, step).get("straggler") for step in range(STEPS + 2)]
 

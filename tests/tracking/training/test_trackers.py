@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+from marks import slow
 from random_store import write_random_store
 from small_steps import trained_with
 
@@ -43,10 +44,10 @@ def shown(monkeypatch):
     return shown
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [slow(1), 3])
 def test_rank_0_shows_the_numbers_of_every_record_and_the_hash_is_the_same(store, tmp_path, shown, ranks):
-    plain = trained_with(store, tmp_path / "plain", ranks)
-    logged = trained_with(store, tmp_path / "logged", ranks, log="wandb")
+    plain = trained_with(store, tmp_path / "plain", ranks, epochs=1)
+    logged = trained_with(store, tmp_path / "logged", ranks, epochs=1, log="wandb")
     assert logged["parameters_sha256"] == plain["parameters_sha256"]
     lines = [json.loads(line) for line in (tmp_path / "logged" / "metrics.jsonl").read_text().splitlines()]
     assert [step for step, _ in shown] == [line["step"] for line in lines], "one rank, each record once"
@@ -70,7 +71,7 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(store, tmp_path
         raise OSError("no room")
 
     monkeypatch.setattr(Shown, {"begin": "__call__", "add": "add", "close": "close"}[when], fails)
-    trained_with(store, tmp_path / "run", 1, log="wandb")
+    trained_with(store, tmp_path / "run", 1, max_steps=2, log="wandb")
     assert capsys.readouterr().err.count("--log wandb is left out from now on: OSError: no room") == 1
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "done"
 
