@@ -161,11 +161,12 @@ def _wide(event, dtype=torch.float64, **flags):
     return InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=48, dtype=dtype, **flags)
 
 
-@pytest.mark.parametrize("frozen", ["edge_encoder", "head.mlp.linears.0.weight", "node_stages.0.mlp.norms"])
-def test_what_is_frozen_gets_no_gradient_and_all_else_has_its_own(by_kernels, frozen):
-    event = tiled_event()
+def test_what_is_frozen_gets_no_gradient_and_all_else_has_its_own(by_kernels):
+    """A whole perceptron, the weight of one layer, and the norms of another perceptron."""
+    event, frozen = tiled_event(), ("edge_encoder", "head.mlp.linears.0.weight", "node_stages.0.mlp.norms")
     expected = networks.by_formula(event, graph_iters=2).gradients
     for found in run_ranks(_with_frozen, 2, event, frozen, timeout=200.0):
+        assert {one for one in frozen for name in found if name.startswith(one)} == set(frozen)
         for name, gradient in found.items():
             if name.startswith(frozen):
                 assert gradient is None, name
