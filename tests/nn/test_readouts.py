@@ -126,10 +126,8 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("used", USED, ids="-".join)
 @pytest.mark.parametrize("head", HEADS)
 def test_states_sums_and_a_readout_of_one_pass_are_their_formulas_with_all_gradients(event, head, used, keeps_layers):
-    expected = by_formula(event, head, used)
-    for ranks in (1, 3):
-        found = run_ranks(in_one_pass, ranks, event, head, used, torch.float64, keeps_layers)
-        assert_close(of_all(event, found), expected)
+    found = run_ranks(in_one_pass, 3, event, head, used, torch.float64, keeps_layers)
+    assert_close(of_all(event, found), by_formula(event, head, used))
 
 
 @pytest.mark.parametrize("used", USED, ids="-".join)
@@ -143,7 +141,8 @@ def test_they_are_in_batches_as_well(in_batches, event, head, used):
 @pytest.mark.parametrize("head", HEADS)
 def test_they_have_one_hash_on_any_number_of_ranks(event, head, products):
     hashes = set()
-    for ranks, grouping, keeps_layers in itertools.product((1, 2, 3), ("ranges", "random"), (True, False)):
+    on = ((1, "ranges", True), (1, "ranges", False), (2, "random", True), (3, "random", False), (3, "ranges", True))
+    for ranks, grouping, keeps_layers in on:
         found = run_ranks(in_one_pass, ranks, event, head, RESULTS, torch.float32, keeps_layers, products, grouping)
         hashes.add(sha(*of_all(event, found)))
     assert len(hashes) == 1
