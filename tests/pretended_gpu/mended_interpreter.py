@@ -3,7 +3,7 @@
 It multiplies blocks with numpy, whose library sums a row otherwise where it stands at another place of the block, on
 some processors only: here there is one chain of sums over K for each number, in its order. And for each function that a
 kernel calls it replaces the words of Triton's language anew; here it does where they are not, which is once. An error
-in such a function is wrapped once, by the kernel. What it makes of the shape of each block, it makes once of each shape.
+in such a function is wrapped once, by the kernel. What it makes of the shape of each block it makes once of a shape.
 """
 
 from __future__ import annotations
