@@ -49,7 +49,7 @@ def event():
 
 @pytest.mark.parametrize(("names", "order"), with_options({order: order for order in ("edge-first", "node-first")}))
 def test_options_are_their_formulas_with_all_gradients(event, names, order):
-    flags = {"order": order, "graph_iters": 3}
+    flags = {"order": order, "graph_iters": 2}
     for name in names:
         flags |= OPTIONS[name]
     key = KEY if IN_TRAINING & set(names) else None
@@ -62,7 +62,7 @@ def test_options_are_their_formulas_with_all_gradients(event, names, order):
     ("names", "kind"), with_options({"float32": {}, "bfloat16 edges": {"products": torch.bfloat16}})
 )
 def test_with_any_options_all_ranks_have_one_hash(event, names, kind):
-    flags = {"graph_iters": 3, "order": "node-first" if len(names) == 1 else "edge-first", **kind}
+    flags = {"graph_iters": 2, "order": "node-first" if len(names) == 1 else "edge-first", **kind}
     for name in names:
         flags |= OPTIONS[name]
     key = KEY if IN_TRAINING & set(names) else None

@@ -86,7 +86,7 @@ def test_nothing_is_exchanged_twice(event, order, grouping):
     in_forward, in_backward, num_bytes = expected[0]
     assert (in_forward, in_backward) == ((4, 4) if order == "edge-first" else (5, 5))
     assert (num_bytes > 0) == (grouping == "random")
-    for every in (1, 2, 3, 6):
+    for every in (1, 3):
         assert run_ranks(_exchanges, 3, event, grouping, {**flags, "recompute_every": every}) == expected
 
 
