@@ -7,6 +7,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
@@ -122,9 +123,14 @@ def assert_close(found, expected):
         assert (ours - theirs).abs().max() <= 1e-11 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("keeps_layers", [True, False], ids=["layers kept", "again"])
-@pytest.mark.parametrize("used", USED, ids="-".join)
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "used", "keeps_layers"),
+    [
+        (pytest.param if number % 2 != keeps else slow)(head, used, keeps, id=f"{head}-{'-'.join(used)}-{keeps}")
+        for number, (head, used) in enumerate(itertools.product(HEADS, USED))
+        for keeps in (True, False)
+    ],
+)
 def test_states_sums_and_a_readout_of_one_pass_are_their_formulas_with_all_gradients(event, head, used, keeps_layers):
     found = run_ranks(in_one_pass, 3, event, head, used, torch.float64, keeps_layers)
     assert_close(of_all(event, found), by_formula(event, head, used))

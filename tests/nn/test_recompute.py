@@ -38,16 +38,19 @@ def event():
     return _event(4)
 
 
+NARROW, READ_OUT = {"dropout": 0.3, "products": torch.bfloat16}, {"dropout": 0.3, "readouts": "all"}
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("order", "flags", "tried"),
     [
-        slow({}, id="plain"),
-        pytest.param({"dropout": 0.3, "products": torch.bfloat16}, id="dropout and bf16"),
-        pytest.param({"dropout": 0.3, "readouts": "all"}, id="dropout and all readouts"),
+        pytest.param("edge-first", NARROW, EACH_TWICE, id="edge-first, dropout and bf16"),
+        pytest.param("node-first", READ_OUT, EACH_TWICE, id="node-first, dropout and all readouts"),
+        *(slow(order, {}, EVERY_PAIR, id=f"{order}, every pair") for order in ORDERS),
+        *(slow(order, NARROW, EVERY_PAIR, id=f"{order}, dropout and bf16, every pair") for order in ORDERS),
+        *(slow(order, READ_OUT, EVERY_PAIR, id=f"{order}, dropout and readouts, every pair") for order in ORDERS),
     ],
 )
-@pytest.mark.parametrize("tried", [pytest.param(EACH_TWICE, id="each twice"), slow(EVERY_PAIR, id="every pair")])
-@pytest.mark.parametrize("order", ORDERS)
 def test_bits_are_those_of_a_network_that_keeps_everything(event, order, flags, tried):
     """On any number of ranks, also where one part has it all and the other ranks own nothing."""
     how = {"key": KEY, "dtype": torch.float32, "order": order, "graph_iters": 4, **flags}

@@ -69,6 +69,7 @@ def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
     assert "--- rank 0 of 2 failed ---" in output
 
 
+@pytest.mark.slow
 def test_ranks_do_not_outlive_a_killed_rank_zero():
     codes, output = launch_by_hand(2, "rank 0 is killed while others compute")
     assert codes == ["137", "1"]
