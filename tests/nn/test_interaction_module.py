@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from random_events import random_event
 from test_heads import EVERYTHING, read, whole
 from tiled import TiledEvent
@@ -77,18 +78,19 @@ def test_the_first_weights_of_a_seed_and_their_names_are_those_of_checkpoints_th
     assert parameters_sha256(InteractionNetwork(3, 6, **SIZES, **options))[:16] == expected
 
 
+@pytest.mark.parametrize("ranks", [(1, 3), slow((1, 2, 8))], ids=str)
 @pytest.mark.parametrize("norm", ["batch", "graph"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_norms_over_rows_are_the_same_on_any_number_of_ranks_to_rounding(event, name, norm):
+def test_norms_over_rows_are_the_same_on_any_number_of_ranks_to_rounding(event, name, norm, ranks):
     heads = (EDGE, Head("kinds", "node", 4), Head("jet", "graph", 3, 70.0))
     results = []
-    for ranks in (1, 2, 3, 8):
+    for on in ranks:
 
         def make():
             options = NetworkOptions(**SIZES, dtype=torch.float64, norm=norm, heads=heads, dropout=0.2)
             return build_model(name, 3, 6, options)
 
-        tables, gradients = whole(run_ranks(read, ranks, event, make, "random", 3))
+        tables, gradients = whole(run_ranks(read, on, event, make, "random", 3))
         results.append([*tables.values(), *gradients])
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):

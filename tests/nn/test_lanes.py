@@ -5,6 +5,7 @@ import operator
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from numba import njit
 from numba.core.errors import TypingError
 
@@ -29,6 +30,15 @@ from domainpar.nn.lanes import (
 FLOATS = [np.float32, np.float64]
 ONE = wide(COLUMN_BLOCK)
 WIDTHS = [16, 32, 48, 64, 112, 128]
+# Each combination is compiled: of every width one.
+of_each_width = pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        (pytest.param if (place + other) % 2 else slow)(dtype, width, id=f"{dtype.__name__}-{width}")
+        for place, width in enumerate(WIDTHS)
+        for other, dtype in enumerate(FLOATS)
+    ],
+)
 AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 3e38, -3e38, 0.1, -7.3, 1e7, 2.0**-126]
 
 
@@ -140,8 +150,7 @@ def _assert_same_bits(found, expected):
     np.testing.assert_array_equal(_bits(found)[rest], _bits(expected)[rest])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@of_each_width
 def test_a_store_puts_back_what_a_load_took_whatever_its_bits(dtype, width):
     bits = np.random.default_rng(1).integers(0, 2**8, (40, 3 * width * np.dtype(dtype).itemsize), dtype=np.uint8)
     source = bits.view(dtype)
@@ -210,8 +219,7 @@ def _halving(row):
     return whole[0]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@of_each_width
 def test_a_total_is_taken_by_halving(dtype, width):
     values = _drawn(dtype, columns=width)
     values[1] = -0.0
@@ -224,8 +232,7 @@ def test_a_total_is_taken_by_halving(dtype, width):
     assert np.signbit(found[1])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@of_each_width
 def test_totals_of_eight_rows_have_the_bits_of_the_total_of_each(dtype, width):
     """Of rows, and of their products with others: in any place of a group, whatever the other rows are."""
     values, other = _drawn(dtype, columns=width), _drawn(dtype, seed=1, columns=width)

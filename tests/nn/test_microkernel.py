@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from marks import slow
 from numba import njit
 from one_operation import multiply, outer
 
@@ -11,6 +12,7 @@ from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
 ROWS, STEPS, COLUMNS = 13, 37, 64
 SHAPES = (Shape(1, 1), Shape(3, 2), Shape(4, 4), Shape(6, 1))
 """Those of machines with and without vectors of 512 bits are among them."""
+SPOILT = {"every other": lambda table: table[:, ::2], "by columns": np.asfortranarray}
 
 
 def in_blocks_of(shape, transposed=False):
@@ -64,8 +66,14 @@ def test_the_two_ways_of_multiplying_have_the_same_bits():
         assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-@pytest.mark.parametrize("spoilt", [lambda table: table[:, ::2], np.asfortranarray], ids=["every other", "by columns"])
+@pytest.mark.parametrize(
+    ("position", "spoilt"),
+    [
+        (pytest.param if position % 2 == place else slow)(position, spoilt, id=f"{position}, {name}")
+        for position in (0, 1, 2)
+        for place, (name, spoilt) in enumerate(SPOILT.items())
+    ],
+)
 def test_a_table_whose_numbers_do_not_lie_side_by_side_is_refused(position, spoilt):
     given = [np.zeros((32, 32), np.float32) for _ in range(3)]
     given[position] = spoilt(given[position])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from random_events import random_event
 from tiled import TiledEvent
 
@@ -49,8 +50,10 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("keeps_layers", [True, False])
-@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+@pytest.mark.parametrize(
+    ("order", "keeps_layers"),
+    [("edge-first", True), ("node-first", False), slow("edge-first", False), slow("node-first", True)],
+)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_a_step_takes_the_tables_that_were_predicted(event, monkeypatch, flags, order, keeps_layers):
     most = 2**27 if keeps_layers else 0

@@ -77,13 +77,12 @@ def _train(
 
 
 def _hashes(event, **flags):
-    """What 1, 2, 3 and 5 ranks end with, in ranges and dealt at random: parameters, and scores in global order."""
+    """What 1, 2, 3 and 5 ranks end with, in ranges or dealt at random: parameters, and scores in global order."""
     hashes = set()
-    for num_ranks in RANKS:
-        for grouping in ("ranges", "random"):
-            found = run_ranks(_with_flags, num_ranks, event, grouping, flags)
-            scores = {edge: logit for _, ids, logits in found for edge, logit in zip(ids, logits)}
-            hashes.add((frozenset(parameters for parameters, _, _ in found), tuple(scores[i] for i in sorted(scores))))
+    for num_ranks, grouping in zip(RANKS, ("ranges", "random", "ranges", "random")):
+        found = run_ranks(_with_flags, num_ranks, event, grouping, flags)
+        scores = {edge: logit for _, ids, logits in found for edge, logit in zip(ids, logits)}
+        hashes.add((frozenset(parameters for parameters, _, _ in found), tuple(scores[i] for i in sorted(scores))))
     return hashes
 
 

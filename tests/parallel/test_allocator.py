@@ -5,24 +5,21 @@ Pages that a process touches for the first time are counted, so that nothing her
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
+from memory_pages import MIB, PAGES, new_pages
 
 from domainpar.parallel import allocator
 from domainpar.parallel.allocator import give_back_freed, set_up_allocator
 from domainpar.testing import find_mpiexec, run_ranks
 
 on_glibc = pytest.mark.skipif(allocator._glibc() is None, reason="another C library than glibc")
-MIB = 2**20
-BLOCK, PAGES = 64 * MIB, 64 * MIB // os.sysconf("SC_PAGE_SIZE")
 KEPT = "freed memory is kept for the next step (glibc "
 OTHER_MALLOC = """
 #include <stddef.h>
@@ -64,34 +61,6 @@ DEBIANS_PYTHON = "/usr/bin/python3"
 SILENT_IMPORTS = "import domainpar, domainpar.train, domainpar.infer, domainpar.parallel.allocator; print('imported')"
 
 
-def use_a_block():
-    """Take a block of memory, write to all of it, and free it."""
-    library = ctypes.CDLL(None)
-    library.malloc.restype = ctypes.c_void_p
-    block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(BLOCK)))
-    ctypes.memset(block, 1, BLOCK)
-    library.free(block)
-
-
-def new_pages(in_thread=False):
-    """Pages that the second use of a block of `PAGES` pages touches for the first time."""
-    import resource
-
-    counted = []
-
-    def count():
-        use_a_block()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        use_a_block()
-        counted.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-    thread = threading.Thread(target=count)
-    (thread.start if in_thread else count)()
-    if in_thread:
-        thread.join()
-    return counted[0]
-
-
 def in_a_process(
     statement="print(set_up_allocator({how!r}))", how="keep", in_thread=False, python=sys.executable, **environment
 ):
@@ -99,7 +68,7 @@ def in_a_process(
     program = [
         "from domainpar.parallel.allocator import set_up_allocator",
         statement.format(how=how),
-        f"from test_allocator import new_pages; print(new_pages({in_thread}))",
+        f"from memory_pages import new_pages; print(new_pages({in_thread}))",
     ]
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
     done = subprocess.run(
@@ -229,7 +198,8 @@ def test_what_the_library_refuses_is_not_claimed(monkeypatch):
 @on_glibc
 def test_memory_that_is_kept_can_be_given_back():
     statement = (
-        "import psutil; from test_allocator import give_back_freed, use_a_block\n"
+        "import psutil; from memory_pages import use_a_block\n"
+        "from domainpar.parallel.allocator import give_back_freed\n"
         "held = lambda: psutil.Process().memory_info().rss // 2**20\n"
         "set_up_allocator(); before = held(); use_a_block(); kept = held(); give_back_freed()\n"
         "print(kept - before, held() - before)"

@@ -36,9 +36,9 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
 
 @needs_mpi
 def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
-    code, output = launch([MPIEXEC, "-n", "3"], "refuse")
+    code, output = launch([MPIEXEC, "-n", "2"], "refuse")
     assert code == 2
-    assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/3"
+    assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/2"
 
 
 @pytest.mark.slow
@@ -63,12 +63,13 @@ def launch_by_hand(num_ranks: int, how: str) -> tuple[list[str], str]:
 
 @fault(29)
 def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
-    codes, output = launch_by_hand(3, "fail while others compute")
-    assert codes == ["1", "1", "1"]
+    codes, output = launch_by_hand(2, "fail while others compute")
+    assert codes == ["1", "1"]
     assert output.count("Traceback") == 1
-    assert "--- rank 0 of 3 failed ---" in output
+    assert "--- rank 0 of 2 failed ---" in output
 
 
+@pytest.mark.slow
 def test_ranks_do_not_outlive_a_killed_rank_zero():
     codes, output = launch_by_hand(2, "rank 0 is killed while others compute")
     assert codes == ["137", "1"]

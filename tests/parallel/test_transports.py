@@ -65,8 +65,8 @@ def test_threads_may_compute_longer_than_others_wait():
 
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_on_processes_in_one_launch(transport):
-    results = run_ranks(transport_cases.all_cases_then_trouble, 4, transport=transport, timeout=50)
-    assert [ran for ran, _ in results] == [[case.__name__ for case in CASES]] * 4
+    results = run_ranks(transport_cases.all_cases_then_trouble, 3, transport=transport, timeout=50)
+    assert [ran for ran, _ in results] == [[case.__name__ for case in CASES]] * 3
     check_trouble([told for _, told in results], transport)
 
 
@@ -78,17 +78,18 @@ def test_a_rank_that_fails_between_start_and_finish_ends_the_wait_of_the_others(
 
 def check_trouble(told: list[tuple[str, ...]], transport: str) -> None:
     """The error of a deadline names the silent rank 1, that of a short message its sender, rank 0."""
-    of_sums = [told[rank][1] for rank in (0, 2, 3)]
-    of_exchanges = [told[rank][2] for rank in (0, 2, 3)]
+    others = [rank for rank in range(len(told)) if rank != 1]
+    of_sums = [told[rank][1] for rank in others]
+    of_exchanges = [told[rank][2] for rank in others]
     if transport == "gloo":
         # The first rank to give up closes its connections, which the others may then complain about.
         of_exchanges = [text for text in of_exchanges if "lost" not in text]
         assert of_exchanges
     else:  # gloo does not notice; plans are compared before the first exchange
-        for rank in (1, 2, 3):
+        for rank in range(1, len(told)):
             assert f"from rank 0 to rank {rank} brought 32;" in told[rank][0] or "rank 0 sent (2, 4)" in told[rank][0]
     if transport == "mpi":
-        assert all("waited 0.4 s in all_reduce (mpi)" in told[rank][3] for rank in (0, 2, 3))
+        assert all("waited 0.4 s in all_reduce (mpi)" in told[rank][3] for rank in others)
     for text in of_exchanges:
         assert "waited 0.4 s in an exchange" in text
         assert "nothing came from rank 1" in text

@@ -20,7 +20,7 @@ def attached(num_nodes, each, rng):
     ends = [0, 1]
     edges = []
     for node in range(2, num_nodes):
-        for to in rng.choice(ends, each):
+        for to in [ends[place] for place in rng.integers(len(ends), size=each)]:
             edges.append((node, to))
             ends += [node, to]
     return np.array(edges).T

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,40 @@ class Outcome:
         return json.loads((of_rank or list(self.log.glob("counts.*.json")))[0].read_text())
 
 
+class Warm:
+    """The process that forks ranks which run a function of `program.py`, see `warm.py`; started when first asked."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def codes(
+        self, name: str, environments: Sequence[Mapping[str, str]], outputs: Sequence[Path], seconds: float
+    ) -> list[int]:
+        """Exit codes of the ranks of a job."""
+        if self._process is None:
+            command = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+            environment = os.environ | card.environment(len(environments), nccl=True)
+            environment |= {"OMP_NUM_THREADS": "1"}
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        names = list(map(str, outputs))
+        job = {"name": name, "environments": environments, "outputs": names, "seconds": seconds}
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        codes: list[int] = json.loads(self._process.stdout.readline())
+        return codes
+
+    def end(self) -> None:
+        """Let it go, if it is there."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+WARM = Warm()
+
+
 def run(
     log: Path,
     *words: str | Path,
@@ -56,7 +90,8 @@ def run(
         *words: The command and its words.
         ranks: Ranks to start.
         gpus: GPUs that each process sees; as many as ranks by default.
-        launcher: `mpiexec`, `torchrun`, or `each`: processes started by hand, each with the variables of torchrun.
+        launcher: `mpiexec`, `torchrun`, or `each`: processes started by hand, each with the variables of torchrun, and
+            forked from a warm one where they run a program.
         timeout: Seconds after which the test fails.
         program: Another program than the package's commands, without the Python.
         kernels: Whether stages are computed by own kernels, see `card.environment`.
@@ -76,18 +111,35 @@ def run(
         commands = [[*TORCHRUN, str(ranks), *module]]
     else:
         commands = [[sys.executable, *what]] * ranks
-    processes = []
     port = str(free_port())
-    for rank, command in enumerate(commands):
+    environments = []
+    for rank in range(len(commands)):
         own = {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
         if len(commands) > 1:
             own |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        output = (log / f"output.{rank}").open("w")
-        processes.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
+        environments.append(own)
+    outputs = [log / f"output.{rank}" for rank in range(len(commands))]
+    if program is not None and len(commands) > 1:
+        codes = WARM.codes(str(words[0]), environments, outputs, patient(timeout))
+    else:
+        codes = _codes(commands, environments, outputs, patient(timeout))
+    text = "".join(output.read_text() for output in outputs)
+    return Outcome(max(codes, key=abs), text, log, ranks)
+
+
+def _codes(
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    outputs: Sequence[Path],
+    seconds: float,
+) -> list[int]:
+    """Exit codes of programs that run beside each other."""
+    processes = []
+    for command, environment, output in zip(commands, environments, outputs):
+        with output.open("w") as file:
+            processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(patient(timeout)) for process in processes]
+        return [process.wait(seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    text = "".join((log / f"output.{rank}").read_text() for rank in range(len(processes)))
-    return Outcome(max(codes, key=abs), text, log, ranks)

@@ -1,5 +1,6 @@
 """Ranks on pretended GPUs over the mocked NCCL: launchers, commands, groups, faults, and mistakes on purpose."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from faults.on_purpose import switch
 from marks import fault, slow
-from on_gpus import run
+from on_gpus import WARM, run
 from random_store import write_random_store
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
@@ -22,6 +23,8 @@ def _can_be_built():
         card.library()
     except card.Missing as why:
         pytest.skip(str(why))
+    yield
+    WARM.end()
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +38,19 @@ def losses(directory):
 
 @pytest.fixture(scope="module")
 def of_one_cpu(store, tmp_path_factory):
-    """Losses of one rank on a CPU, by model."""
+    """Losses of one rank on a CPU, for a model."""
     from domainpar.parallel.world import World
     from domainpar.tracking.config import TrainConfig
     from domainpar.tracking.training.run import train
 
+    @functools.cache
     def on_cpu(model):
         out = tmp_path_factory.mktemp(model.split(":")[0]) / "run"
         flags = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "events_per_step": 2, "model": model}
         train(TrainConfig(**flags, out=str(out)), store, World.alone())
         return losses(out)
 
-    return {model: on_cpu(model) for model in ("interaction", "own_models:evolving")}
+    return on_cpu
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def test_ranks_learn_what_one_cpu_learns(store, of_one_cpu, tmp_path, launcher, 
     assert done.code == 0, done.text
     assert re.search(rf"^domainpar: {ranks} ranks over nccl, . to an event, pretended GPU each$", done.text, re.M)
     assert done.problems() == []
-    ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu[model])
+    ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu(model))
     assert np.abs(ratios - 1).max() <= 2e-3
 
 
@@ -149,13 +153,13 @@ def test_ranks_that_may_share_a_gpu_meet_over_gloo(store, of_one_cpu, tmp_path):
     assert done.code == 0, done.text
     assert "2 ranks over gloo, 2 to an event, pretended GPU each" in done.text
     assert not list((tmp_path / "log").glob("nccl.*.json"))
-    ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu["interaction"])
+    ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu("interaction"))
     assert np.abs(ratios - 1).max() <= 2e-3
 
 
 def test_what_nccl_refuses_is_one_line_with_a_hint(tmp_path):
     """The cards have different numbers here; NCCL sees one, as it does of a card cut in two."""
-    done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=2, PRETENDED_DUPLICATE="1")
+    done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=2, launcher="each", PRETENDED_DUPLICATE="1")
     assert done.code == 2
     (line,) = [line for line in done.text.splitlines() if line.startswith("domainpar: error: ")]
     assert "could not form a nccl group of 2 ranks: Duplicate GPU detected : rank 0 and rank 1" in line

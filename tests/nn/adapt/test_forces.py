@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import slow
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
@@ -55,7 +56,7 @@ def check_gradients(world, function):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, slow(3)])
 def test_gradients_of_exchanges_and_sums_have_gradients(num_ranks, name):
     assert all(run_ranks(check_gradients, num_ranks, CALLS[name]))
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv
 from whole_and_split import ODD, USUAL
@@ -42,7 +43,7 @@ def both(world, sample=USUAL, edges="incoming", assigned=True):
     return whole, sliced
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), 3, slow(8)])
 @pytest.mark.parametrize("edges", ["incoming", "incident"])
 @pytest.mark.parametrize("assigned", [True, False], ids=["assigned", "contiguous"])
 @pytest.mark.parametrize("name", ["usual", *ODD])
@@ -104,7 +105,7 @@ class TwoLayers(nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index, e)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_ranks", [1, slow(2), 3, slow(8)])
 def test_training_from_slices_gives_the_bits_of_training_from_the_whole(num_ranks):
     models = {(rank, way): TwoLayers().double() for rank in range(num_ranks) for way in ("whole", "slices")}
 

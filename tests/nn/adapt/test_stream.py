@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from marks import slow
 from test_tape import Held
 from torch import Tensor, nn
 from whole_and_split import USUAL
@@ -57,7 +58,7 @@ def _trained(world: World, edges_per_block, edge_index, every=None, policy="inco
     return [result.detach(), x.grad, *(one.grad for one in module.parameters())], part.num_exchanges, module
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [slow(1), slow(2), 4])
 def test_results_gradients_and_dropout_are_those_of_the_network_itself(num_ranks):
     for policy in ("incoming", "incident"):
         expected = run_ranks(_trained, num_ranks, None, USUAL.edge_index, None, policy)

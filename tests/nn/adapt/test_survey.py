@@ -11,6 +11,7 @@ import torch
 torch_geometric = pytest.importorskip("torch_geometric")
 
 import survey  # noqa: E402  # imports PyG itself
+from marks import slow  # noqa: E402
 from survey import Outcome, survey_case  # noqa: E402
 from survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, TOLERANCE, WHOLE_MODELS  # noqa: E402
 from survey_table import first_clause, table  # noqa: E402
@@ -95,12 +96,34 @@ def with_batch_norm():
     return find(CONVOLUTIONS["GINConv"], "GINConv (batch norm)")  # sums over ranks, no exchange
 
 
-# What is found
+# What is found: of every class the first variant and those that are refused, of models those that bring something new
 
 
-@pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
-def test_every_convolution_is_exact_or_refused_for_a_reason_that_names_the_cause(name):
-    for case in CONVOLUTIONS[name]:
+def apart(cases, chosen):
+    """Lists of cases by class: those chosen, and for `make test-slow` the others."""
+    for name in sorted({case.name for case in cases}):
+        of_class = [case for case in cases if case.name == name]
+        first = [case for case in of_class if case is of_class[0] or str(case) in chosen]
+        yield pytest.param(first, id=name)
+        if others := [case for case in of_class if case not in first]:
+            yield slow(others, id=f"{name}, other variants")
+
+
+def with_news(models):
+    """Models by which each class, norm, jump and option comes up, and for `make test-slow` the other pairs of them."""
+    seen = set()
+    for case in models:
+        words = {case.name, *case.variant.split(", ")}
+        yield (slow if words <= seen else pytest.param)(case, id=str(case))
+        seen |= words
+
+
+ALL_CONVOLUTIONS = [case for cases in CONVOLUTIONS.values() for case in cases]
+
+
+@pytest.mark.parametrize("cases", list(apart(ALL_CONVOLUTIONS, OF_CONVOLUTIONS)))
+def test_every_convolution_is_exact_or_refused_for_a_reason_that_names_the_cause(cases):
+    for case in cases:
         last = settled(case)[-1]
         if is_exact(last):
             assert str(case) not in OF_CONVOLUTIONS, f"{case} is exact now: run make table, and leave it out here."
@@ -109,14 +132,16 @@ def test_every_convolution_is_exact_or_refused_for_a_reason_that_names_the_cause
             assert OF_CONVOLUTIONS[str(case)] in last.reason
 
 
-def test_what_needs_incident_says_so_under_incoming():
-    needing = [case for cases in CONVOLUTIONS.values() for case in cases if len(settled(case)) == 2]
-    needing = [case for case in needing if str(case) not in OF_CONVOLUTIONS]
+@pytest.mark.parametrize("variants", [1, slow(None)])
+def test_what_needs_incident_says_so_under_incoming(variants):
+    asked = [case for cases in CONVOLUTIONS.values() for case in cases[:variants] if str(case) not in OF_CONVOLUTIONS]
+    needing = [case for case in asked if len(settled(case)) == 2]
     assert needing
     for case in needing:
         assert "split the graph with edges='incident'" in settled(case)[0].reason
 
 
+@pytest.mark.slow
 def test_at_least_43_convolutions_are_exact_in_every_variant_and_seven_more_in_most():
     exact = {name: [is_exact(settled(case)[-1]) for case in cases] for name, cases in CONVOLUTIONS.items()}
     wholly = {name for name, variants in exact.items() if all(variants)}
@@ -133,14 +158,14 @@ def test_at_least_43_convolutions_are_exact_in_every_variant_and_seven_more_in_m
     ]
 
 
-@pytest.mark.parametrize("number", range(len(MODELS)), ids=lambda number: str(MODELS[number]))
-def test_every_model_is_exact(number):
-    assert is_exact(survey_case(MODELS[number], ("incoming", "incident")[number % 2]))
+@pytest.mark.parametrize("case", list(with_news(MODELS)))
+def test_every_model_is_exact(case):
+    assert is_exact(survey_case(case, ("incoming", "incident")[MODELS.index(case) % 2]))
 
 
-@pytest.mark.parametrize("name", sorted({case.name for case in MODULES}))
-def test_norms_pooling_and_modules_made_of_layers_are_exact_or_refused_for_a_reason_that_names_the_cause(name):
-    cases = [case for case in MODULES if case.name == name]
+@pytest.mark.parametrize("cases", list(apart(MODULES, OF_MODULES)))
+def test_norms_pooling_and_modules_made_of_layers_are_exact_or_refused_for_a_reason_that_names_the_cause(cases):
+    name = cases[0].name
     exact = [is_exact(settled(case)[-1]) for case in cases]
     if name not in OF_MODULES:
         assert all(exact)
@@ -154,6 +179,7 @@ def test_norms_pooling_and_modules_made_of_layers_are_exact_or_refused_for_a_rea
 # The table
 
 
+@pytest.mark.slow
 def test_the_table_in_docs_is_what_the_survey_finds():
     text = TABLE.read_text()
     versions = f"torch_geometric {torch_geometric.__version__}, torch {torch.__version__.split('+')[0]}."

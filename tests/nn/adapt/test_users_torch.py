@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from marks import slow
 from torch import nn
 from whole_and_split import USUAL
 
@@ -136,7 +137,7 @@ def test_a_torch_that_lacks_what_a_watch_asks_is_left_as_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["the model", "the model itself", "the step"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [slow(1), 2])
 def test_what_is_compiled_around_a_parallel_model_leaves_it_as_it_is(num_ranks, where):
     torch.manual_seed(0)
     net = Plain()

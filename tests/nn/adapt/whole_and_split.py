@@ -226,14 +226,16 @@ def check(
         net: Makes its module; the same seed is set before.
         refused: Part of the message of `NotExact` that every rank has to raise; None if the result has to be exact.
         or_refused: Whether it may be refused instead, under any policy, by all ranks alike.
-        policies: Which edges a part computes on; None for both, of which one will do for a refusal.
+        policies: Which edges a part computes on; None for both, of which one will do for a refusal, and for a function
+            that takes nothing of edges: to it they are other numbers of ghosts, of which the second has more.
         against: `whole`, or `alone`: one rank under the watch, for random numbers.
         tolerance: For max |difference| / max |value|.
         calls: How often to call it; the last one counts.
         gradients: Whether to compare them.
         recompute_every: Of the runs on ranks, as for `parallelize`.
     """
-    policies = policies or (POLICIES if refused is None else POLICIES[:1])
+    of_edges = {"edge_index", "src", "dst", *EDGES}.intersection(inspect.signature(function).parameters)
+    policies = policies or (POLICIES[:1] if refused is not None else POLICIES if of_edges else POLICIES[1:])
     torch.manual_seed(1)
     module = None if net is None else net().double()
     trials = [trial_of(function, sample, module, policy, calls, recompute_every) for policy in policies]
