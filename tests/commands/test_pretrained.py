@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from marks import slow
 from test_infer import write_store
 
 from domainpar import doctor, export, prepare, read_scores, report
@@ -288,7 +289,7 @@ def test_it_is_refused_where_a_directory_is_asked_for(tmp_path, monkeypatch, cap
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name if name == "quickstart" else slow(name) for name in NAMES])
 def test_every_command_that_takes_a_run_takes_it_by_name(store, name, capsys):
     assert export.main([f"pretrained:{name}", "--store", str(path_of(store)), "--format", "pt2"]) == 0
     assert Path(f"runs/pretrained-{name}/model.pt2").is_file()
