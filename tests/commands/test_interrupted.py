@@ -1,11 +1,14 @@
 """Runs that are interrupted by signals, as schedulers and people send them: stopped with a checkpoint, or at once."""
 
 import json
+import multiprocessing
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from faults.on_purpose import switch
 from jobs import MPIEXEC, started
 from marks import fault, slow_fault
 from random_store import write_random_store
@@ -17,6 +20,7 @@ from domainpar.testing import run_command
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}  # as users have it: Python then keeps what it prints into a pipe or a file
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
+FORK = multiprocessing.get_context("fork")  # torch is there at once
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 
 
@@ -36,6 +40,10 @@ def run_json(out):
 def steps(out):
     path = out / "metrics.jsonl"
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def steps_said(printed):
+    return [line.split()[2] for line in printed.splitlines() if line.startswith("split=train")]
 
 
 def assert_preempted(out, printed):
@@ -137,14 +145,14 @@ def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path,
 
 
 @fault(30)
-@pytest.mark.parametrize("launcher", [None, pytest.param("mpiexec", marks=needs_mpi)])
-def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path, launcher):
+@needs_mpi
+@pytest.mark.slow
+def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path):
     flags = words(store, tmp_path / "run", "--epochs", "100000", "--log-every", "1")
-    with started(launcher, 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
+    with started("mpiexec", 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
         job.wait(60)
     assert job.code in (-9, 9, 137), job.text
-    lines = [line.split() for line in job.text.splitlines() if line.startswith("split=train")]
-    assert [line[2] for line in lines] == ["step=1", "step=2", "step=3"]
+    assert steps_said(job.text) == ["step=1", "step=2", "step=3"]
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -158,12 +166,14 @@ def test_every_command_prints_each_line_when_it_is_complete(command):
     assert run_command([sys.executable, "-c", program, command], 60, **BUFFERED) == (7, "said\n")
 
 
-def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, capfd):
+@fault(30)
+def test_a_killed_run_has_its_lines_in_the_log_and_goes_on_with_the_command_that_began_it(store, tmp_path, capfd):
     """Its lock stays behind; the process that it names is gone."""
     out = tmp_path / "run"
-    again = words(store, out, "--epochs", "3", "--resume", "auto")
-    with started(None, 1, again, fault="rank=0,at=save:rename,step=4,do=kill") as job:
+    again = words(store, out, "--epochs", "3", "--log-every", "1", "--resume", "auto")
+    with started(None, 1, again, fault="rank=0,at=save:rename,step=4,do=kill", **BUFFERED) as job:
         assert job.wait(60).code == -signal.SIGKILL
+    assert steps_said(job.text) == ["step=1", "step=2", "step=3", "step=4"]
     assert (out / "run.lock").exists()
     assert CheckpointFiles(out / "checkpoints").names() == ["step_000002"]
     assert train.main(again[1:]) == 0
@@ -174,11 +184,18 @@ def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, ca
     assert run_json(out)["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
 
 
+def _train_with(fault, argv):
+    os.environ["DOMAINPAR_FAULT"] = switch(fault)
+    train.main(argv)
+
+
 def test_a_run_that_never_saved_is_begun_anew_in_its_place(store, tmp_path, capfd):
     out = tmp_path / "run"
     again = words(store, out, "--epochs", "2", "--resume", "auto")
-    with started(None, 1, again, fault="rank=0,at=save:files,do=kill") as job:
-        assert job.wait(60).code == -signal.SIGKILL
+    first = FORK.Process(target=_train_with, args=("rank=0,at=save:files,do=kill", again[1:]), daemon=True)
+    first.start()
+    first.join(60)
+    assert first.exitcode == -signal.SIGKILL
     assert steps(out) == [1, 2]
     assert train.main(again[1:]) == 0
     assert "holds a run that never saved a checkpoint; starting anew" in capfd.readouterr().out
