@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from forked import forked
 from random_events import random_event
 from random_store import write_graph
 from spoilt_files import flip_a_byte
@@ -26,7 +26,6 @@ from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
 
 NUM_EVENTS = 24
-FORK = multiprocessing.get_context("fork")  # torch is there at once
 
 
 def write_store(directory, numbers):
@@ -94,15 +93,13 @@ def _killed_after(number, place, out):
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = replace
-    _stream(place, out)
+    return _stream(place, out)
 
 
 def test_a_session_that_is_killed_is_taken_up_and_no_event_is_written_twice(place, tmp_path):
     out = tmp_path / "out"
-    session = FORK.Process(target=_killed_after, args=(10, place, out), daemon=True)
-    session.start()
-    session.join(60)
-    assert session.exitcode == -signal.SIGKILL
+    with forked(_killed_after, 10, place, out) as program:
+        assert program.wait()[0] == -signal.SIGKILL
     first = {path.name: path.stat().st_mtime_ns for path in out.glob("*.scores.zarr.zip")}
     assert len(first) == 10
     session = _stream(place, out, ranks=3)

@@ -1,7 +1,6 @@
 """Runs that are interrupted by signals, as schedulers and people send them: stopped with a checkpoint, or at once."""
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -9,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from faults.on_purpose import switch
+from forked import forked
 from jobs import MPIEXEC, started
 from marks import fault, slow_fault
 from random_store import write_random_store
+from waiting import wait_until
 
 from domainpar import train
 from domainpar.__main__ import COMMANDS
@@ -20,7 +21,6 @@ from domainpar.testing import run_command
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}  # as users have it: Python then keeps what it prints into a pipe or a file
 SMALL = "--hidden 16 --graph-iters 1 --lr 0.01".split()
-FORK = multiprocessing.get_context("fork")  # torch is there at once
 needs_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 
 
@@ -129,16 +129,17 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
 def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path, first):
     out = tmp_path / "run"
     asleep = "rank=0,at=forward,step=3,do=sleep:600"
-    with started(None, 1, words(store, out, "--epochs", "100000", "--checkpoint-every", "1"), fault=asleep) as job:
-        job.wait_for("fault on purpose")
-        job.process.send_signal(first)
-        job.wait_for("Ctrl-C (again) ends at once")
-        assert job.process.poll() is None
-        job.process.send_signal(signal.SIGINT)
-        job.wait()
-    assert job.code == 130, job.text
-    assert job.text.count("domainpar: error: interrupted") == 1
-    assert "Traceback" not in job.text
+    endless = words(store, out, "--epochs", "100000", "--checkpoint-every", "1")[1:]
+    with forked(train.main, endless, DOMAINPAR_FAULT=switch(asleep)) as program:
+        wait_until(lambda: "fault on purpose" in program.text)
+        os.kill(program.process.pid, first)
+        wait_until(lambda: "Ctrl-C (again) ends at once" in program.text)
+        assert program.process.is_alive()
+        os.kill(program.process.pid, signal.SIGINT)
+        code, printed = program.wait()
+    assert code == 130, printed
+    assert printed.count("domainpar: error: interrupted") == 1
+    assert "Traceback" not in printed
     assert run_json(out)["state"] == "failed"
     assert CheckpointFiles(out / "checkpoints").choose(strict=True).name == "step_000003"
     assert train.main(["--out", str(out), "--resume", "auto", "--max-steps", "4"]) == 0
@@ -184,18 +185,11 @@ def test_a_killed_run_has_its_lines_in_the_log_and_goes_on_with_the_command_that
     assert run_json(out)["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
 
 
-def _train_with(fault, argv):
-    os.environ["DOMAINPAR_FAULT"] = switch(fault)
-    train.main(argv)
-
-
 def test_a_run_that_never_saved_is_begun_anew_in_its_place(store, tmp_path, capfd):
     out = tmp_path / "run"
     again = words(store, out, "--epochs", "2", "--resume", "auto")
-    first = FORK.Process(target=_train_with, args=("rank=0,at=save:files,do=kill", again[1:]), daemon=True)
-    first.start()
-    first.join(60)
-    assert first.exitcode == -signal.SIGKILL
+    with forked(train.main, again[1:], DOMAINPAR_FAULT=switch("rank=0,at=save:files,do=kill")) as program:
+        assert program.wait()[0] == -signal.SIGKILL
     assert steps(out) == [1, 2]
     assert train.main(again[1:]) == 0
     assert "holds a run that never saved a checkpoint; starting anew" in capfd.readouterr().out
