@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import forked
 from jobs import without_signs_of_life
 from marks import slow
 from random_store import write_random_store
@@ -191,7 +192,8 @@ def test_after_torchrun_a_spoilt_event_is_named_and_the_exit_code_is_1(store, tm
 @needs_mpi
 def test_an_mpiexec_of_another_library_fails_with_the_table():
     """As seen by a rank of Open MPI's; one of MPICH's is tried in tests/diagnosis."""
-    code, printed = run_command(DOCTOR, 60, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    with forked(doctor.main, QUICK, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0") as program:
+        code, printed = program.wait()
     assert code == 1, printed
     words = " ".join(printed.split())
     for word in ("FAIL", "OMPI_COMM_WORLD_SIZE=2", "versions"):
