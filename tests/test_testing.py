@@ -26,8 +26,11 @@ def work(world, factor):
 CALL = "print([answer.rank for answer in run_ranks(work, 2, 10, transport={transport!r})])\n"
 
 
-def test_a_function_of_the_script_itself_runs_on_every_transport(tmp_path):
-    script, transports = tmp_path / "own.py", ["threads", "gloo", *(["mpi"] if find_mpiexec() else [])]
+@pytest.mark.parametrize(
+    "transports", [("threads", "gloo"), pytest.param(("mpi",), marks=[needs_mpi, pytest.mark.slow])]
+)
+def test_a_function_of_the_script_itself_runs_on_every_transport(tmp_path, transports):
+    script = tmp_path / "own.py"
     calls = "".join(f"    {CALL.format(transport=transport)}" for transport in transports)
     script.write_text(f"{SCRIPT}if __name__ == '__main__':\n{calls}")
     code, output = run_command([sys.executable, str(script)], 60)
@@ -70,7 +73,8 @@ def test_no_program_of_a_test_has_a_limit_in_plain_seconds():
     plain = [
         f"{path.name}:{call.lineno}"
         for path in Path(__file__).parent.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
+        if "timeout=" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("run", "check_output", "check_call", "communicate", "HTTPConnection")
