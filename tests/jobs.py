@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -50,6 +50,7 @@ class Job:
         ranks_ended: When the last rank had ended, seconds since 1970.
         ended: When the launcher had ended as well.
         final: All it printed, once it has ended.
+        others: Processes that are none of its own, which are asked once.
     """
 
     process: subprocess.Popen[bytes]
@@ -58,6 +59,7 @@ class Job:
     ranks_ended: float = 0.0
     ended: float = 0.0
     final: str | None = None
+    others: set[psutil.Process] = field(default_factory=set)
 
     @property
     def text(self) -> str:
@@ -89,10 +91,13 @@ class Job:
         """All processes of the job that run, launcher and ranks, or those whose command begins with `words`."""
         found = []
         for process in psutil.process_iter():
+            if process in self.others:
+                continue
             # Any of these questions may find that the process has ended since the one before.
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                ours = process.environ().get(MARK) == self.name and words in " ".join(process.cmdline()[1:4])
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(MARK) != self.name:
+                    self.others.add(process)
+                elif words in " ".join(process.cmdline()[1:4]) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

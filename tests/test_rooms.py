@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,26 @@ from domainpar.testing import patient
 ROOT = Path(__file__).parent.parent
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def tree(path: Path) -> ast.Module:
+    """What a file says, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Full names of what a file imports, at any depth, and of torch.distributed reached as an attribute."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield f"{node.value.id}.{node.attr}"
+
+    def names() -> Iterator[str]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                yield f"{node.value.id}.{node.attr}"
+
+    return frozenset(names())
 
 
 def files_that_import(name: str, folder: str) -> set[str]:
@@ -47,7 +59,7 @@ def test_partitioners_need_numpy_numba_and_pymetis_only():
     third_party = {
         name.split(".")[0]
         for path in (ROOT / "partitioners").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree(path))
         for name in imported_modules(node)
     } - set(sys.stdlib_module_names)
     assert third_party <= {"numpy", "numba", "pymetis", "partitioners"}
@@ -78,19 +90,15 @@ def test_importing_the_package_loads_no_library():
     assert ended.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "uses",
-    [
-        "domainpar.split_graph, domainpar.parallelize, domainpar.InteractionNetwork, domainpar.World, domainpar.verify",
-        "import_module('domainpar.testing').run_ranks(world_size, 2)",
-    ],
-    ids=["names of the core", "ranks of tests"],
-)
-def test_who_splits_a_graph_loads_nothing_of_the_application(uses):
+def test_who_splits_a_graph_loads_nothing_of_the_application():
+    core = (
+        "domainpar.split_graph, domainpar.parallelize, domainpar.InteractionNetwork, domainpar.World, domainpar.verify"
+    )
+    ranks = "import_module('domainpar.testing').run_ranks(world_size, 2)"
     others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'plotly', 'matplotlib')"
     program = (
         "import sys, domainpar\nfrom importlib import import_module\ndef world_size(world): return world.size\n"
-        f"if __name__ == '__main__':\n    {uses}\n"
+        f"if __name__ == '__main__':\n    {core}\n    {ranks}\n"
         f"    print([name for name in sys.modules if f'{{name}}.'.startswith(tuple(f'{{it}}.' for it in {others}))])"
     )
     ended = subprocess.run(
@@ -103,7 +111,7 @@ def test_who_splits_a_graph_loads_nothing_of_the_application(uses):
 def test_types_and_names_of_a_package_are_the_same(package):
     typed = {
         alias.asname: node.module
-        for node in ast.walk(ast.parse(Path(package.__file__).read_text(encoding="utf-8")))
+        for node in ast.walk(tree(Path(package.__file__)))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("domainpar")
         for alias in node.names
     }
@@ -155,7 +163,7 @@ def test_a_circle_of_three_is_seen():
 def test_no_function_is_longer_than_70_lines():
     for folder in ("domainpar", "partitioners"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree(path)):
                 if isinstance(node, ast.FunctionDef):
                     documented = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
                     first = node.body[1] if documented and len(node.body) > 1 else node.body[0]

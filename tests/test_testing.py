@@ -11,7 +11,6 @@ from domainpar import testing
 from domainpar.testing import find_mpiexec, patient, run_command
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-TRANSPORTS = ["threads", "gloo", pytest.param("mpi", marks=needs_mpi)]
 
 SCRIPT = """
 from domainpar.testing import run_ranks
@@ -27,15 +26,18 @@ def work(world, factor):
 CALL = "print([answer.rank for answer in run_ranks(work, 2, 10, transport={transport!r})])\n"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_function_of_the_script_itself_runs_on_every_transport(tmp_path, transport):
+@pytest.mark.parametrize(
+    "transports", [("threads", "gloo"), pytest.param(("mpi",), marks=[needs_mpi, pytest.mark.slow])]
+)
+def test_a_function_of_the_script_itself_runs_on_every_transport(tmp_path, transports):
     script = tmp_path / "own.py"
-    script.write_text(f"{SCRIPT}if __name__ == '__main__':\n    {CALL.format(transport=transport)}")
+    calls = "".join(f"    {CALL.format(transport=transport)}" for transport in transports)
+    script.write_text(f"{SCRIPT}if __name__ == '__main__':\n{calls}")
     code, output = run_command([sys.executable, str(script)], 60)
-    assert (code, output.splitlines()[-1]) == (0, "[0, 10]"), output
+    assert (code, output.splitlines()[-len(transports) :]) == (0, ["[0, 10]"] * len(transports)), output
 
 
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])])
 def test_a_script_that_calls_without_asking_whether_it_is_the_main_one_is_told_what_to_write(tmp_path, transport):
     script = tmp_path / "own.py"
     script.write_text(SCRIPT + CALL.format(transport=transport))
@@ -44,11 +46,12 @@ def test_a_script_that_calls_without_asking_whether_it_is_the_main_one_is_told_w
     assert 'write the call under if __name__ == "__main__":' in output, output
 
 
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
-def test_a_function_that_is_in_no_file_is_refused_before_ranks_start(transport):
-    code, output = run_command([sys.executable, "-c", SCRIPT + CALL.format(transport=transport)], 60)
-    assert code == 1
-    assert "ValueError: ranks that are processes cannot import work, which was typed and is in no file" in output
+def test_a_function_that_is_in_no_file_is_refused_before_ranks_start():
+    calls = "for transport in ('gloo', 'mpi'):\n    try: run_ranks(work, 2, 10, transport=transport)\n"
+    program = f"{SCRIPT}{calls}    except ValueError as refused: print(refused)\n"
+    code, output = run_command([sys.executable, "-c", program], 60)
+    assert code == 0, output
+    assert output.count("ranks that are processes cannot import work, which was typed and is in no file") == 2, output
 
 
 @pytest.mark.parametrize(("load", "times"), [(0.0, 1), (2.0, 2), (12.0, 12)])
@@ -70,7 +73,8 @@ def test_no_program_of_a_test_has_a_limit_in_plain_seconds():
     plain = [
         f"{path.name}:{call.lineno}"
         for path in Path(__file__).parent.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
+        if "timeout=" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("run", "check_output", "check_call", "communicate", "HTTPConnection")

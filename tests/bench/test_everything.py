@@ -39,7 +39,7 @@ def run(folder, *flags):
     return everything.main([*flags, "--lines", str(folder / "lines"), "--write", str(folder / "RESULTS.md")])
 
 
-def test_what_fails_is_shown_and_the_others_still_run(folder, capsys):
+def test_what_fails_is_shown_the_others_still_run_and_the_section_is_replaced_and_all_else_stays(folder, capsys):
     assert run(folder, "--only", "bad", "gone", "good") == 1
     section = (folder / "RESULTS.md").read_text()
     assert section.startswith("# Results\n\nBy hand.\n\n" + everything.BEGIN)
@@ -50,23 +50,19 @@ def test_what_fails_is_shown_and_the_others_still_run(folder, capsys):
     assert "**A table**\n\n| case |  |\n| --- | --- |\n| a\\|b | 2 * |\n\n\\* a note\n" in section
     assert "OMP_NUM_THREADS=1" in section
     assert "failed with exit code 3" in capsys.readouterr().out
+    (folder / "RESULTS.md").write_text(section + "\nMore by hand.\n")
+    assert run(folder, "--only", "good") == 0
+    again = (folder / "RESULTS.md").read_text()
+    assert again.startswith("# Results\n\nBy hand.\n")
+    assert again.endswith(f"{everything.END}\n\nMore by hand.\n")
+    assert again.count("A table") == 1
+    assert "Is all bad?" not in again
+    assert len((folder / "lines" / "good.jsonl").read_text().splitlines()) == 2  # those of this run alone
 
 
 def test_what_takes_too_long_is_ended(folder):
     assert run(folder, "--only", "late", "--timeout", "2") == 1
     assert "**Its time was up.** The last it printed:\n\n```\nit began\n" in (folder / "RESULTS.md").read_text()
-
-
-def test_the_section_is_replaced_and_all_else_stays(folder):
-    assert run(folder, "--only", "good") == 0
-    once = (folder / "RESULTS.md").read_text()
-    (folder / "RESULTS.md").write_text(once + "\nMore by hand.\n")
-    assert run(folder, "--only", "good") == 0
-    twice = (folder / "RESULTS.md").read_text()
-    assert twice.startswith("# Results\n\nBy hand.\n")
-    assert twice.endswith(f"{everything.END}\n\nMore by hand.\n")
-    assert twice.count("A table") == 1
-    assert len((folder / "lines" / "good.jsonl").read_text().splitlines()) == 2  # those of this run alone
 
 
 def test_a_section_without_an_end_is_left_alone(folder):

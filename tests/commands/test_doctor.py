@@ -12,7 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
+from forked import forked
 from jobs import without_signs_of_life
+from marks import slow
 from random_store import write_random_store
 
 from domainpar import doctor
@@ -80,7 +83,7 @@ def test_what_makes_no_sense_is_refused(words, said, capfd):
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("broken", ["numba", "torch", "rich"])
+@pytest.mark.parametrize("broken", [slow("numba"), "torch", "rich"])
 def test_a_package_that_cannot_be_imported_is_named(broken, tmp_path):
     (tmp_path / f"{broken}.py").write_text("raise ImportError('it needs NumPy 2.3 or less.\\nGot NumPy 9.9.')")
     code, printed = run_command([*DOCTOR, "--no-probe"], 60, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]))
@@ -97,23 +100,31 @@ def test_all_packages_that_are_declared_are_looked_at_when_one_is_broken():
     assert set(doctor.NEEDED.values()) == {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
 
 
-def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path):
+def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path, monkeypatch, capfd):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(
         "raise ImportError('libmpi.so.12: cannot open shared object file')"
     )
-    path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
-    code, printed = run_command([*DOCTOR, "--no-probe"], 120, PYTHONPATH=path)
-    assert "Traceback" not in printed
-    assert "libmpi.so.12" in printed
-    assert "split = whole" in printed, code
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the programs that it starts
+    code = doctor.main([*QUICK, "--no-probe"])
+    out, err = capfd.readouterr()
+    assert code == 1
+    assert "Traceback" not in out + err
+    assert "libmpi.so.12" in out
+    assert "split = whole" in out
 
 
-def test_a_certificate_is_written_where_torch_would_take_several_threads(tmp_path):
+def test_a_certificate_is_written_where_torch_would_take_several_threads(tmp_path, monkeypatch, capfd):
     file = tmp_path / "certificate.json"
-    asked = ["--no-probe", "--certify", "--minutes", "0.01", "--out", str(file)]
-    code, printed = run_command([*DOCTOR, *asked], 240, OMP_NUM_THREADS="2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    code = doctor.main([*QUICK, "--no-probe", "--certify", "--minutes", "0.01", "--out", str(file)])
+    printed = capfd.readouterr().out
     assert code == 0, printed
+    assert torch.get_num_threads() == 1
     assert "torch would take 2 threads" in " ".join(printed.split())
     assert json.loads(file.read_text())["certificate_version"] == 1
 
@@ -181,7 +192,8 @@ def test_after_torchrun_a_spoilt_event_is_named_and_the_exit_code_is_1(store, tm
 @needs_mpi
 def test_an_mpiexec_of_another_library_fails_with_the_table():
     """As seen by a rank of Open MPI's; one of MPICH's is tried in tests/diagnosis."""
-    code, printed = run_command(DOCTOR, 60, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    with forked(doctor.main, QUICK, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0") as program:
+        code, printed = program.wait()
     assert code == 1, printed
     words = " ".join(printed.split())
     for word in ("FAIL", "OMPI_COMM_WORLD_SIZE=2", "versions"):

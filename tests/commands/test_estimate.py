@@ -6,6 +6,7 @@ import pytest
 from random_store import write_random_store
 
 from domainpar import estimate
+from domainpar.measure import rates
 from domainpar.tracking.cost.machine import Machine
 
 
@@ -16,7 +17,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def no_crowd(monkeypatch):
-    """Processes of ranks take seconds to start; what they say of each other is not looked at here."""
+    """Processes of ranks take seconds to start; neither what they say of each other nor a rate is looked at here."""
+    monkeypatch.setattr(rates, "MOST_REPEATS", 3)
     monkeypatch.setattr(estimate, "_of_all_cores", lambda *_: {"latency": 1e-5, "rate": 1e9, "busy": 1.1})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -43,37 +45,59 @@ def run(store, tmp_path_factory):
     return out
 
 
+def both_forms(run, **asked):
+    """The files of a run in both formats, each with what was said of it."""
+    made = {}
+    for form in ("onnx", "pt2"):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            path = export(ExportConfig(run=str(run), format=form, **asked.get(form, {})))
+        made[form] = path, said.getvalue()
+    return made
+
+
+def trained_on(run):
+    """The names of the events that a run has seen."""
+    return sorted(name for name, _ in json.loads((run / "run.json").read_text())["store"]["events"]["train"])
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    """Those of the run: the one in ONNX is checked on an event that it has seen, the other on one of its own choice."""
+    return both_forms(run, onnx={"event": trained_on(run)[0]})
+
+
 NETWORKS = {
     **{name: {"model": name} for name in MODELS},
     "bare": {"residual": False, "aggregate": "sum", "activation": "tanh", "norm": "none", "shared_weights": True},
     "node first": {"model": "interaction-node-first", "aggregate": "mean", "activation": "silu", "readouts": "all"},
     "standardised": {"standardise": True, "dropout": 0.3},
     "norms over rows": {"norm": "batch"},
-    "own": {"model": "own_models:evolving"},
+    "own": {"model": "own_models:evolving", "graph_iters": 1},
+    "acorn2 of one iteration": {"model": "acorn2", "graph_iters": 1},
     "in float64": {"dtype": "float64"},
     "acorn in float64": {"model": "acorn", "dtype": "float64"},
 }
 
 
-ALWAYS = ("interaction", "acorn2", "own")
+ALWAYS = ("interaction", "acorn2 of one iteration", "own")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else slow(name) for name in NETWORKS])
-def test_each_network_gives_our_logits_in_both_formats(store, tmp_path, name, capsys):
-    flags = NETWORKS[name]
-    trained(store, tmp_path / "run", epochs=1, lr=1e-2, **flags)
-    for form in ("onnx", "pt2"):
-        own = flags["model"] if name == "own" else None
-        path = export(ExportConfig(run=str(tmp_path / "run"), format=form, model=own))
-        assert path == tmp_path / "run" / f"model.{form}"
+def test_each_network_gives_our_logits_in_both_formats(store, run, exported, tmp_path, name):
+    if name != "interaction":
+        flags, run = NETWORKS[name], tmp_path / "run"
+        trained(store, run, epochs=1, lr=1e-2, **flags)
+        own = {"model": flags["model"]} if name == "own" else {}
+        exported = both_forms(run, onnx=own, pt2=own)
+    for form, (path, printed) in exported.items():
+        assert path == run / f"model.{form}"
         assert path.stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert printed.count("with 1, 2, 4 threads; largest difference from float64 over 1 + |logit|") == 2
-    assert not list((tmp_path / "run").glob(".partial*"))
+        assert printed.count("with 1, 2, 4 threads; largest difference from float64 over 1 + |logit|") == 1
+    assert not list(run.glob(".partial*"))
 
 
-def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store):
-    path = export(ExportConfig(run=str(run)))
+def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store, exported):
+    path, _ = exported["onnx"]
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs, outputs = session.get_inputs(), session.get_outputs()
     assert [(it.name, it.type) for it in inputs] == [
@@ -110,14 +134,11 @@ def test_it_tells_what_features_that_are_made_here_or_read_with_scales_are_divid
     assert len(events.divisors["edge_features"]) == columns[1], "those that are made here"
 
 
-def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_see(run, store, capsys):
-    export(ExportConfig(run=str(run), format="pt2"))
-    seen = {name for name, _ in json.loads((run / "run.json").read_text())["store"]["events"]["train"]}
+def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_see(run, store, exported):
+    seen = trained_on(run)
     unseen = next(record.event for record in EventStore(store).events() if record.event not in seen)
-    assert f"edges of event {unseen} with" in capsys.readouterr().out
-    named = sorted(seen)[0]
-    export(ExportConfig(run=str(run), format="pt2", event=named))
-    assert f"edges of event {named} with" in capsys.readouterr().out
+    assert f"edges of event {seen[0]} with" in exported["onnx"][1]
+    assert f"edges of event {unseen} with" in exported["pt2"][1]
 
 
 FULL = """
@@ -128,16 +149,16 @@ print([export.main([sys.argv[1], "--format", form]) for form in ("onnx", "pt2")]
 """
 
 
-def test_a_full_disk_is_named_in_either_format_and_all_else_is_told_in_one_line(run, tmp_path):
+def test_a_full_disk_is_named_in_either_format_and_all_else_is_told_in_one_line(run):
     # In a process of its own: torch's writer of files ends it where a disk is full.
-    closed = {**os.environ, "HOME": "/proc", "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    closed = {**os.environ, "HOME": "/proc"}
     closed.pop("XDG_CACHE_HOME", None)
     program = [sys.executable, "-c", FULL, str(run)]
     ended = subprocess.run(program, env=closed, capture_output=True, text=True, timeout=patient(400))
     assert (ended.returncode, ended.stdout) == (0, "[1, 1]\n"), ended.stderr
-    compiling, *errors = without_signs_of_life(ended.stderr).splitlines()
-    assert "kernels for this machine" in compiling
-    assert "File too large" in compiling
+    errors = without_signs_of_life(ended.stderr).splitlines()
+    if "kernels for this machine" in errors[0]:  # none are kept yet
+        assert "File too large" in errors.pop(0)
     assert errors[::2] == [
         f"domainpar: error: File too large (errno 27) | file {run}/model.{form}" for form in ("onnx", "pt2")
     ]
@@ -187,9 +208,21 @@ class OfColumns(Sums):
         return sums.t()
 
 
-@pytest.mark.parametrize("network", [Sums, ByScatterAdd, ByScatterReduce, OfColumns], ids=lambda kind: kind.__name__)
-def test_sums_of_whole_numbers_are_exact_with_any_number_of_threads(network, tmp_path):
-    inputs, module = whole_numbers(), network()
+class ByAll(torch.nn.Module):
+    """In all of these forms, one after the other."""
+
+    takes_edge_features = True
+
+    def __init__(self):
+        super().__init__()
+        self.forms = torch.nn.ModuleList([Sums(), ByScatterAdd(), ByScatterReduce(), OfColumns()])
+
+    def forward(self, x, edge_index, edge_attr):
+        return torch.cat([form(x, edge_index, edge_attr) for form in self.forms], 1).sum(1, keepdim=True)
+
+
+def test_sums_of_whole_numbers_are_exact_with_any_number_of_threads(tmp_path):
+    inputs, module = whole_numbers(), ByAll()
     exact = module(*inputs)[:, 0].numpy()
     write, run = _FORMATS["onnx"]()
     write(module, inputs, {}, tmp_path / "sums.onnx")

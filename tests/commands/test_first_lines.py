@@ -1,9 +1,11 @@
 """What commands say once for all ranks: of the memory they use, and of the values of the events that were prepared."""
 
+import shutil
 import sys
 
 import pytest
 from random_store import write_random_store
+from test_infer import files_of
 
 from domainpar import infer, prepare, train
 from domainpar.parallel.allocator import set_up_allocator
@@ -20,6 +22,11 @@ def store(tmp_path_factory):
 
 def begins(text, word):
     return [line for line in text.splitlines() if line.startswith(word)]
+
+
+def run_of(store, out):
+    assert train.main(["--store", str(store), "--out", str(out), *SMALL]) == 0
+    return out
 
 
 def test_both_commands_say_what_they_did_about_the_allocator(store, tmp_path, capsys):
@@ -42,17 +49,29 @@ def test_it_is_done_before_torch_is_imported(tmp_path):
 
 
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_ranks_say_it_once_and_import_nothing_of_torchs_compiler(store, tmp_path):
+def test_ranks_say_it_once_import_nothing_of_torchs_compiler_and_score_the_newest_run_where_it_lies(
+    store, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run_of(store, tmp_path / "another"), "runs/0001")
     program = (
-        "import sys; from domainpar import train\n"
+        "import sys; from domainpar import infer, train\n"
         "code = train.main(sys.argv[1:])\n"
-        "sys.exit(code or 7 * bool({'torch._dynamo', 'sympy'} & set(sys.modules)))"
+        "if {'torch._dynamo', 'sympy'} & set(sys.modules): sys.exit(7)\n"
+        "print('and now', flush=True)\n"
+        "sys.exit(code or infer.main(['--checkpoint', 'last']))"
     )
-    flags = ["--store", str(store), "--out", str(tmp_path / "run"), *SMALL]
+    flags = ["--store", str(store), *SMALL]
     code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-c", program, *flags], 100)
     assert code == 0, text
-    assert len(begins(text, "allocator: ")) == 1
-    assert len(begins(text, "memory   : ")) == 2
+    for said in (text.partition("and now")[0], text.rpartition("and now")[2]):
+        assert len(begins(said, "allocator: ")) == 1
+    assert len(begins(text.partition("and now")[0], "memory   : ")) == 2
+    assert [path.parent.name for path in (tmp_path / "runs").glob("*/scores")] == ["0002"]
+    found = files_of(tmp_path / "runs" / "0002" / "scores")
+    assert infer.main(["--run", "runs/0002", "--checkpoint", "last", "--out", "runs/0002/one"]) == 0
+    assert found == files_of(tmp_path / "runs" / "0002" / "one")
+    assert len(found) == 2
 
 
 def test_prepare_says_once_what_the_events_look_like_and_what_their_candidate_edges_hold(tmp_path, capsys):

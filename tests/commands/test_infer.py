@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -27,7 +28,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import this_python
 from domainpar.infer import infer, main
 from domainpar.parallel.world import World
-from domainpar.testing import find_mpiexec, patient, run_command, run_ranks
+from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.tracking.part_loading import BadEvent
@@ -91,23 +92,43 @@ def files_of(out):
     return {file.name: file.read_bytes() for file in out.glob("*.*") if file.name != "timings.json"}
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(2, None), (3, None), slow(3, 1), (4, 2)])
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"mode": "naive", "sectors": 3},
-        {"tracks": "cc"},
-        {"tracks": "walk"},
-        {"tracks": "junction", "mode": "naive", "sectors": 3},
-    ],
-    ids=["halo", "naive", "cc", "walk", "junction, naive"],
-)
+@pytest.fixture(scope="module")
+def on_one_rank(place, tmp_path_factory):
+    """The files that one rank leaves for some flags, and what it prints of the events, each made once."""
+    known = {}
+
+    def scored(**flags):
+        key = json.dumps(flags, sort_keys=True)
+        if key not in known:
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                _, files = inferred(place, tmp_path_factory.mktemp("one") / "out", **flags)
+            known[key] = files, [line for line in said.getvalue().splitlines() if line.startswith("event ")]
+        return known[key]
+
+    return scored
+
+
+WAYS = {
+    "halo": {},
+    "naive": {"mode": "naive", "sectors": 3},
+    "cc": {"tracks": "cc"},
+    "walk": {"tracks": "walk"},
+    "junction, naive": {"tracks": "junction", "mode": "naive", "sectors": 3},
+}
+ALWAYS = {"halo": ((3, None), (4, 2)), "naive": ((4, 2),), "cc": ((4, 2),), "walk": ((3, None),)}
+ALWAYS |= {"junction, naive": ((3, None),)}
+ON_GRIDS = [
+    pytest.param(*grid, flags, id=f"{way}-{grid[0]}-{grid[1]}", marks=[] if grid in ALWAYS[way] else pytest.mark.slow)
+    for way, flags in WAYS.items()
+    for grid in ((2, None), (3, None), (3, 1), (4, 2))
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "domain_size", "flags"), ON_GRIDS)
 def test_files_and_printed_hashes_are_the_same_on_any_grid_of_ranks(
-    place, tmp_path, capsys, num_ranks, domain_size, flags
+    place, tmp_path, capsys, on_one_rank, num_ranks, domain_size, flags
 ):
-    _, one = inferred(place, tmp_path / "one", **flags)
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("event ")]
+    one, printed = on_one_rank(**flags)
     _, many = inferred(place, tmp_path / "many", num_ranks, domain_size, **flags, grouping="random")
     printed_by_many = [line for line in capsys.readouterr().out.splitlines() if line.startswith("event ")]
     assert one == many
@@ -116,10 +137,24 @@ def test_files_and_printed_hashes_are_the_same_on_any_grid_of_ranks(
     assert len(printed) == 4
 
 
-@pytest.mark.parametrize(("num_ranks", "domain_size"), [(1, None), (2, None), (3, 1)])
-@pytest.mark.parametrize("flags", [{"tracks": "cc"}, {"mode": "naive", "sectors": 3}], ids=["halo", "naive"])
-def test_files_are_the_same_with_several_events_per_call(place, tmp_path, monkeypatch, num_ranks, domain_size, flags):
-    _, one_by_one = inferred(place, tmp_path / "one", **flags)
+CC, NAIVE = {"tracks": "cc"}, {"mode": "naive", "sectors": 3}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "domain_size", "flags"),
+    [
+        (1, None, CC),
+        slow(1, None, NAIVE),
+        slow(2, None, CC),
+        (2, None, NAIVE),
+        (3, 1, CC),
+        slow(3, 1, NAIVE),
+    ],
+)
+def test_files_are_the_same_with_several_events_per_call(
+    place, tmp_path, monkeypatch, on_one_rank, num_ranks, domain_size, flags
+):
+    one_by_one, _ = on_one_rank(**flags)
     sizes, plain = [], scores.JoinedEvents
     monkeypatch.setattr(scores, "JoinedEvents", lambda events: sizes.append(len(events)) or plain(events))
     _, together = inferred(place, tmp_path / "three", num_ranks, domain_size, **flags, events_per_call=3)
@@ -128,7 +163,7 @@ def test_files_are_the_same_with_several_events_per_call(place, tmp_path, monkey
     assert sizes == ([2, 2] if domain_size else [3] * num_ranks)
 
 
-@pytest.mark.parametrize("model", ["agnn", "mpnn", "acorn"])
+@pytest.mark.parametrize("model", [slow("agnn"), slow("mpnn"), "acorn"])
 def test_so_they_are_of_published_networks_on_stages(place, tmp_path, model):
     trained(place / "store", tmp_path / "run", model=model, max_steps=1)
     how = {"run": str(tmp_path / "run"), "checkpoint": "last"}
@@ -231,10 +266,8 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     read, following = out.splitlines()[-2:]
     assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
     program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=True
-    )
-    assert ended.stdout.startswith("[")
+    exec(program, {})
+    assert capsys.readouterr().out.startswith("[")
 
 
 def test_events_without_a_segment_of_a_target_are_not_divided_by():
@@ -283,7 +316,7 @@ def test_a_naive_run_leads_to_the_report_beside_the_run_on_whole_events(place, t
     shutil.copytree(place / "run", runs / "0001")
     trained(place / "store", runs / "0002", mode="naive", sectors=4, epochs=1)
     capsys.readouterr()
-    flags = {"store": str(place / "store"), "tracks": "cc", "border_sectors": 4}
+    flags = {"store": str(place / "store"), "split": "val", "tracks": "cc", "border_sectors": 4}
 
     def proposed(name, **more):
         infer(InferConfig(run=str(runs / name), overwrite=True, **flags, **more), World.alone())
@@ -440,6 +473,7 @@ def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):
     assert set(second) == {"scores.json", "event000000003.scores.zarr.zip"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 def test_two_processes_without_flags_score_the_newest_run_where_it_lies(place, tmp_path, monkeypatch):
     for number in ("0001", "0002"):
@@ -492,9 +526,9 @@ def a_damaged_store(place, directory):
 @pytest.mark.parametrize(("num_ranks", "domain_size"), [slow(1, None), (2, None), slow(3, 1), (4, 2)])
 @pytest.mark.parametrize("per_call", [1, 4])
 def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
-    place, tmp_path, capsys, num_ranks, domain_size, per_call
+    place, tmp_path, capsys, on_one_rank, num_ranks, domain_size, per_call
 ):
-    _, whole = inferred(place, tmp_path / "whole", tracks="cc")
+    whole, _ = on_one_rank(tracks="cc")
     how = {"store": str(a_damaged_store(place, tmp_path / "store")), "tracks": "cc", "on_bad_event": "skip"}
     listed, files = inferred(place, tmp_path / "out", num_ranks, domain_size, **how, events_per_call=per_call)
     assert [event["event"] for event in listed["events"]] == ["000000000", "000000002", "000000003"]

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from forked import forked
 from random_events import random_event
 from random_store import write_graph
 from spoilt_files import flip_a_byte
@@ -24,7 +25,7 @@ from domainpar.testing import find_mpiexec, patient, run_ranks
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
 
-NUM_EVENTS = 60
+NUM_EVENTS = 24
 
 
 def write_store(directory, numbers):
@@ -82,14 +83,25 @@ def wait_for(number, out):
     wait_until(lambda: len(list(out.glob("*.scores.zarr.zip"))) >= number)
 
 
+def _killed_after(number, place, out):
+    """A session whose process is killed when so many events are written."""
+    plain = os.replace
+
+    def replace(source, target):
+        plain(source, target)
+        if len(list(out.glob("*.scores.zarr.zip"))) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = replace
+    return _stream(place, out)
+
+
 def test_a_session_that_is_killed_is_taken_up_and_no_event_is_written_twice(place, tmp_path):
     out = tmp_path / "out"
-    program = started(words(place, out))
-    wait_for(10, out)
-    program.kill()
-    program.communicate()
+    with forked(_killed_after, 10, place, out) as program:
+        assert program.wait()[0] == -signal.SIGKILL
     first = {path.name: path.stat().st_mtime_ns for path in out.glob("*.scores.zarr.zip")}
-    assert 10 <= len(first) < NUM_EVENTS
+    assert len(first) == 10
     session = _stream(place, out, ranks=3)
     assert session["events"] == NUM_EVENTS - len(first)
     assert files_in(out) == files_in(place / "whole")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from marks import slow
 from random_events import random_event
 from test_infer import inferred, opened, trained, write_store
 
@@ -65,8 +66,11 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
 
 @pytest.mark.parametrize(
     "flags",
-    [{}, {"mode": "naive", "sectors": 4}, {"follow": True, "least_worth": 6.0}],
-    ids=["halo", "naive", "followed"],
+    [
+        slow({}, id="halo"),
+        pytest.param({"mode": "naive", "sectors": 4}, id="naive"),
+        pytest.param({"follow": True, "least_worth": 6.0}, id="followed"),
+    ],
 )
 def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     flags = {**flags, "tracks": "walk", "classical": True, "split": "test"}
@@ -75,7 +79,7 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     assert one == many
 
 
-@pytest.mark.parametrize("flags", [{}, {"follow": True, "least_worth": 6.0}], ids=["grown", "followed"])
+@pytest.mark.parametrize("flags", [{}, slow({"follow": True, "least_worth": 6.0})], ids=["grown", "followed"])
 def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys, flags):
     flags = {**flags, "tracks": "grow", "misfit": 2.0, "classical": True, "split": "test"}
     off, _ = inferred(place, tmp_path / "off", **flags)

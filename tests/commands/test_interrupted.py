@@ -1,14 +1,18 @@
 """Runs that are interrupted by signals, as schedulers and people send them: stopped with a checkpoint, or at once."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from faults.on_purpose import switch
+from forked import forked
 from jobs import MPIEXEC, started
 from marks import fault, slow_fault
 from random_store import write_random_store
+from waiting import wait_until
 
 from domainpar import train
 from domainpar.__main__ import COMMANDS
@@ -36,6 +40,10 @@ def run_json(out):
 def steps(out):
     path = out / "metrics.jsonl"
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def steps_said(printed):
+    return [line.split()[2] for line in printed.splitlines() if line.startswith("split=train")]
 
 
 def assert_preempted(out, printed):
@@ -121,30 +129,31 @@ def test_a_signal_at_an_awkward_moment_stops_the_run_at_the_next_step_with_a_who
 def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path, first):
     out = tmp_path / "run"
     asleep = "rank=0,at=forward,step=3,do=sleep:600"
-    with started(None, 1, words(store, out, "--epochs", "100000", "--checkpoint-every", "1"), fault=asleep) as job:
-        job.wait_for("fault on purpose")
-        job.process.send_signal(first)
-        job.wait_for("Ctrl-C (again) ends at once")
-        assert job.process.poll() is None
-        job.process.send_signal(signal.SIGINT)
-        job.wait()
-    assert job.code == 130, job.text
-    assert job.text.count("domainpar: error: interrupted") == 1
-    assert "Traceback" not in job.text
+    endless = words(store, out, "--epochs", "100000", "--checkpoint-every", "1")[1:]
+    with forked(train.main, endless, DOMAINPAR_FAULT=switch(asleep)) as program:
+        wait_until(lambda: "fault on purpose" in program.text)
+        os.kill(program.process.pid, first)
+        wait_until(lambda: "Ctrl-C (again) ends at once" in program.text)
+        assert program.process.is_alive()
+        os.kill(program.process.pid, signal.SIGINT)
+        code, printed = program.wait()
+    assert code == 130, printed
+    assert printed.count("domainpar: error: interrupted") == 1
+    assert "Traceback" not in printed
     assert run_json(out)["state"] == "failed"
     assert CheckpointFiles(out / "checkpoints").choose(strict=True).name == "step_000003"
     assert train.main(["--out", str(out), "--resume", "auto", "--max-steps", "4"]) == 0
 
 
 @fault(30)
-@pytest.mark.parametrize("launcher", [None, pytest.param("mpiexec", marks=needs_mpi)])
-def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path, launcher):
+@needs_mpi
+@pytest.mark.slow
+def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path):
     flags = words(store, tmp_path / "run", "--epochs", "100000", "--log-every", "1")
-    with started(launcher, 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
+    with started("mpiexec", 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
         job.wait(60)
     assert job.code in (-9, 9, 137), job.text
-    lines = [line.split() for line in job.text.splitlines() if line.startswith("split=train")]
-    assert [line[2] for line in lines] == ["step=1", "step=2", "step=3"]
+    assert steps_said(job.text) == ["step=1", "step=2", "step=3"]
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -158,12 +167,14 @@ def test_every_command_prints_each_line_when_it_is_complete(command):
     assert run_command([sys.executable, "-c", program, command], 60, **BUFFERED) == (7, "said\n")
 
 
-def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, capfd):
+@fault(30)
+def test_a_killed_run_has_its_lines_in_the_log_and_goes_on_with_the_command_that_began_it(store, tmp_path, capfd):
     """Its lock stays behind; the process that it names is gone."""
     out = tmp_path / "run"
-    again = words(store, out, "--epochs", "3", "--resume", "auto")
-    with started(None, 1, again, fault="rank=0,at=save:rename,step=4,do=kill") as job:
+    again = words(store, out, "--epochs", "3", "--log-every", "1", "--resume", "auto")
+    with started(None, 1, again, fault="rank=0,at=save:rename,step=4,do=kill", **BUFFERED) as job:
         assert job.wait(60).code == -signal.SIGKILL
+    assert steps_said(job.text) == ["step=1", "step=2", "step=3", "step=4"]
     assert (out / "run.lock").exists()
     assert CheckpointFiles(out / "checkpoints").names() == ["step_000002"]
     assert train.main(again[1:]) == 0
@@ -177,8 +188,8 @@ def test_a_killed_run_goes_on_with_the_command_that_began_it(store, tmp_path, ca
 def test_a_run_that_never_saved_is_begun_anew_in_its_place(store, tmp_path, capfd):
     out = tmp_path / "run"
     again = words(store, out, "--epochs", "2", "--resume", "auto")
-    with started(None, 1, again, fault="rank=0,at=save:files,do=kill") as job:
-        assert job.wait(60).code == -signal.SIGKILL
+    with forked(train.main, again[1:], DOMAINPAR_FAULT=switch("rank=0,at=save:files,do=kill")) as program:
+        assert program.wait()[0] == -signal.SIGKILL
     assert steps(out) == [1, 2]
     assert train.main(again[1:]) == 0
     assert "holds a run that never saved a checkpoint; starting anew" in capfd.readouterr().out

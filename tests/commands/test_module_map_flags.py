@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +27,19 @@ SIZE = ["--events", "4", "--hits", "600"]
 BUILD = ["--module-map", "build", "--map-events", "8"]
 
 
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory):
+    store = tmp_path_factory.mktemp("once") / "built"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert prepare.main([*SIZE, *BUILD, "--store", str(store)]) == 0
+    return store, said.getvalue()
+
+
 @pytest.fixture
-def built(tmp_path, capsys):
-    assert prepare.main([*SIZE, *BUILD, "--store", str(tmp_path / "built")]) == 0
-    return tmp_path / "built", capsys.readouterr().out
+def built(built_once, tmp_path):
+    """A store of its own for each test, and what was said when it was made."""
+    store, said = built_once
+    return shutil.copytree(store, tmp_path / "built"), said
 
 
 def edges_of(store):

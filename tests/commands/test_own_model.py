@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 import zarr
+from marks import slow
 from random_events import random_event
 from random_store import write_graph
 from safetensors.torch import load_file
@@ -26,6 +27,7 @@ from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.networks.catalogue import OF_THE_FIELD
 from domainpar.tracking.training.run import train as train_on_ranks
 
+needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 ROUNDING = 1e-10
 BASE = {"hidden": 8, "graph_iters": 1, "epochs": 3, "max_steps": 8, "lr": 1e-2, "dtype": "float64", "warmup": 2}
 EVOLVING = {"model": "own_models:evolving", "dropout": 0.2}
@@ -97,7 +99,7 @@ def on_one_rank(store, tmp_path_factory):
 # The same on any ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [slow(2), 4])
 def test_a_users_network_learns_the_same_on_any_number_of_ranks(store, tmp_path, on_one_rank, num_ranks):
     found = trained(store, tmp_path / "run", num_ranks, **EVOLVING)
     owned = [line["owned_nodes"] for line in found.lines]
@@ -114,8 +116,11 @@ NAIVE = {**FEW, "mode": "naive", "sectors": 3}
 
 @pytest.mark.parametrize(
     ("flags", "num_ranks", "domain_size"),
-    [(FEW, 4, 2), (NAIVE, 2, 1), (NAIVE, 4, 2)],
-    ids=["events", "sectors on two groups of one", "sectors on two groups of two"],
+    [
+        pytest.param(FEW, 4, 2, id="events"),
+        slow(NAIVE, 2, 1, id="sectors on two groups of one"),
+        pytest.param(NAIVE, 4, 2, id="sectors on two groups of two"),
+    ],
 )
 def test_on_any_grid_a_users_network_learns_the_same_from_events_and_sectors(
     store, tmp_path, on_one_rank, flags, num_ranks, domain_size
@@ -135,7 +140,10 @@ def test_running_statistics_of_a_step_of_several_events_are_the_mean_of_what_eac
     assert found.states[0]["module.of_nodes.1.num_batches_tracked"] == 3
 
 
-@pytest.mark.parametrize("name", OF_THE_FIELD)
+ALWAYS = ("acorn", "gcn", "acorn2")  # on stages; with sums divided by roots of degrees; with norms
+
+
+@pytest.mark.parametrize("name", [name if name in ALWAYS else slow(name) for name in OF_THE_FIELD])
 def test_networks_of_the_field_learn_the_same_on_any_number_of_ranks(store, tmp_path, on_one_rank, name):
     """But for biases that a norm behind them takes away: their gradient is rounding, of which AdamW makes steps."""
     flags = {"model": name, "graph_iters": 2, "max_steps": 2, "hidden": 16 if name in BITWISE else BASE["hidden"]}
@@ -504,16 +512,19 @@ def test_widths_of_other_networks_are_no_multiple_of_16(store, tmp_path, capfd):
         assert "not a multiple of 16" in refused(capfd, train, words(store, tmp_path / "run", "--model", name))
 
 
-@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_two_processes_find_a_network_in_the_directory_they_are_started_in(store, tmp_path, on_one_rank):
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=needs_mpi)])
+def test_processes_find_a_network_in_the_directory_they_are_started_in(store, tmp_path, on_one_rank, processes):
     """And try it, train it, and leave what one rank leaves."""
     package = tmp_path / "mine"
     package.mkdir()
     (package / "net.py").write_text(Path(own_models.__file__).read_text())
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**BASE, "dropout": 0.2, "max_steps": 3}.items()]
     flags += ["--model", "mine.net:evolving", "--store", str(store), "--out", "run"]
-    launch = [find_mpiexec(), "-n", "2", "-wdir", str(tmp_path), sys.executable, "-m", "domainpar.train"]
-    code, output = run_command([*launch, *flags], 60.0)
+    launch = (
+        [find_mpiexec(), "-n", str(processes), "-wdir", str(tmp_path)] if processes > 1 else ["env", "-C", tmp_path]
+    )
+    code, output = run_command([*map(str, launch), sys.executable, "-m", "domainpar.train", *flags], 60.0)
     assert code == 0, output
     assert output.count("exact on 4 ranks") == 1
     last = tmp_path / "run" / "checkpoints" / (tmp_path / "run" / "checkpoints" / "last").read_text().strip()

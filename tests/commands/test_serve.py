@@ -31,7 +31,7 @@ def model(tmp_path_factory):
     """An exported network, its session here, and the tables of an event."""
     place = tmp_path_factory.mktemp("serve")
     store = write_random_store(place / "store")
-    trained(store, place / "run", max_steps=1)
+    trained(store, place / "run", max_steps=1, graph_iters=1)
     path = export(ExportConfig(run=str(place / "run"), checkpoint="last"))
     events = EventStore(store)
     with events.open(events.events()[0]) as event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,13 +21,20 @@ from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring import tuning
 
 
-@pytest.fixture
-def place(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A store with two validation events, and a network that has learnt a little."""
+    made = tmp_path_factory.mktemp("made")
     events = [build_graph(simulate_event(seed, 1500), Cuts()) for seed in range(4)]
-    store = write_store(tmp_path / "store", events, ["train", "val", "val", "test"])
-    trained(store, tmp_path / "run", epochs=4, lr=1e-2, true_weight=2.0)
-    return tmp_path
+    store = write_store(made / "store", events, ["train", "val", "val", "test"])
+    trained(store, made / "run", epochs=4, lr=1e-2, true_weight=2.0)
+    return made
+
+
+@pytest.fixture
+def place(made, tmp_path):
+    """A copy of them, in which a test may keep its cuts."""
+    return shutil.copytree(made, tmp_path / "place")
 
 
 def kept(place):
@@ -60,12 +68,12 @@ def test_cuts_are_those_with_the_best_rates(place, monkeypatch):
     rates = {}
     for cut in (0.1, 0.5, 0.9):
         monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (cut,)})
-        inferred(place, place / str(cut), tracks="cc", tune=True)
+        inferred(place, place / str(cut), tracks="cc", tune=True, split="test")
         of = kept(place)["cc"]
         rates[cut] = of["efficiency"] - of["fakes"] - of["unlabelled"] - of["duplicates"]
     assert len(set(rates.values())) > 1
     monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5, 0.9)})
-    inferred(place, place / "all", tracks="cc", tune=True)
+    inferred(place, place / "all", tracks="cc", tune=True, split="test")
     assert kept(place)["cc"]["cuts"]["score_cut"] == max(rates, key=rates.__getitem__)
 
 
@@ -78,14 +86,16 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
     rates = {}
     for cut in (0.1, 0.5, 0.9):
         monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (cut,)})
-        inferred(place, place / str(cut), tracks="cc", tune=True, least_worth=0.0)
+        inferred(place, place / str(cut), tracks="cc", tune=True, least_worth=0.0, split="test")
         rates[cut] = kept(place)["cc"]
     monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5, 0.9)})
     few, _, many = sorted(rates, key=lambda cut: without_particle(rates[cut]))
     assert without_particle(rates[few]) < without_particle(rates[many])
     for bound in sorted(set(map(without_particle, rates.values()))):
         allowed = [cut for cut in rates if without_particle(rates[cut]) <= bound]
-        inferred(place, place / f"most {bound}", tracks="cc", tune=True, least_worth=0.0, most_fakes=bound)
+        inferred(
+            place, place / f"most {bound}", tracks="cc", tune=True, least_worth=0.0, most_fakes=bound, split="test"
+        )
         of = kept(place)["cc"]
         assert of["efficiency"] == max(rates[cut]["efficiency"] for cut in allowed)
         assert without_particle(of) <= bound
@@ -117,21 +127,23 @@ def test_later_inferences_take_them_unless_told_otherwise(place):
     tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
     tuning.keep(place / "run", TrackOptions("walk", follow=True), {"cuts": {"walk_min": 0.5, "least_worth": 7.0}})
     tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
-    listed, _ = inferred(place, place / "out", tracks="walk")
+    listed, _ = inferred(place, place / "out", tracks="walk", split="test")
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
-    listed, _ = inferred(place, place / "told", tracks="walk", walk_add=0.9)
+    listed, _ = inferred(place, place / "told", tracks="walk", walk_add=0.9, split="test")
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.9)
-    listed, _ = inferred(place, place / "refined", tracks="walk", refine=True)  # other tracks have other cuts
+    listed, _ = inferred(
+        place, place / "refined", tracks="walk", refine=True, split="test"
+    )  # other tracks have other cuts
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.1, 0.6)
-    listed, _ = inferred(place, place / "followed", tracks="walk", follow=True)
+    listed, _ = inferred(place, place / "followed", tracks="walk", follow=True, split="test")
     assert (options_of(listed)["walk_min"], options_of(listed)["least_worth"]) == (0.5, 7.0)
-    listed, _ = inferred(place, place / "other", tracks="junction")
+    listed, _ = inferred(place, place / "other", tracks="junction", split="test")
     assert options_of(listed)["score_cut"] == 0.5
 
 
 def test_what_is_given_is_not_tuned(place, monkeypatch):
     monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.2), "misfit": (1.0, 2.0)})
-    inferred(place, place / "out", tracks="grow", tune=True, misfit=0.7)
+    inferred(place, place / "out", tracks="grow", tune=True, misfit=0.7, split="test")
     assert kept(place)["grow"]["cuts"]["misfit"] == 0.7
 
 

@@ -69,7 +69,7 @@ def test_every_reader_names_a_file_that_git_lfs_has_not_fetched(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl", "scores/scores.json"])
 def test_so_does_the_report_of_a_run(tmp_path, name):
-    run = small_run.write_run(tmp_path)
+    run = small_run.write_run(tmp_path, [small_run.drawn(6, num_edges=5)])
     refused_as_a_pointer(run / name, lambda path: read_run_files(run))
 
 

@@ -75,7 +75,7 @@ def test_scores_of_another_run_are_refused(run, tmp_path):
     ],
 )
 def test_runs_that_were_counted_otherwise_do_not_lie_side_by_side(tmp_path, changed, flag):
-    run, naive = (write_run(tmp_path / name, naive=sectors) for name, sectors in (("a", None), ("b", 8)))
+    run, naive = (write_run(tmp_path / name, edges("e"), naive=sectors) for name, sectors in (("a", None), ("b", 8)))
     check_comparable(read_run_files(run), read_run_files(naive))
     spoil(
         naive / "scores" / "scores.json",
