@@ -25,7 +25,7 @@ help:
 
 train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
-	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks grow"
+	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks greedy"
 
 # Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
 test: $(VENV)/.test-stamp

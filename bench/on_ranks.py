@@ -53,10 +53,10 @@ class Job:
     def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
         """A trainer with the job's number of threads, and the sample of each step."""
         set_threads(self.training.threads or 1)
-        lessons = open_lessons(self.training, self.store, world)
-        trainer = make_trainer(self.training, lessons, world)
+        training_data = open_lessons(self.training, self.store, world)
+        trainer = make_trainer(self.training, training_data, world)
         trainer.loader = loader or trainer.loader
-        return trainer, samples_of(lessons.store.events()[:1], None)
+        return trainer, samples_of(training_data.store.events()[:1], None)
 
 
 def sizes(trainer: Trainer, samples: Sequence[Sample]) -> dict[str, int]:

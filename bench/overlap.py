@@ -30,8 +30,7 @@ from measuring import Columns, Spread, in_turns, ranks_of, slowest
 from on_ranks import Job
 
 from domainpar.nn.gradients import GradientSink
-from domainpar.parallel.halo import CompleteHalo
-from domainpar.parallel.halo import Spread as PendingSpread
+from domainpar.parallel.halo import CompleteHalo, HaloRows
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 
@@ -67,7 +66,7 @@ def overlapping(world: World, job: Job) -> dict[str, Any]:
     graph = (part := trainer.loader.load(samples[0])).graph
     widths: list[int] = []
 
-    def at_once(halo: CompleteHalo, owned: torch.Tensor) -> PendingSpread:
+    def at_once(halo: CompleteHalo, owned: torch.Tensor) -> HaloRows:
         widths.append(owned.shape[1])
         return spread_at_once(halo, owned)
 
@@ -104,9 +103,9 @@ def overlapping(world: World, job: Job) -> dict[str, Any]:
     return {**times, "exchanges": len(widths), "edges_without_ghosts": free / max(graph.num_edges, 1)}
 
 
-def spread_at_once(halo: CompleteHalo, owned: torch.Tensor, *, spread: Any = CompleteHalo.spread) -> PendingSpread:
+def spread_at_once(halo: CompleteHalo, owned: torch.Tensor, *, spread: Any = CompleteHalo.spread) -> HaloRows:
     """Without overlap: wait for the ghosts before anything else."""
-    rows: PendingSpread = spread(halo, owned)
+    rows: HaloRows = spread(halo, owned)
     rows.finish()
     return rows
 
@@ -145,7 +144,7 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
         "edges: share of a rank's edges in tiles that need no ghost, least of all ranks. * more ranks than cores."
     )
     results.show("Exchange behind compute", columns, results.rows, note)
-    of_sums: Columns = {
+    grad_sums: Columns = {
         "ranks": ranks_of,
         "step s, sums early": lambda row: row["early"].text(),
         "step s, late": lambda row: row["late"].text(),
@@ -154,7 +153,7 @@ def show(results: measuring.Results, options: argparse.Namespace) -> None:
     }
     results.show(
         "Sums of gradients behind backward",
-        of_sums,
+        grad_sums,
         results.rows,
         "Early: while the last iterations do their pass back. Left: time in `reduce`, on the rank that comes last.",
     )

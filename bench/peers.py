@@ -265,8 +265,8 @@ def parallelized(world: World, system: str, graph: Graph, hidden: int, repeats: 
         out = model(part.nodes(leaf), part.edge_index)
         loss = (out * part.owned_nodes(weights)).sum() / graph.num_nodes
         loss.backward()
-        model.sum_gradients()
-        return part.sum(loss)
+        model.reduce_gradients()
+        return part.all_reduce(loss)
 
     steps = [timed(world, whole_step) for _ in range(repeats + 1)][1:]
     loss = float(whole_step())

@@ -164,9 +164,9 @@ def times_of(rounds: Sequence[Ranks], alone: Sequence[Ranks]) -> Row:
 
     Both ratios count the edges of this event over those of one rank's, 1 where both are the same event.
     """
-    of_edges = total(rounds[0], "owned_edges") / total(alone[0], "owned_edges")
+    grad_edges = total(rounds[0], "owned_edges") / total(alone[0], "owned_edges")
     seconds = [step_seconds(ranks) for ranks in rounds]
-    speed_up = [of_edges * step_seconds(ranks) / value for ranks, value in zip(alone, seconds)]
+    speed_up = [grad_edges * step_seconds(ranks) / value for ranks, value in zip(alone, seconds)]
     compute, cpu = (
         [[statistics.median(rank[name]) for rank in ranks] for ranks in rounds] for name in ("compute", "cpu")
     )

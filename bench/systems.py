@@ -66,10 +66,12 @@ class Network:
         """
         inside, encoders, heads, state = 7, 6, 7 if self.node_first else 4, self.hidden * self.item_bytes
         once_more = inside + 6
-        of_edges = encoders + (self.graph_iters + once_more if checkpointed else inside * self.graph_iters + heads + 2)
-        of_nodes = 4 + (inside + self.node_updates if checkpointed else (inside + 1) * self.node_updates)
+        grad_edges = encoders + (
+            self.graph_iters + once_more if checkpointed else inside * self.graph_iters + heads + 2
+        )
+        grad_nodes = 4 + (inside + self.node_updates if checkpointed else (inside + 1) * self.node_updates)
         raw = self.num_edges * 40
-        return (self.num_edges * of_edges + self.num_nodes * of_nodes) * state + raw
+        return (self.num_edges * grad_edges + self.num_nodes * grad_nodes) * state + raw
 
     def plain_scoring_bytes(self) -> int:
         """Predicted peak of a plain pass without gradients, above the bare process.
@@ -78,8 +80,8 @@ class Network:
         widths), these three joined (3), and three tables in the MLP: a norm's input, its result, the activation's.
         Libraries held about one table more. Within 10 % of what passes over 400,000 edges took (width 64, one thread).
         """
-        of_edges, of_nodes, state = 10, 6, self.hidden * self.item_bytes
-        return (self.num_edges * of_edges + self.num_nodes * of_nodes) * state + self.num_edges * 40
+        grad_edges, grad_nodes, state = 10, 6, self.hidden * self.item_bytes
+        return (self.num_edges * grad_edges + self.num_nodes * grad_nodes) * state + self.num_edges * 40
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def library_outer(kind: torch.dtype, of_gradient: torch.dtype) -> int:
     return _address(library_outer)
 
 
-class DirectSums(tilewise._Sums):
+class DirectSums(tilewise._TileSums):
     """Edge rows are added to their `src` one by one, in the order in which tiles are computed, without partials."""
 
     def __init__(self, graph: LocalGraph, width: int, dtype: torch.dtype) -> None:

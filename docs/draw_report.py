@@ -9,7 +9,7 @@ trained on whole events, one on eight sectors of each, with as many edges a step
     FLAGS="--store STORE --hidden 32 --graph-iters 4 --epochs 5 --lr 0.005", target and weighting of recipes/full.yaml
     python -m domainpar.train $FLAGS --out RUN
     python -m domainpar.train $FLAGS --mode naive --sectors 8 --events-per-step 8 --out NAIVE_RUN
-    FLAGS="--checkpoint last --preset full --tracks grow --matching-style two_way"
+    FLAGS="--checkpoint last --preset full --tracks greedy --matching-style two_way"
     python -m domainpar.infer $FLAGS --run RUN --tune --split val --out VAL  # NAIVE_RUN alike
     python -m domainpar.infer $FLAGS --run RUN --store TEST --split test
     python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8 --store TEST --split test

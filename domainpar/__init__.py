@@ -1,4 +1,4 @@
-"""One collision event split over many ranks: training and inference with the answer of one rank, to the last bit.
+"""One collision event split over many ranks: training and inference with the result of one rank, to the last bit.
 
 The names below are loaded when they are first used: importing the package starts nothing and loads no torch.
 """
@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
-    from domainpar.nn.adapt.parallelize import Parallel as Parallel, parallelize as parallelize
+    from domainpar.nn.adapt.parallelize import GraphParallel as GraphParallel, parallelize as parallelize
     from domainpar.nn.adapt.part import GraphPart as GraphPart
     from domainpar.nn.adapt.rows import NotExact as NotExact
     from domainpar.nn.adapt.split import split_graph as split_graph, split_slices as split_slices
-    from domainpar.nn.adapt.stream import stream as stream
+    from domainpar.nn.adapt.in_blocks import in_blocks as in_blocks
     from domainpar.nn.adapt.verify import Verification as Verification, verify as verify
     from domainpar.nn.interaction import InteractionNetwork as InteractionNetwork
     from domainpar.nn.stages import EdgeStage as EdgeStage, NodeStage as NodeStage
@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 __version__ = "0.1.0"
 
 _MODULES = {
-    "domainpar.nn.adapt.parallelize": "Parallel parallelize",
+    "domainpar.nn.adapt.parallelize": "GraphParallel parallelize",
     "domainpar.nn.adapt.part": "GraphPart",
     "domainpar.nn.adapt.rows": "NotExact",
     "domainpar.nn.adapt.split": "split_graph split_slices",
-    "domainpar.nn.adapt.stream": "stream",
+    "domainpar.nn.adapt.in_blocks": "in_blocks",
     "domainpar.nn.adapt.verify": "Verification verify",
     "domainpar.nn.interaction": "InteractionNetwork",
     "domainpar.nn.stages": "EdgeStage NodeStage",

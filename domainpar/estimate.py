@@ -23,7 +23,7 @@ from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
     from domainpar.tracking.cost.machine import Machine
-    from domainpar.tracking.cost.model import Grid, Work
+    from domainpar.tracking.cost.model import Grid, StepWork
 
 RANKS_TO_TRY = 8
 
@@ -41,7 +41,7 @@ def _work(config: EstimateConfig) -> int:
     import torch
 
     from domainpar.common.compiling import watch_compiling
-    from domainpar.common.problems import expected
+    from domainpar.common.problems import as_problem
     from domainpar.parallel.launcher import detect
     from domainpar.parallel.world import World
     from domainpar.tracking.cost import tables
@@ -54,7 +54,7 @@ def _work(config: EstimateConfig) -> int:
     try:
         found, machine, steps = estimated(config, World.alone())
     except ValueError as error:  # nothing was done yet
-        if (problem := expected(error)) is None:
+        if (problem := as_problem(error)) is None:
             raise
         raise ConfigError(problem.what, problem.hint, event=problem.event, file=problem.file) from error
     print(*tables.lines(found, machine, steps), sep="\n")
@@ -84,7 +84,7 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     return found, machine, work.steps_per_epoch
 
 
-def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "Work":
+def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "StepWork":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
     from domainpar.tracking.training.arrange import work_of
 
@@ -104,16 +104,16 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
     from domainpar.common.limits import cores_here
     from domainpar.testing import find_mpiexec, run_ranks
-    from domainpar.tracking.training.arrange import crowd
+    from domainpar.tracking.training.arrange import contention
 
     if (ranks := min(len(cores_here()), RANKS_TO_TRY)) == 1:
         return {}
     transport: Any = "mpi" if find_mpiexec() else "gloo"
-    found: dict[str, Any] = run_ranks(crowd, ranks, config, store, transport=transport, timeout=600.0)[0]
+    found: dict[str, Any] = run_ranks(contention, ranks, config, store, transport=transport, timeout=600.0)[0]
     return found
 
 
-def _introduction(config: EstimateConfig, work: "Work", machine: "Machine", is_here: bool) -> list[str]:
+def _introduction(config: EstimateConfig, work: "StepWork", machine: "Machine", is_here: bool) -> list[str]:
     """The events, the network and the machine, in words."""
     what = "GPU" if machine.gpus else "core"
     known = "measured" if is_here else "described"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from domainpar.common.atomic_files import write_whole
-from domainpar.common.problems import Problem, expected
+from domainpar.common.problems import Problem, as_problem
 from domainpar.common.words import several
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.command_line import config_of_run, refused_as_asked, run_command
@@ -114,7 +114,7 @@ def export(config: ExportConfig) -> Path:
         except OSError as error:
             if error.filename in (None, str(partial)):  # else it is another file, such as one of torch's compiler
                 error.filename = str(out)
-            raise expected(error) or error from error
+            raise as_problem(error) or error from error
         finally:
             partial.unlink(missing_ok=True)
     size, count = out.stat().st_size, sum(parameter.numel() for parameter in module.parameters())

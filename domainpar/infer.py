@@ -6,11 +6,11 @@ Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit,
 Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
-  python -m domainpar.infer --run pretrained:quickstart --tracks grow --classical    a network that is shipped
+  python -m domainpar.infer --run pretrained:quickstart --tracks greedy --ckf    a network that is shipped
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
-  mpiexec -n 8 python -m domainpar.infer --tracks grow --classical --split test    tracks, held against helix following
-  python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks grow   a naive run, as it was trained
-  python -m domainpar.infer --tracks grow --format acorn          also files for acorn's evaluation
+  mpiexec -n 8 python -m domainpar.infer --tracks greedy --ckf --split test    tracks, held against the CKF
+  python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks greedy   a naive run, as it was trained
+  python -m domainpar.infer --tracks greedy --format acorn          also files for acorn's evaluation
   torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
 """
 
@@ -76,7 +76,7 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
     scores = everything.parent / f"{name}-scores"
     if on_root(world.transport, lambda: not (scores / LIST).is_file()):
         infer(InferConfig(run=f"{SHIPPED}{name}-filter", store=str(everything), out=str(scores)), world)
-    return prepare_store(PrepareConfig(source="scores", input=str(scores), least_score=least, store=str(store)), world)
+    return prepare_store(PrepareConfig(source="scores", input=str(scores), min_score=least, store=str(store)), world)
 
 
 def infer(config: InferConfig, world: "World", allocator: str | None = None) -> None:

@@ -165,7 +165,9 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
     return complete_plan(draft, ask)
 
 
-def build_plans(edge_index: IntArray, assignment: IntArray, num_parts: int, edges: EdgePolicy) -> list[PartitionPlan]:
+def build_plans(
+    edge_index: IntArray, assignment: IntArray, num_parts: int, edge_policy: EdgePolicy
+) -> list[PartitionPlan]:
     """Build the plan of every part of one event in one process, for tests and small tools.
 
     Args:

@@ -126,7 +126,7 @@ def _selection(config: PrepareConfig) -> "Selection":
 
     volumes = None if config.volumes is None else tuple(map(int, config.volumes.value))
     hard_cuts = None if config.hard_cuts is None else config.hard_cuts.value
-    return Selection(volumes, hard_cuts, config.hit_loss, config.seed)
+    return Selection(volumes, hard_cuts, config.hit_inefficiency, config.seed)
 
 
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
@@ -137,7 +137,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
     if config.source == "scores":
         from domainpar.tracking.scoring.scored_source import scored_events
 
-        source = scored_events(str(config.input), config.least_score)
+        source = scored_events(str(config.input), config.min_score)
         return replace(source, names=source.names[: config.events])
     arguments: dict[str, Any] = {
         "directory": config.input,
@@ -244,9 +244,9 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         print(ModuleMap.read(module_map))
     if left := store.settings.get("filter"):
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
-        print(f"filter: edges that {network} scored at least {left['least_score']:g}")
+        print(f"filter: edges that {network} scored at least {left['min_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
-    if lost := store.settings.get("hit_loss"):
+    if lost := store.settings.get("hit_inefficiency"):
         print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")

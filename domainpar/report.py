@@ -1,6 +1,6 @@
 """Show a run as one HTML file that opens anywhere: curves, scores, tracks, an event to look into, ranks and their time.
 
-Without a run it shows the newest. Scores and tracks are in it once `infer --tracks grow` has made them.
+Without a run it shows the newest. Scores and tracks are in it once `infer --tracks greedy` has made them.
 
 Examples:
   python -m domainpar.report runs/0001                             writes runs/0001/report.html
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domainpar.common.problems import expected
+from domainpar.common.problems import as_problem
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.command_line import refused_as_asked, run_command
 from domainpar.tracking.config import ConfigError, ReportConfig
@@ -108,7 +108,7 @@ def write_pictures(page: "Page", directory: Path) -> list[Path]:
     try:
         return draw_pictures(page, directory)
     except OSError as error:
-        raise expected(error, "--png") or error from error
+        raise as_problem(error, "--png") or error from error
 
 
 if __name__ == "__main__":

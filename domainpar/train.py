@@ -1,10 +1,10 @@
-"""Train a network on whole events, each split over the ranks: the same answer on any number of them.
+"""Train a network on whole events, each split over the ranks: the same result on any number of them.
 
 Without --store it makes and uses built-in simulated events, so that it runs with no argument at all.
 
 Examples:
   python -m domainpar.train                                        one rank, built-in events
-  mpiexec -n 8 python -m domainpar.train                           eight ranks, the same answer
+  mpiexec -n 8 python -m domainpar.train                           eight ranks, the same result
   mpiexec -n 8 python -m domainpar.train --store stores/mine --epochs 20 --out runs/mine
   mpiexec -n 4 python -m domainpar.train --out runs/mine --resume --epochs 40    go on, on fewer ranks
   srun python -m domainpar.train --out runs/mine --resume auto                    begin, or go on when queued again

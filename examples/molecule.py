@@ -49,12 +49,12 @@ with World.session() as world:
         pairs = (torch.exp(1.6 - 2 * away) - torch.exp(0.8 - away)) * (1 - away / REACH) ** 2 * (1 + kind[src])
         part = split_graph(edges, NUM_ATOMS, world)  # anew: some thousand edges, milliseconds
         energy = part.owned_nodes(torch.zeros(NUM_ATOMS).index_add(0, dst, pairs))
-        loss = part.mean_over_nodes((model(part.nodes(place), part.nodes(kind), part.edge_index) - energy) ** 2)
+        loss = part.node_mean_share((model(part.nodes(place), part.nodes(kind), part.edge_index) - energy) ** 2)
         optimizer.zero_grad()
         loss.backward()
-        model.sum_gradients()
+        model.reduce_gradients()
         optimizer.step()
-        loss = part.sum(loss).item()
+        loss = part.all_reduce(loss).item()
         if world.is_root:
             print(f"step {step}, {len(away)} pairs: loss {loss!r}")
         place = place + 0.02 * speed

@@ -44,10 +44,10 @@ with World.session(domain_size=options.ranks_of_group) as world:
             for _ in range(options.steps):
                 error = (model(part.nodes(x), part.edge_index) - part.owned_nodes(y)) ** 2
                 optimizer.zero_grad()
-                part.mean_over_nodes(error).backward()
-                model.sum_gradients()
+                part.node_mean_share(error).backward()
+                model.reduce_gradients()
                 optimizer.step()
-            told[member] = part.sum(part.mean_over_nodes(error)).item(), [p.tolist() for p in model.parameters()]
+            told[member] = part.all_reduce(part.node_mean_share(error)).item(), [p.tolist() for p in model.parameters()]
         everyone = {int(m): each for of_rank in gather(world.transport, told) for m, each in of_rank.items()}
         order = sorted(everyone, key=lambda member: everyone[member][0])
         for better, worse in zip(order[: MEMBERS // 2], order[MEMBERS // 2 :]):

@@ -46,15 +46,15 @@ with World.session() as world:
     nodes, mine, learn = part.nodes(x), part.owned_nodes(label), part.owned_nodes(is_train)
     for step in range(steps):
         logits = model(nodes, part.edge_index)
-        loss = part.mean_over_nodes(cross_entropy(logits, mine, reduction="none"), weights=learn)
+        loss = part.node_mean_share(cross_entropy(logits, mine, reduction="none"), weights=learn)
         optimizer.zero_grad()
         loss.backward()
-        model.sum_gradients()
+        model.reduce_gradients()
         optimizer.step()
-        loss = part.sum(loss).item()
+        loss = part.all_reduce(loss).item()
         if world.is_root:
             print(f"step {step}: loss {loss!r}")
     model.eval()
-    right = part.sum((model(nodes, part.edge_index).argmax(1) == mine)[~learn].sum()).item()
+    right = part.all_reduce((model(nodes, part.edge_index).argmax(1) == mine)[~learn].sum()).item()
     if world.is_root:
         print(f"accuracy on nodes not trained on: {right / (~is_train).sum().item()!r}")

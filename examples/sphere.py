@@ -46,14 +46,14 @@ part = split_graph(torch.stack([near, torch.arange(len(near)) // 8]), len(points
 place, mine, area = part.nodes(points), part.owned_nodes(points), part.owned_nodes(lat.cos().flatten())
 optimizer = torch.optim.Adam((model := parallelize(Forecast(), world)).parameters(), lr=3e-3)
 for time in (0.2 * step for step in range(parser.parse_args().steps)):
-    before, now = (part.local_nodes(tracer(place, t)) for t in (time - 0.2, time))  # at this rank's points only
+    before, now = (part.nodes_from_local(tracer(place, t)) for t in (time - 0.2, time))  # at this rank's points only
     error = (model(before, now, place, part.edge_index) - tracer(mine, time + 0.2)) ** 2
-    loss = part.mean_over_nodes(error, weights=area)  # a rank's own points over the area of the whole sphere
+    loss = part.node_mean_share(error, weights=area)  # a rank's own points over the area of the whole sphere
     optimizer.zero_grad()
     loss.backward()
-    model.sum_gradients()
+    model.reduce_gradients()
     optimizer.step()
-    if (loss := part.sum(loss).item()) and world.is_root:
+    if (loss := part.all_reduce(loss).item()) and world.is_root:
         print(f"time {time:.1f}: loss {loss!r}")
 world.close()
 if torch.distributed.is_initialized():  # else its threads may abort a process that ends

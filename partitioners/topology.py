@@ -34,7 +34,7 @@ class Topology:
     edge_index: IntArray
     num_nodes: int
     position: FloatArray | None = None
-    edges: EdgePolicy = "incident"
+    edge_policy: EdgePolicy = "incident"
 
     def __post_init__(self) -> None:
         check_edge_index(self.edge_index, self.num_nodes)
@@ -59,7 +59,7 @@ class Topology:
 
         Time and memory follow the edges; the 1 gives nodes without edges a share too.
         """
-        ends = self.edge_index[1] if self.edges == "incoming" else self.edge_index.ravel()
+        ends = self.edge_index[1] if self.edge_policy == "incoming" else self.edge_index.ravel()
         return np.bincount(ends, minlength=self.num_nodes) + 1
 
 

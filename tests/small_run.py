@@ -135,7 +135,7 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         with store.open(event) as stored:
             truth = truth_of(stored, NUM_TILES)
         if tracks and truth is not None:
-            found = {"network": arrays["track_id"], "classical": arrays["classical_track_id"]}
+            found = {"network": arrays["track_id"], "ckf": arrays["ckf_track_id"]}
             for name, track_id in found.items():
                 counted.setdefault(event.split, {}).setdefault(name, []).append(count_tracks(track_id, truth))
     performance = {
@@ -174,7 +174,7 @@ def score_arrays(graph, tracks=True, naive=None):
         "edge_scored": scored,
     }
     if tracks:
-        arrays["track_id"], arrays["classical_track_id"] = tracks_of(graph.hits, 4), tracks_of(graph.hits, 2)
+        arrays["track_id"], arrays["ckf_track_id"] = tracks_of(graph.hits, 4), tracks_of(graph.hits, 2)
     return arrays
 
 

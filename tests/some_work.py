@@ -6,7 +6,7 @@ import numpy as np
 
 from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.cost.machine import Machine
-from domainpar.tracking.cost.model import Way, Work
+from domainpar.tracking.cost.model import StepWork, Way
 from domainpar.tracking.cost.pieces import Line
 from domainpar.tracking.training.sampler import Sample
 from partitioners import TileGraph
@@ -35,7 +35,7 @@ def ways(*lines, memory=MEMORY):
 
 
 def work(**known):
-    return Work(**{
+    return StepWork(**{
         "here": MACHINE, "ways": ways(Line(0.01, 0.001), Line(0.01, 0.0015)), "operations": Line(0.0, 1e6),
         "exchanges": 4, "bytes_of_ghost": 100.0, "bytes_of_parameters": 1000, "bare": 10_000_000, "event": "event",
         "tilings": [ring()], "largest": NODES, "steps": [[sample(NODES)]], "steps_per_epoch": 1, **known,

@@ -88,7 +88,7 @@ def test_the_commands_work_where_the_wheel_alone_is(installed, tmp_path):
     typed("python", "-m", "domainpar.train", "--store", "store", "--epochs", "2", "--out", "one")
     hashes = [json.loads((tmp_path / run / "run.json").read_text())["parameters_sha256"] for run in ("one", "two")]
     assert hashes[0] == hashes[1]
-    typed("domainpar", "infer", "--run", "one", "--tracks", "grow")
+    typed("domainpar", "infer", "--run", "one", "--tracks", "greedy")
     typed("domainpar", "report", "one")
     assert (tmp_path / "one" / "report.html").stat().st_size > 100_000
 

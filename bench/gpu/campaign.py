@@ -225,7 +225,7 @@ def prepare(notes: Notes, options: argparse.Namespace) -> None:
     def make(store: Path, events: str, hits: str, val: str) -> None:
         sizes = ["--events", events, "--hits", hits, "--val-split", val, "--test-split", "0"]
         words = ["-m", "domainpar.prepare", "--source", "simulate", *sizes, "--store", str(store)]
-        notes.once("prepare", store.name, lambda: {"output": program(words, 200)})
+        notes.cached("prepare", store.name, lambda: {"output": program(words, 200)})
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda it: None if (it[0] / "manifest.json").exists() else make(*it), wanted))
@@ -258,13 +258,13 @@ def facts(notes: Notes, options: argparse.Namespace) -> None:
         said = [subprocess.run(words, capture_output=True, text=True, timeout=30).stdout for words in there]
         return {"output": "\n".join(said)}
 
-    notes.once("facts", "versions", versions)
-    notes.once("facts", "machine", machine)
-    notes.once("facts", "own kernels", kernels)
-    notes.once("facts", "ceilings", lambda: json.loads(program([ONE_CARD, "--ceilings"]).splitlines()[-1]))
+    notes.cached("facts", "versions", versions)
+    notes.cached("facts", "machine", machine)
+    notes.cached("facts", "own kernels", kernels)
+    notes.cached("facts", "ceilings", lambda: json.loads(program([ONE_CARD, "--ceilings"]).splitlines()[-1]))
     # It tells of MPI and of much else; what of it is wrong is for a reader.
     doctor = "from domainpar.doctor import main; main(['--device', 'cuda'])"
-    notes.once("facts", "doctor", lambda: {"output": program(["-c", doctor])[-6000:]})
+    notes.cached("facts", "doctor", lambda: {"output": program(["-c", doctor])[-6000:]})
 
 
 def tests(notes: Notes, options: argparse.Namespace) -> None:
@@ -281,7 +281,7 @@ def tests(notes: Notes, options: argparse.Namespace) -> None:
         counts = {"passed": int(passed[1]) if passed else 0, "skipped": int(skipped[1]) if skipped else 0}
         return {**counts, "output": output[-2000:]}
 
-    notes.once("tests", "that need a GPU", run)
+    notes.cached("tests", "that need a GPU", run)
 
 
 def flags(notes: Notes, options: argparse.Namespace) -> None:
@@ -299,7 +299,7 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
         return {"losses differ by": apart, "says": exactness(output)}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda what: notes.once("flags", what, lambda: both(what)), FLAGS))
+        list(pool.map(lambda what: notes.cached("flags", what, lambda: both(what)), FLAGS))
 
     def inference() -> dict[str, Any]:
         import zarr
@@ -313,7 +313,7 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
                 logits.append(zarr.open(file, mode="r")["edge_logit"][:])
         return {"logits differ by": float(np.abs(logits[0] - logits[1]).max()), "output": last}
 
-    notes.once("flags", "inference", inference)
+    notes.cached("flags", "inference", inference)
 
 
 def ranks(notes: Notes, options: argparse.Namespace) -> None:
@@ -336,7 +336,7 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
             hashed = {"sha256": found[1] if found else None, "says": exactness(output)}
             return {**hashed, "seconds": round(seconds, 1), "with": tried, "losses": losses(out)}
 
-        if "error" in notes.once("ranks", what, run) and what == "2 ranks":
+        if "error" in notes.cached("ranks", what, run) and what == "2 ranks":
             print("ranks: two of them cannot share the card here, so no more are tried")
             return
     for one, several in ALIKE:
@@ -352,7 +352,7 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
             return {"losses differ by": apart}
 
         if all("losses" in line for line in pair):
-            notes.once("ranks", f"{several} against {one}", alike)
+            notes.cached("ranks", f"{several} against {one}", alike)
 
 
 def faults(notes: Notes, options: argparse.Namespace) -> None:
@@ -373,7 +373,7 @@ def faults(notes: Notes, options: argparse.Namespace) -> None:
                 raise RuntimeError(f"rank 0 did not end within 120 s: {output[-2500:]}")
             return {"error shown": errors[0], "exit codes": codes, "seconds": round(ended - float(happened[-1]), 1)}
 
-        notes.once("faults", what, fail)
+        notes.cached("faults", what, fail)
 
 
 def kernels(notes: Notes, options: argparse.Namespace) -> None:
@@ -390,7 +390,7 @@ def kernels(notes: Notes, options: argparse.Namespace) -> None:
             output = program(step, 180, under, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
             return {"says": output.splitlines()[-1]}
 
-        notes.once("kernels", tool, clean)
+        notes.cached("kernels", tool, clean)
 
 
 def times(notes: Notes, options: argparse.Namespace) -> None:
@@ -403,12 +403,12 @@ def times(notes: Notes, options: argparse.Namespace) -> None:
 
     ours = [one for one in wanted if one[2] == "domainpar"]
     with ThreadPoolExecutor(options.jobs) as pool:  # each compiles some kernels, which the next process finds
-        list(pool.map(lambda one: notes.once("compiled", str(one), lambda: _once(words(*one))), ours))
+        list(pool.map(lambda one: notes.cached("compiled", str(one), lambda: _once(words(*one))), ours))
     for one in wanted:
         if one[2] in ("domainpar", "torch") or options.peers:
             timed = [*words(*one), "--repeats", str(options.repeats)]
             what = f"{one[2]} {one[0]} x {one[1]} {one[3]}"
-            notes.once("times", what, lambda timed=timed: json.loads(program(timed, 300).splitlines()[-1]))
+            notes.cached("times", what, lambda timed=timed: json.loads(program(timed, 300).splitlines()[-1]))
 
 
 def _once(words: Sequence[str]) -> dict[str, Any]:
@@ -422,7 +422,9 @@ def sweep(notes: Notes, options: argparse.Namespace) -> None:
     for kind, programs, warps in product(("full", "bf16"), ("132", "264"), ("4", "8")):
         words = [ONE_CARD, str(options.real), "domainpar", "128", "8", kind, "--programs", programs, "--warps", warps]
         what = f"128 x 8 {kind}, {programs} programs of {warps} warps"
-        notes.once("sweep", what, lambda words=words: json.loads(program([*words, "--repeats", "5"]).splitlines()[-1]))
+        notes.cached(
+            "sweep", what, lambda words=words: json.loads(program([*words, "--repeats", "5"]).splitlines()[-1])
+        )
 
 
 def table(notes: Notes, options: argparse.Namespace) -> None:

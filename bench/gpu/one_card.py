@@ -73,7 +73,7 @@ def launches(call: Callable[[], Any]) -> dict[str, Any]:
     return {"launches": len(kernels), "busy ms": sum(by_name.values()), "ms of kernels": dict(by_name.most_common(12))}
 
 
-def ceilings() -> dict[str, Any]:
+def upper_bounds() -> dict[str, Any]:
     """GB/s of a copy, TFLOP/s of products, and microseconds between launches of nearly nothing."""
     from_, into = (torch.zeros(2**28, device="cuda") for _ in range(2))
     found = {"copy GB/s": 2 * from_.nbytes / 1e6 / milliseconds(lambda: into.copy_(from_), 20)}
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, help="of a launch of own kernels")
     parser.add_argument("--warps", type=int, help="of such a program")
     if sys.argv[1:] == ["--ceilings"]:
-        print(json.dumps(ceilings()))
+        print(json.dumps(upper_bounds()))
         return
     options = parser.parse_args()
     if options.system == "torch":

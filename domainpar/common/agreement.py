@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from domainpar.common.problems import NotWritten, Problem, Where, error_text, expected, told
+from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, problem_record
 
 T = TypeVar("T")
 
@@ -108,8 +108,10 @@ def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
     """
     payload = ""
     if problem is not None:
-        not_written = not isinstance(problem, str) and isinstance(expected(problem), NotWritten)
-        payload = json.dumps([told(problem), not_written], sort_keys=True)  # sorted: equal problems are equal texts
+        not_written = not isinstance(problem, str) and isinstance(as_problem(problem), NotWritten)
+        payload = json.dumps(
+            [problem_record(problem), not_written], sort_keys=True
+        )  # sorted: equal problems are equal texts
     ranks_of: dict[str, list[int]] = {}
     for rank, text in enumerate(ranks.all_gather(payload.encode())):
         if text:

@@ -46,7 +46,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     """A function for arrays as machine code, made at its first call or taken from disk. Division by 0 is no error."""
     kernel = njit(nogil=True, error_model="numpy")(function)
     try:
-        kernel._cache = _Kept(function)  # type: ignore[attr-defined]
+        kernel._cache = _CachedKernels(function)  # type: ignore[attr-defined]
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
@@ -82,7 +82,7 @@ class _Places(caching.CompileResultCacheImpl):
         super().__init__(function)  # type: ignore[no-untyped-call]
 
 
-class _Kept(caching.FunctionCache):
+class _CachedKernels(caching.FunctionCache):
     """What numba keeps on disk of one kernel, while nothing that the kernel reaches changes.
 
     These are private names of numba: `domainpar.nn.lanes` says what breaks without them.
@@ -240,7 +240,7 @@ def _text(name: str, item: Any) -> str:
 # --- the watch -------------------------------------------------------------------------------------------------------
 
 
-class _Watch(event.Listener):
+class _CompileTimer(event.Listener):
     """Holds the lock of this machine while numba compiles, and measures how long that takes, with loading."""
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ def _lock_file() -> Path:
     return Path(tempfile.gettempdir()) / f"domainpar-compiling-{os.getuid()}-{package}"
 
 
-_WATCH = _Watch()
+_WATCH = _CompileTimer()
 
 
 def watch_compiling(talks: bool) -> None:

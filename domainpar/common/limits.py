@@ -24,7 +24,7 @@ class Memory(NamedTuple):
 def cores_here() -> list[int]:
     """Numbers of the cores that this process may use; on systems that bind nothing, all of the machine.
 
-    With a quota of less time than they have, as many of them as it is worth, at least one.
+    With a quota of less time than they have, as many of them as it comes to, at least one.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     return cores[: max(1, int(min(quota(), len(cores))))]

@@ -27,7 +27,7 @@ _MOST_OF_A_LOCK = 10_000  # bytes
 
 
 @dataclass(frozen=True)
-class Work:
+class Purpose:
     """Kind of work that a directory is locked for.
 
     Attributes:
@@ -41,8 +41,8 @@ class Work:
     flag: str
 
 
-RUN = Work("run.lock", "run", "--out")
-STORE = Work("store.lock", "preparation", "--store")
+RUN = Purpose("run.lock", "run", "--out")
+STORE = Purpose("store.lock", "preparation", "--store")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Claim:
     note: str = ""
 
     @classmethod
-    def take(cls, directory: Path, work: Work, holder: Holder | None = None) -> Claim:
+    def take(cls, directory: Path, work: Purpose, holder: Holder | None = None) -> Claim:
         """Claim a directory for work of this process. Of several that try at once, exactly one succeeds.
 
         Raises:
@@ -153,7 +153,7 @@ class Claim:
                 self.path.unlink()
 
 
-def left_behind(directory: Path, work: Work) -> bool:
+def left_behind(directory: Path, work: Purpose) -> bool:
     """True if no process works in a directory any more, as far as can be seen: no lock, or its holder is gone."""
     holder, content = _read(directory / work.lock)
     return content == b"" or (holder is not None and holder.gone_for(Holder.here()) is not None)
@@ -203,7 +203,7 @@ def _read(path: Path) -> tuple[Holder | None, bytes]:
         time.sleep(timeouts.ANSWER_POLL)
 
 
-def _take_over(path: Path, work: Work, content: bytes, mine: Holder) -> None:
+def _take_over(path: Path, work: Purpose, content: bytes, mine: Holder) -> None:
     """Replace a lock that was left behind. Others that try the same meanwhile are refused."""
     turn = path.with_name(f"{path.name}.takeover")
     if not _made(turn, mine):
@@ -220,7 +220,7 @@ def _take_over(path: Path, work: Work, content: bytes, mine: Holder) -> None:
         raise
 
 
-def _held(path: Path, work: Work, holder: Holder | None, mine: Holder) -> Problem:
+def _held(path: Path, work: Purpose, holder: Holder | None, mine: Holder) -> Problem:
     directory = path.parent
     if holder is None:
         what = f"{directory} is locked, but its lock cannot be read"

@@ -65,7 +65,7 @@ class NotWritten(Problem):
 
 
 @dataclass(frozen=True)
-class Place:
+class EventPlace:
     """An event and, where it was read from one, its file.
 
     Attributes:
@@ -117,7 +117,7 @@ def error_text(what: str, where: Where | None = None, hint: str = "") -> str:
     return line + (f"hint: {hint}\n" if hint else "")
 
 
-def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
+def as_problem(error: BaseException | str, flag: str = "--out") -> Problem | None:
     """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
 
     Args:
@@ -142,9 +142,9 @@ def expected(error: BaseException | str, flag: str = "--out") -> Problem | None:
     return NotWritten(f"{error.strerror} (errno {error.errno})", hint, file=error.filename)
 
 
-def told(error: BaseException | str) -> dict[str, Any]:
+def problem_record(error: BaseException | str) -> dict[str, Any]:
     """An error as plain values that can travel between ranks: `what`, `hint`, `event`, `file`."""
-    if (problem := expected(error)) is not None:
+    if (problem := as_problem(error)) is not None:
         return {"what": problem.what, "hint": problem.hint, "event": problem.event, "file": problem.file}
     what = error if isinstance(error, str) else str(error) or type(error).__name__
     return {"what": what, "hint": "", "event": None, "file": None}

@@ -28,7 +28,7 @@ from domainpar.common.words import between, several
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel import shared_memory
 from domainpar.parallel.digests import about_this_program
-from domainpar.parallel.gpus import Seen, cards, free_memory
+from domainpar.parallel.gpus import VisibleGpus, cards, free_memory
 from domainpar.parallel.launcher import alone_in_job
 from domainpar.parallel.world import World
 from domainpar.runs.origin import installed
@@ -221,7 +221,7 @@ def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Findi
     return works("slurm", words, "" if started else alone_in_job(environ), **values)
 
 
-def check_gpus(local_ranks: int, seen: Sequence[Seen]) -> Finding:
+def check_gpus(local_ranks: int, seen: Sequence[VisibleGpus]) -> Finding:
     """GPUs of this machine against the ranks on it, and the build of torch."""
     build = f"torch {torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA")
     gpus, why = cards()
@@ -265,7 +265,7 @@ def check_numbers() -> Finding:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of one rank.
 
     Attributes:
@@ -287,21 +287,21 @@ class Place:
     versions: dict[str, str]
 
 
-def places_of(world: World) -> list[Place]:
+def places_of(world: World) -> list[RankPlace]:
     """The place of every rank, the same list on every rank. *Collective*."""
     versions, gpus = package_versions() | about_this_program(), torch.cuda.device_count()
     # All read their clocks at one moment, after everything that takes a time of its own.
     world.transport.barrier()
-    own = Place(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time(), versions)
-    return [Place(**values) for values in gather(world.transport, asdict(own))]
+    own = RankPlace(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time(), versions)
+    return [RankPlace(**values) for values in gather(world.transport, asdict(own))]
 
 
-def local_ranks(places: Sequence[Place], rank: int) -> int:
+def local_ranks(places: Sequence[RankPlace], rank: int) -> int:
     """Ranks on the machine of one of them."""
     return sum(place.host == places[rank].host for place in places)
 
 
-def check_ranks(places: Sequence[Place], transport: str) -> Finding:
+def check_ranks(places: Sequence[RankPlace], transport: str) -> Finding:
     """Ranks and hosts, in one line."""
     hosts = Counter(place.host for place in places)
     text = f"{several(len(places), 'rank')} on {several(len(hosts), 'host')} met by {transport}"
@@ -313,7 +313,7 @@ def check_ranks(places: Sequence[Place], transport: str) -> Finding:
     return works("ranks", text, advice, ranks=len(places), hosts=dict(hosts), cpus=cpus)
 
 
-def check_same_versions(places: Sequence[Place]) -> Finding:
+def check_same_versions(places: Sequence[RankPlace]) -> Finding:
     """Whether all ranks run the same software: else they compute different things in silence."""
     if len(places) == 1:
         return skipped("same software", "one rank alone")
@@ -330,7 +330,7 @@ def check_same_versions(places: Sequence[Place]) -> Finding:
     return works("same software", f"the same versions on {several(len(places), 'rank')}")
 
 
-def check_clocks(places: Sequence[Place]) -> Finding:
+def check_clocks(places: Sequence[RankPlace]) -> Finding:
     """Whether clocks of hosts agree: logs and file times of ranks are compared by them."""
     now = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(places[0].clock))
     if len({place.host for place in places}) == 1:

@@ -13,12 +13,12 @@ from torch import Tensor
 from domainpar.common.agreement import Refused, gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
-from domainpar.measure.rates import MEBIBYTE, SIZES, Ring, largest_of_ranks, transport_rates
+from domainpar.measure.rates import MEBIBYTE, SIZES, RingExchange, largest_of_ranks, transport_rates
 from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
 from domainpar.parallel import process_group, side_channel
-from domainpar.parallel.gpus import Seen, dealt
+from domainpar.parallel.gpus import VisibleGpus, dealt
 from domainpar.parallel.halo import Halo, ask_owners
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import MpiTransport
@@ -35,7 +35,9 @@ CLUSTER_TRANSPORTS = ("mpi", "gloo", "nccl")
 SLOW_SECONDS = 1e-3  # for 8 bytes to a neighbour
 
 
-def check_transports(world: World, launcher: Launcher, seen: Sequence[Seen], seconds: float) -> Iterator[Finding]:
+def check_transports(
+    world: World, launcher: Launcher, seen: Sequence[VisibleGpus], seconds: float
+) -> Iterator[Finding]:
     """The transport of this world, then others between the same ranks. *Collective*."""
     if world.size == 1:
         return
@@ -69,7 +71,7 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
         return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
-    rings = [Ring(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
+    rings = [RingExchange(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
     for ring in rings:
         ring.exchange()
     wrong = sum(ring.num_wrong() for ring in rings)

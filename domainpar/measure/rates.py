@@ -17,7 +17,7 @@ MOST_REPEATS = 2000
 NOT_SENT = -1
 
 
-class Ring:
+class RingExchange:
     """Rows that every rank sends to the next one and receives from the one before, numbered so that each is known.
 
     Attributes:
@@ -83,11 +83,11 @@ def transport_rates(transport: Transport, seconds: float, device: torch.device) 
 
     value = torch.ones(1, dtype=torch.int64, device=device)
     seconds_of = {
-        "latency_seconds": median(Ring(transport, 1, device).exchange),
+        "latency_seconds": median(RingExchange(transport, 1, device).exchange),
         "all_reduce_seconds": median(lambda: transport.all_reduce(value)),
     }
     bytes_per_second = {
-        f"bytes_per_second_{size // MEBIBYTE}_MiB": size / median(Ring(transport, size // 8, device).exchange)
+        f"bytes_per_second_{size // MEBIBYTE}_MiB": size / median(RingExchange(transport, size // 8, device).exchange)
         for size in SIZES
     }
     return seconds_of | bytes_per_second

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from domainpar.nn import kernels
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.memory import BATCH_ROWS
 from domainpar.nn.mlp import MLP, gradient_at_ends, weights_at_ends
 from domainpar.nn.noise import Noise, keeps
-from domainpar.parallel.halo import Spread
+from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import EdgesAtNodes, EdgeTile, LocalGraph
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
@@ -35,7 +35,7 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     """The first layer's bias and norm, and all layers after it.
 
     Args:
-        mlp: The perceptron.
+        mlp: The mlp_program.
         product: Result of the first layer's product, [rows, out].
         products: Type of the later products, but for a readout, if not that of the parameters.
         noise: Dropout of hidden layers.
@@ -77,7 +77,7 @@ def _back(results: Sequence[tuple[Tensor, Tensor]], operands: Sequence[Tensor]) 
 
 @dataclass(frozen=True)
 class NodeBatches(NodeCall):
-    """A perceptron on the rows of some nodes, many at once."""
+    """An MLP on the rows of some nodes, many at once."""
 
     def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
         out = self.tables[0].new_empty(self.nodes.count, self.mlp.out_features)
@@ -86,9 +86,9 @@ class NodeBatches(NodeCall):
         return out, []
 
     def backward(
-        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+        self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        of_tables = [torch.empty_like(table) for table in self.tables]
+        grad_tables = [torch.empty_like(table) for table in self.tables]
         parameters = list(self.mlp.parameters())
         for rows in _in_batches(self.nodes.count):
             # Forward kept no activations: they are computed again, batch by batch, with autograd looking on.
@@ -96,10 +96,10 @@ class NodeBatches(NodeCall):
             with torch.enable_grad():
                 out = self._rows(operands, rows)
             gradients = _back([(out, gradient[rows])], [*operands, *_trainable(parameters)])
-            for table, grad in zip(of_tables, gradients):
+            for table, grad in zip(grad_tables, gradients):
                 table[rows] = grad
-            taker.give(_trainable(parameters), gradients[len(operands) :])
-        return list(of_tables)
+            grad_sink.add_partials(_trainable(parameters), gradients[len(operands) :])
+        return list(grad_tables)
 
     def _rows(self, operands: Sequence[Tensor], rows: slice) -> Tensor:
         first = self.mlp.layers[0].linear
@@ -118,7 +118,7 @@ def _in_batches(stop: int, start: int = 0) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class EdgeBatches(EdgeCall):
-    """Perceptrons on the local edges, many tiles at once."""
+    """MLPs on the local edges, many tiles at once."""
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         exact, num_edges = self.chain[0].exact, self.graph.num_edges
@@ -127,7 +127,7 @@ class EdgeBatches(EdgeCall):
             states = [self.edges.new_empty(num_edges, of.mlp.out_features, dtype=of.kind) for of in self._last_updates]
         if self.readout is not None:
             readout = self.edges.new_empty(num_edges, self.readout.mlp.out_features, dtype=exact)
-        at_nodes = [_NodeProducts(self, link) for link in self.chain]
+        at_nodes = [_BatchProducts(self, link) for link in self.chain]
 
         def compute(rows: slice, owned: bool) -> None:
             results = self._rows(self.edges[rows], [products.at_edges(rows) for products in at_nodes], rows)
@@ -154,12 +154,12 @@ class EdgeBatches(EdgeCall):
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        of_edges, of_sums, of_readout, of_nodes = given
-        at_nodes, of_operand = [_NodeProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
+        grad_edges, grad_sums, grad_readout, grad_nodes = given
+        at_nodes, grad_operand = [_BatchProducts(self, link) for link in self.chain], torch.empty_like(self.edges)
         for products in at_nodes:
             products.take_ghosts()
-        of_products = [products.empty(self.graph.num_edges) for products in at_nodes]
-        # Of a perceptron that is there twice, autograd adds up both.
+        grad_products = [products.empty(self.graph.num_edges) for products in at_nodes]
+        # Of an MLP that is there twice, autograd adds up both.
         parameters = [[] if link.turned else _trainable(list(link.mlp.parameters())) for link in self.chain]
         gates = self.edges.new_empty(self.graph.num_edges, 1, dtype=self.chain[0].exact)
 
@@ -168,58 +168,58 @@ class EdgeBatches(EdgeCall):
             at_edges = [products.at_edges(rows).requires_grad_() for products in at_nodes]
             with torch.enable_grad():
                 states, readout = self._rows(operand, at_edges, rows)
-            made = [(readout, None if of_readout is None else of_readout[rows])]
-            if of_sums is not None and self.gates is not None and readout is not None:
+            made = [(readout, None if grad_readout is None else grad_readout[rows])]
+            if grad_sums is not None and self.gates is not None and readout is not None:
                 with torch.enable_grad():
                     gate = torch.sigmoid(readout)
-                    made += self._messages(states[0] if states else operand, gate, of_sums.local, rows)
+                    made += self._messages(states[0] if states else operand, gate, grad_sums.local, rows)
                 gates[rows] = gate.detach()
             for state, link in zip(states, self._last_updates):
-                of_state = None if of_edges is None else of_edges[rows].to(self.chain[0].exact)
-                if of_sums is not None and self.gates is None:
-                    at_ends = _at_ends(of_sums.local, self.graph, rows, link.way)
-                    of_state = at_ends if of_state is None else of_state + at_ends
-                made.append((state, of_state))
+                grad_state = None if grad_edges is None else grad_edges[rows].to(self.chain[0].exact)
+                if grad_sums is not None and self.gates is None:
+                    at_ends = _at_ends(grad_sums.local, self.graph, rows, link.way)
+                    grad_state = at_ends if grad_state is None else grad_state + at_ends
+                made.append((state, grad_state))
             pairs = [
                 (one, gradient.to(one.dtype)) for one, gradient in made if one is not None and gradient is not None
             ]
             wanted = [operand, *at_edges, *(each for own in parameters for each in own)]
-            of_operand[rows], *gradients = _back(pairs, wanted)
-            for table, gradient in zip(of_products, gradients):
+            grad_operand[rows], *gradients = _back(pairs, wanted)
+            for table, gradient in zip(grad_products, gradients):
                 table[rows] = gradient[:, : table.shape[1]]
             partials = gradients[len(at_edges) :]
             if owned:  # of a foreign tile its owner gives them
                 for link, own in zip(self.chain, parameters):
-                    link.taker.give(own, partials[: len(own)])
+                    link.grad_sink.add_partials(own, partials[: len(own)])
                     partials = partials[len(own) :]
 
-        self._each(compute, of_sums)
+        self._each(compute, grad_sums)
         if self.nodes is None:
-            return None, of_operand
+            return None, grad_operand
         backs = [
             products.back(_sums_at_ends(table, table, self.graph))
-            for products, table in zip(at_nodes, of_products)
+            for products, table in zip(at_nodes, grad_products)
             if products
         ]
-        backs += [] if of_nodes is None else [of_nodes]
-        if self.gates == "nodes" and of_sums is not None:
-            at_dst, at_src = of_sums.local.chunk(2, dim=1)
+        backs += [] if grad_nodes is None else [grad_nodes]
+        if self.gates == "nodes" and grad_sums is not None:
+            at_dst, at_src = grad_sums.local.chunk(2, dim=1)
             # What `src` sent came to `dst`, and the other way round.
             backs += _sums_of_nodes(at_src, at_dst, self.graph, gates).chunk(2, dim=1)
-        return torch.stack(backs).sum(dim=0) if backs else None, of_operand
+        return torch.stack(backs).sum(dim=0) if backs else None, grad_operand
 
-    def _messages(self, state: Tensor, gate: Tensor, of_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
+    def _messages(self, state: Tensor, gate: Tensor, grad_sums: Tensor, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """The messages of some edges as functions of their gates, and the gradients of these."""
         if self.gates == "edges":
-            return [(gate * state.to(gate.dtype), _at_ends(of_sums, self.graph, rows))]
+            return [(gate * state.to(gate.dtype), _at_ends(grad_sums, self.graph, rows))]
         assert self.nodes is not None
         src, dst = self.graph.src[rows], self.graph.dst[rows]
-        at_dst, at_src = of_sums.chunk(2, dim=1)
+        at_dst, at_src = grad_sums.chunk(2, dim=1)
         return [(gate * self.nodes.local[src], at_dst[dst]), (gate * self.nodes.local[dst], at_src[src])]
 
     @property
     def _last_updates(self) -> tuple[Link, ...]:
-        """The perceptrons whose results are summed: the last one that makes states, or that of both ways."""
+        """The MLPs whose results are summed: the last one that makes states, or that of both ways."""
         return self.updates[-2:] if self.chain[-1].turned else self.updates[-1:]
 
     def _rows(self, operand: Tensor, at_edges: Sequence[Tensor], rows: slice) -> tuple[list[Tensor], Tensor | None]:
@@ -243,7 +243,7 @@ class EdgeBatches(EdgeCall):
     def _each(
         self,
         compute: Callable[[slice, bool], None],
-        waiting: Spread | None,
+        waiting: HaloRows | None,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         """Do all batches, those without a ghost while ghosts are on their way."""
@@ -271,7 +271,7 @@ def _runs(tiles: Sequence[EdgeTile]) -> Iterator[tuple[slice, bool]]:
             yield rows, owned
 
 
-class _NodeProducts:
+class _BatchProducts:
     """Products of node states with a first layer's weights for `dst` and for `src`, [num_local, 2 out]."""
 
     def __init__(self, call: EdgeCall, link: Link) -> None:
@@ -307,15 +307,15 @@ class _NodeProducts:
             return self._weight.new_zeros(rows.stop - rows.start, len(self._weight) // 2)
         return _at_ends(self._table, self._call.graph, rows)
 
-    def back(self, of_products: Tensor) -> Tensor:
+    def back(self, grad_products: Tensor) -> Tensor:
         """Gradient of the owned nodes' states, given that of their products, [num_owned, 2 out]."""
         assert self._nodes is not None
         first = self._link.mlp.layers[0].linear
         # One partial for all owned nodes, where CPUs give one a tile: it depends on the parts, to rounding.
-        at_dst, at_src = (of_products.t() @ self._nodes.local[: self._call.graph.num_owned]).chunk(2)
+        at_dst, at_src = (grad_products.t() @ self._nodes.local[: self._call.graph.num_owned]).chunk(2)
         gradient = gradient_at_ends(first.weight, at_dst, at_src, self._link.turned)
-        self._link.taker.give([first.weight], [gradient])
-        return of_products @ self._weight
+        self._link.grad_sink.add_partials([first.weight], [gradient])
+        return grad_products @ self._weight
 
 
 def _at_ends(table: Tensor, graph: LocalGraph, rows: slice, way: int = kernels.BOTH_ENDS) -> Tensor:

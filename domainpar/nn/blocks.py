@@ -1,4 +1,4 @@
-"""A perceptron as operations of a program: forward on a strip of rows, and back.
+"""An MLP as operations of a program: forward on a strip of rows, and back.
 
 The first layer is factorised, `W [x_src, x_dst, e] = W_src x_src + W_dst x_dst + W_e e`: the products of node states
 are computed once per node, and added to the edge's row when that is normalised. Operands lie in their tables as they
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn import COLUMN_BLOCK, kernels, operations
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import NUM_CONSTANTS
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import MLP, PerceptronLayer, padded, weights_at_ends
@@ -35,7 +35,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class Folded:
-    """The weights of a perceptron as operations take them: padded, and those of the first layer apart for each input.
+    """The weights of an MLP as operations take them: padded, and those of the first layer apart for each input.
 
     Attributes:
         mlp: Whose weights.
@@ -76,20 +76,20 @@ def fold(
     products: torch.dtype | None = None,
     turned: bool = False,
 ) -> Folded:
-    """Fold a perceptron over `[x_src, x_dst, table_1, table_2, ...]`.
+    """Fold an MLP over `[x_src, x_dst, table_1, table_2, ...]`.
 
     Args:
-        mlp: The perceptron.
+        mlp: The mlp_program.
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
         products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.
         turned: Whether it takes edges turned round, `[x_dst, x_src, ...]`.
 
     Raises:
-        ValueError: If node states come into a perceptron that is a readout alone.
+        ValueError: If node states come into an MLP that is a readout alone.
     """
     if node_width and mlp.readout and len(mlp.linears) == 1:
-        raise ValueError("a readout alone cannot take node states; give the perceptron a hidden layer.")
+        raise ValueError("a readout alone cannot take node states; give the MLP a hidden layer.")
     layers = mlp.layers
     weights = [layer.linear.weight for layer in layers]
     exact, widths = weights[0].dtype, tuple(table.shape[1] for table in tables)
@@ -181,7 +181,7 @@ class KeptLayer(NamedTuple):
 
 
 def keep_of(folded: Folded, count: int) -> list[KeptLayer]:
-    """Tables to keep the layers of a perceptron in, for `count` rows."""
+    """Tables to keep the layers of an MLP in, for `count` rows."""
     # Kernels look at eight rows at a time, also where they end beyond the table.
     return [
         KeptLayer(empty_table(count + ROWS_AT_ONCE, constants.shape[1], constants), empty_table(count, 1, constants))
@@ -189,8 +189,8 @@ def keep_of(folded: Folded, count: int) -> list[KeptLayer]:
     ]
 
 
-class Perceptron:
-    """A perceptron's operations in a program.
+class MLPProgram:
+    """An MLP's operations in a program.
 
     Args:
         program: Gets them.
@@ -344,7 +344,7 @@ class Perceptron:
         Returns:
             The gradient of the first product.
         """
-        folded, program, of_results = self._folded, self._program, gradient
+        folded, program, grad_results = self._folded, self._program, gradient
         work = program.room(STRIP, max(rows.width for rows in self._rows), folded.exact)
         last = len(folded.later)
         if gradient.width % COLUMN_BLOCK:
@@ -373,27 +373,27 @@ class Perceptron:
                 back = folded.later[layer - 1].back
                 gradient = program.room(STRIP, back.shape[1], folded.exact)
                 operations.multiply(self._program, out, back, gradient)
-        for rows in (*self._rows, of_results, *self._inputs) if self._again else (of_results,):
+        for rows in (*self._rows, grad_results, *self._inputs) if self._again else (grad_results,):
             program.reads(rows)
         return out
 
-    def hand_back(self, of_product: Operand, position: int, of_input: Operand, add: bool = False) -> None:
+    def hand_back(self, grad_product: Operand, position: int, grad_input: Operand, add: bool = False) -> None:
         """The gradient of an input of the first layer, given that of its product."""
         back = self._folded.inputs[position].back
-        if of_input.width == back.shape[1]:
-            operations.multiply(self._program, of_product, back, of_input, add)
+        if grad_input.width == back.shape[1]:
+            operations.multiply(self._program, grad_product, back, grad_input, add)
             return
         # A table of a width of its own, such as raw features, has no room for the padding of the products.
-        room = self._program.room(STRIP, back.shape[1], of_input.dtype)
-        operations.multiply(self._program, of_product, back, room)
-        operations.copy(self._program, room, of_input)
+        room = self._program.room(STRIP, back.shape[1], grad_input.dtype)
+        operations.multiply(self._program, grad_product, back, room)
+        operations.copy(self._program, room, grad_input)
 
-    def give(self, totals: Totals, taker: TakesGradients) -> None:
+    def add_partials(self, totals: Totals, grad_sink: GradSink) -> None:
         """Hand the sums of all tiles to a sink."""
         mlp = self._folded.mlp
         parameters = [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
         limbs = totals.of(order_of(mlp.shapes, self._folded.widths), self._first_partial)
-        taker.give_limbs(parameters, limbs, totals.rejected, totals.largest)
+        grad_sink.add_limbs(parameters, limbs, totals.rejected, totals.largest)
 
 
 class Gate:
@@ -424,28 +424,28 @@ class Gate:
         kernel = operations.sum_gated(self.width, self._scores.dtype, self._kind)
         self._program.add(kernel, *self._sent, *[NOTHING] * 6, *self._ends, *sums)
 
-    def backward(self, given: Operand, of_sums: Operand, of_rows: Operand, of_nodes: SumsAt) -> Operand:
+    def backward(self, given: Operand, grad_sums: Operand, grad_rows: Operand, grad_nodes: SumsAt) -> Operand:
         """Back, after `forward` of the same strip.
 
         Args:
             given: Gradient of the scores from elsewhere, [rows, 1]; may be nothing.
-            of_sums: Gradient of the sums, [num_local, 2 width].
-            of_rows: That of the rows is added to it; nothing: it is not needed, or nodes were sent.
-            of_nodes: Where that of node states is summed, if those were sent.
+            grad_sums: Gradient of the sums, [num_local, 2 width].
+            grad_rows: That of the rows is added to it; nothing: it is not needed, or nodes were sent.
+            grad_nodes: Where that of node states is summed, if those were sent.
 
         Returns:
             The whole gradient of the scores, [STRIP, 16].
         """
         program, exact = self._program, self._scores.dtype
-        of_scores = program.room(STRIP, COLUMN_BLOCK, exact)
+        grad_scores = program.room(STRIP, COLUMN_BLOCK, exact)
         if given.width:
-            operations.copy(program, given, of_scores)
+            operations.copy(program, given, grad_scores)
         else:
-            operations.clear_rows(program, of_scores)
-        kernel = operations.sum_gated_back(self.width, exact, self._kind, of_rows.dtype if of_rows.width else exact)
-        gradients = (of_sums, of_scores, of_rows)
-        program.add(kernel, *self._sent, *gradients, *[NOTHING] * 3, *self._ends, *of_nodes)
-        return of_scores
+            operations.clear_rows(program, grad_scores)
+        kernel = operations.sum_gated_back(self.width, exact, self._kind, grad_rows.dtype if grad_rows.width else exact)
+        gradients = (grad_sums, grad_scores, grad_rows)
+        program.add(kernel, *self._sent, *gradients, *[NOTHING] * 3, *self._ends, *grad_nodes)
+        return grad_scores
 
     @property
     def _sent(self) -> tuple[Operand, ...]:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import BACK, BOTH_ENDS
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
-from domainpar.parallel.halo import Spread
+from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
 from domainpar.plan import IntArray
 
@@ -69,9 +69,9 @@ class NodeRows:
         """The ghosts of a part. No bit depends on their pieces."""
         return cls(graph.ids("ghost_ids"), pieces_of(0, graph.plan.num_ghosts), graph, "ghosts")
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def cached(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gave when it was first asked for these nodes by this name."""
-        return self.graph.once((self.whose, name), make)
+        return self.graph.cached((self.whose, name), make)
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ class NodeRows:
 
 @dataclass(frozen=True)
 class NodeCall(ABC):
-    """A perceptron on the rows of some nodes.
+    """An MLP on the rows of some nodes.
 
     Attributes:
         mlp: Takes `[table_1, table_2, ...]`.
@@ -109,35 +109,35 @@ class NodeCall(ABC):
 
     @abstractmethod
     def backward(
-        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+        self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Gradients of the tables.
 
         Args:
             kept: What forward kept; may be nothing.
             gradient: Gradient of the new states.
-            taker: Takes gradients of parameters.
+            grad_sink: Takes gradients of parameters.
             needed: Of which tables a gradient is asked for.
         """
 
 
 class Link(NamedTuple):
-    """One perceptron of a chain on edges.
+    """One MLP of a chain on edges.
 
     Attributes:
         mlp: Takes `[x_src, x_dst, edge]`, or `[edge]` alone.
-        taker: Takes the gradients of its parameters.
+        grad_sink: Takes the gradients of its parameters.
         takes_nodes: Whether node states come in.
         residual: Whether its results are added to the edge states that come in.
         products: Type of edge states and of their products, if not that of the parameters.
         noise: Dropout of its hidden layers.
         gates: What the sigmoid of its result weighs in sums; None: nothing.
         way: At which ends its results are summed, see `kernels.BOTH_ENDS`. With `BACK` it takes edges turned round, and
-            no results of the perceptron before it.
+            no results of the MLP before it.
     """
 
     mlp: MLP
-    taker: TakesGradients
+    grad_sink: GradSink
     takes_nodes: bool
     residual: bool
     products: torch.dtype | None
@@ -168,7 +168,7 @@ class EdgeResults(NamedTuple):
         edges: New edge states, [num_edges, out]; None if they are not asked for.
         sums: Of them, or of gated messages, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`;
             [num_owned, 0] without.
-        readout: Results of the last perceptron, if that is a readout, [num_edges, out].
+        readout: Results of the last MLP, if that is a readout, [num_edges, out].
         nodes: The nodes that came. Whoever goes on with these, and not with those that it gave, spares autograd a sum:
             backward of the chain adds the gradient of their states to its own.
     """
@@ -176,27 +176,27 @@ class EdgeResults(NamedTuple):
     edges: Tensor | None
     sums: Tensor
     readout: Tensor | None
-    nodes: Spread | None = None
+    nodes: HaloRows | None = None
 
 
 class EdgeGradients(NamedTuple):
     """Gradients of what a chain gives, if there is one; that of sums before they are scaled, on its way to ghosts."""
 
     edges: Tensor | None
-    sums: Spread | None
+    sums: HaloRows | None
     readout: Tensor | None
     nodes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class EdgeCall(ABC):
-    """Perceptrons on the local edges, each on what the one before it made.
+    """MLPs on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The perceptrons. Only the last one may be a readout, of the states before it. Or one perceptron twice,
+        chain: The mlp_programs. Only the last one may be a readout, of the states before it. Or one MLP twice,
             for both ways of each edge: it takes node states alone.
         graph: The part.
-        nodes: States of owned nodes, with ghosts that came or are on their way; None if no perceptron takes any.
+        nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.
         edges: States of the local edges, [num_edges, width].
         aggregate: How sums at nodes are scaled; None: no sums.
         keeps: Whether new edge states are asked for.
@@ -206,7 +206,7 @@ class EdgeCall(ABC):
 
     chain: tuple[Link, ...]
     graph: LocalGraph
-    nodes: Spread | None
+    nodes: HaloRows | None
     edges: Tensor
     aggregate: Aggregate | None = None
     keeps: bool = True
@@ -215,7 +215,7 @@ class EdgeCall(ABC):
 
     @cached_property
     def updates(self) -> tuple[Link, ...]:
-        """The perceptrons that make states."""
+        """The MLPs that make states."""
         return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
 
     @property
@@ -276,4 +276,4 @@ def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tens
         # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
         return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees)).to(like.device)
 
-    return graph.once(("scale", aggregate, like.dtype), scale)
+    return graph.cached(("scale", aggregate, like.dtype), scale)

@@ -20,7 +20,7 @@ class Flops:
     """Operations that were counted.
 
     Attributes:
-        of_stages: Of perceptrons of stages, as if no number were padded.
+        of_stages: Of MLPs of stages, as if no number were padded.
         of_torch: Of products that torch was asked for.
     """
 
@@ -62,13 +62,13 @@ def _counting() -> list[Flops]:
 
 
 def count_rows(mlp: MLP, rows: int, times: int) -> None:
-    """Count a perceptron on some rows, so many times."""
+    """Count an MLP on some rows, so many times."""
     for flops in _counting():
         flops.of_stages += times * 2 * rows * _numbers(mlp, mlp.in_features)
 
 
 def count_edges(mlp: MLP, takes_nodes: bool, width: int, graph: LocalGraph, times: int) -> None:
-    """Count a perceptron on the local edges, so many times: products of node states are made once for each node.
+    """Count an MLP on the local edges, so many times: products of node states are made once for each node.
 
     Args:
         mlp: The perceptron.
@@ -83,7 +83,7 @@ def count_edges(mlp: MLP, takes_nodes: bool, width: int, graph: LocalGraph, time
 
 
 def _numbers(mlp: MLP, width: int) -> int:
-    """Weights of a perceptron of whose first layer only so many columns are taken."""
+    """Weights of an MLP of whose first layer only so many columns are taken."""
     first, *rest = mlp.layers
     others = sum(layer.linear.in_features * layer.linear.out_features for layer in rest)
     return width * first.linear.out_features + others

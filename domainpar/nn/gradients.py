@@ -33,25 +33,25 @@ class GradientSink:
 
     def __init__(self, model: nn.Module, early: Sequence[nn.Module] = ()) -> None:
         _check_all_in_stages(model)
-        first = [stage for module in early for stage in module.modules() if isinstance(stage, TakesGradients)]
+        first = [stage for module in early for stage in module.modules() if isinstance(stage, GradSink)]
         of_first = {id(parameter) for stage in first for parameter in stage.parameters()}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         pieces = [[p for p in trained if id(p) in of_first], [p for p in trained if id(p) not in of_first]]
-        self._pieces = [_Piece(piece) for piece in pieces if piece] or [_Piece([])]
+        self._pieces = [_Bucket(piece) for piece in pieces if piece] or [_Bucket([])]
         # By identity: torch compares tensors number by number. Models keep their parameters for as long as they live.
         self._place = {id(p): (piece, start) for piece in self._pieces for p, start in piece.starts()}
-        self._early = {id(stage) for stage in first if TakesGradients.trainable(stage)}
+        self._early = {id(stage) for stage in first if GradSink.trainable(stage)}
         self._due: set[int] = set()
         self._sums_over: Transport | None = None
         self._places_of: dict[tuple[tuple[int, bool], ...], Tensor] = {}
         for name, module in model.named_modules():
-            if isinstance(module, TakesGradients):
+            if isinstance(module, GradSink):
                 self._check_in_one_piece(name, module)
                 module.sink = self
 
-    def _check_in_one_piece(self, name: str, stage: TakesGradients) -> None:
+    def _check_in_one_piece(self, name: str, stage: GradSink) -> None:
         """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
-        parameters = TakesGradients.trainable(stage)  # by its modules, which may be others by now
+        parameters = GradSink.trainable(stage)  # by its modules, which may be others by now
         places = [self._place[id(parameter)] for parameter in parameters]
         after = [(piece, start + own.numel()) for own, (piece, start) in zip(parameters, places)]
         if any(here != there for here, there in zip(after, places[1:])):
@@ -106,7 +106,7 @@ class GradientSink:
         """
         self._sums_over, self._due = transport, set(self._early)
 
-    def finished(self, stage: TakesGradients) -> None:
+    def finished(self, stage: GradSink) -> None:
         """A stage has done its pass back. *Collective*, where that completes the last pass of what is `early`."""
         if self._sums_over is not None and id(stage) in self._due:
             self._due.remove(id(stage))
@@ -130,7 +130,7 @@ class GradientSink:
         return _total([piece.rejected_now() for piece in self._pieces])
 
 
-class _Piece:
+class _Bucket:
     """Parameters whose gradients are summed over ranks in one call."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -196,7 +196,7 @@ class IntegersOnDevice(NamedTuple):
     num_sums: int
 
 
-class TakesGradients(nn.Module):
+class GradSink(nn.Module):
     """A module whose parameter gradients go to a sink instead of `grad`."""
 
     sink: GradientSink | None = None
@@ -205,7 +205,7 @@ class TakesGradients(nn.Module):
         """The parameters it sums gradients for, in the model's order."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
-    def give(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
+    def add_partials(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
         """Hand one owned tile's gradients of some parameters to the sink; those that are frozen are left out.
 
         Args:
@@ -216,7 +216,7 @@ class TakesGradients(nn.Module):
         if pairs:
             self._attached.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
 
-    def give_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
+    def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         """Hand the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
         if parameters:
             self._attached.add_limbs(parameters, limbs, rejected, largest)
@@ -245,7 +245,7 @@ class TakesGradients(nn.Module):
 
 
 def _check_all_in_stages(model: nn.Module) -> None:
-    staged = {id(p) for module in model.modules() if isinstance(module, TakesGradients) for p in module.parameters()}
+    staged = {id(p) for module in model.modules() if isinstance(module, GradSink) for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in staged:
             raise ValueError(

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from domainpar.nn.noise import key_of
-from domainpar.nn.recompute import Spreads, iterated
-from domainpar.nn.stages import EdgeStage, NodeStage, through
-from domainpar.parallel.halo import CompleteHalo, Spread
+from domainpar.nn.recompute import HaloSource, iterated
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
+from domainpar.parallel.halo import CompleteHalo, HaloRows
 from domainpar.parallel.local import LocalGraph
 
 
-def first_nodes(encoder: NodeStage, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Spread:
+def first_nodes(encoder: NodeStage, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> HaloRows:
     """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
     # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
     owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
@@ -28,7 +28,7 @@ class States(NamedTuple):
     `others` are rows of the owned nodes, for each head but that of edges.
     """
 
-    nodes: Spread
+    nodes: HaloRows
     edges: Tensor | None
     sums: Tensor | None
     readouts: list[Tensor]
@@ -78,12 +78,12 @@ class Interactions(NamedTuple):
         if not self.node_first:
             return States(nodes, self._given(graph), None, [], [])
         keys = [self._of("edge encoder")]
-        edges, sums, _, same = through([self.edge_encoder], nodes, self._given(graph), graph, sums=True, keys=keys)
+        edges, sums, _, same = run_chain([self.edge_encoder], nodes, self._given(graph), graph, sums=True, keys=keys)
         assert same is not None
         return States(same, edges, sums, [], [])
 
     def _iterate(
-        self, reads: Container[int], graph: LocalGraph, iterations: range, take: Callable[[], States], halo: Spreads
+        self, reads: Container[int], graph: LocalGraph, iterations: range, take: Callable[[], States], halo: HaloSource
     ) -> States:
         """Some iterations, with a readout after those in `reads`; the last of all leaves readouts alone."""
         nodes, edges, sums, readouts, others = take()
@@ -102,7 +102,7 @@ class Interactions(NamedTuple):
                 stages, keys = [*stages, self.head], [*keys, key]
             goes_on = iteration < last
             own = edges is not self._given(graph)
-            edges, sums, readout, same = through(
+            edges, sums, readout, same = run_chain(
                 stages, nodes, edges, graph, sums=goes_on or reads_nodes, keeps=goes_on, overwrites=own, keys=keys
             )
             assert same is not None
@@ -116,11 +116,13 @@ class Interactions(NamedTuple):
                 sums = None
         return States(nodes, edges, sums, readouts, others)
 
-    def _update(self, nodes: Spread, sums: Tensor | None, iteration: int, graph: LocalGraph, halo: Spreads) -> Spread:
+    def _update(
+        self, nodes: HaloRows, sums: Tensor | None, iteration: int, graph: LocalGraph, halo: HaloSource
+    ) -> HaloRows:
         """New states of nodes, on their way to the ghosts."""
         return halo.spread(self._updated(nodes, sums, iteration, graph))
 
-    def _updated(self, nodes: Spread, sums: Tensor | None, number: int, graph: LocalGraph) -> Tensor:
+    def _updated(self, nodes: HaloRows, sums: Tensor | None, number: int, graph: LocalGraph) -> Tensor:
         """New states of owned nodes, by one of the node stages."""
         assert sums is not None
         states: Tensor = self.node_stages[number]([nodes.owned, sums], graph, self._of("nodes", number))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.mlp import MODULES
 from domainpar.nn.options import NetworkOptions
-from domainpar.nn.published import joined, perceptron, sum_at
+from domainpar.nn.published import joined, plain_mlp, sum_at
 from domainpar.nn.standardise import Standardise, standardised
 
 
@@ -106,13 +106,13 @@ class InteractionModule(nn.Module):
             return [*activated(width), *([nn.Dropout(options.dropout)] if options.dropout else [])]
 
         def encoder(columns: int) -> nn.Sequential:
-            return perceptron(generator, (columns, *widths), inner, activated)
+            return plain_mlp(generator, (columns, *widths), inner, activated)
 
         def update() -> nn.Sequential:
-            return perceptron(generator, (3 * hidden, *widths), inner, normed if options.residual else activated)
+            return plain_mlp(generator, (3 * hidden, *widths), inner, normed if options.residual else activated)
 
         def readout(columns: int, out: int) -> nn.Sequential:
-            return perceptron(generator, (columns, *widths, out), inner)
+            return plain_mlp(generator, (columns, *widths, out), inner)
 
         self.heads, self.node_first = options.heads, options.order == "node-first"
         self.residual, self.aggregate, self.graph_iters = options.residual, options.aggregate, graph_iters

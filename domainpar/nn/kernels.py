@@ -22,6 +22,7 @@ from domainpar.nn.lanes import (
     as_kept,
     draw,
     inverse_root,
+    lanes_of,
     load,
     sigmoid,
     store,
@@ -30,7 +31,6 @@ from domainpar.nn.lanes import (
     total,
     totals,
     where_positive,
-    wide,
     zeros,
 )
 from domainpar.nn.noise import row_keys
@@ -51,13 +51,13 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 
 
 BOTH_ENDS, FORTH, BACK = range(3)
-"""At which ends of an edge results of a perceptron are summed: at both, at `dst`, or at `src`."""
+"""At which ends of an edge results of an MLP are summed: at both, at `dst`, or at `src`."""
 
 _ROUNDS = 1.5 * 2**52
-_ONE_BLOCK = wide(COLUMN_BLOCK)
+_ONE_BLOCK = lanes_of(COLUMN_BLOCK)
 
 
-class Layer(NamedTuple):
+class Epilogue(NamedTuple):
     """What follows a product.
 
     Attributes:
@@ -67,7 +67,7 @@ class Layer(NamedTuple):
         ids: Global ids of the rows, for dropout; empty: nothing is dropped.
         key: Of its random numbers, uint64.
         threshold: Numbers whose 32 random bits are below are dropped, uint32.
-        wide: Tells kernels the width, see `lanes`.
+        lanes_of: Tells kernels the width, see `lanes`.
     """
 
     constants: FloatTable
@@ -76,13 +76,13 @@ class Layer(NamedTuple):
     ids: IntArray
     key: Any
     threshold: Any
-    wide: tuple[int, ...]
+    lanes_of: tuple[int, ...]
 
 
-class Ends(NamedTuple):
+class EndRows(NamedTuple):
     """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges].
 
-    Results of a perceptron are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
+    Results of an MLP are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
     """
 
     src: IntArray
@@ -92,14 +92,14 @@ class Ends(NamedTuple):
     way: int
 
 
-class Sums(NamedTuple):
+class EdgeSums(NamedTuple):
     """Sums of rows of edges: [num_owned, 2 width] at nodes, and [num_pairs, width] at (tile, `src`) pairs."""
 
     at_ends: FloatTable
     at_pairs: FloatTable
 
 
-class Work(NamedTuple):
+class Workspace(NamedTuple):
     """Memory between the two ways of a layer and within one.
 
     Attributes:
@@ -115,7 +115,7 @@ class Work(NamedTuple):
     gradient: FloatTable
 
 
-class Kept(NamedTuple):
+class SavedLayer(NamedTuple):
     """Normed rows [count, width] and 1 / standard deviations [count] of a layer, kept from forward to backward."""
 
     rows: FloatTable
@@ -123,27 +123,29 @@ class Kept(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(to_dst: Any, to_src: Any, edge: int, ends: Ends, way: int, sums: Sums, wide: tuple[int, ...]) -> None:
+def _add_to_ends(
+    to_dst: Any, to_src: Any, edge: int, ends: EndRows, way: int, sums: EdgeSums, lanes_of: tuple[int, ...]
+) -> None:
     """Add a row to the sums of either end of its edge, or of one; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
     # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
     if dst < ends.num_owned and way != BACK:
-        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, wide) + to_dst)
+        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, lanes_of) + to_dst)
     if pair >= 0 and way != FORTH:
-        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, wide) + to_src)
+        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, lanes_of) + to_src)
 
 
 @njit(inline="always", error_model="numpy")
-def _at_ends(table: FloatTable, edge: int, ends: Ends, way: int, wide: tuple[int, ...]) -> Any:
+def _at_ends(table: FloatTable, edge: int, ends: EndRows, way: int, lanes_of: tuple[int, ...]) -> Any:
     """Sum of what a table [num_local, 2 width] holds for both ends of an edge, or that for one of them."""
     width = table.shape[1] // 2
     if way == FORTH:
-        row = load(table, ends.dst[edge], 0, wide)
+        row = load(table, ends.dst[edge], 0, lanes_of)
     elif way == BACK:
-        row = load(table, ends.src[edge], width, wide)
+        row = load(table, ends.src[edge], width, lanes_of)
     else:
-        row = load(table, ends.dst[edge], 0, wide) + load(table, ends.src[edge], width, wide)
+        row = load(table, ends.dst[edge], 0, lanes_of) + load(table, ends.src[edge], width, lanes_of)
     return row
 
 
@@ -173,9 +175,9 @@ def _back_through(row: Any, grad: Any, activation: int) -> Any:
 
 
 @njit(inline="always", error_model="numpy")
-def _dropped(row: Any, i: int, layer: Layer) -> Any:
+def _dropped(row: Any, i: int, layer: Epilogue) -> Any:
     key = row_keys_of_one(layer.key, np.uint64(layer.ids[i]))
-    return row * draw(key, layer.threshold, layer.constants[KEPT, 0], layer.wide)
+    return row * draw(key, layer.threshold, layer.constants[KEPT, 0], layer.lanes_of)
 
 
 # The number that all random numbers of a row come from.
@@ -185,14 +187,14 @@ row_keys_of_one = njit(inline="always", error_model="numpy")(row_keys)
 @njit(error_model="numpy")
 def forward(
     count: int,
-    layer: Layer,
-    work: Work,
-    ends: Ends,
+    layer: Epilogue,
+    work: Workspace,
+    ends: EndRows,
     gathered: FloatTable,
     residual: Table,
     out: Table,
-    sums: Sums,
-    kept: Kept,
+    sums: EdgeSums,
+    kept: SavedLayer,
     again: bool,
     streams: bool,
 ) -> None:
@@ -211,31 +213,31 @@ def forward(
         streams: The results are a table that is not read soon, and 64-byte aligned.
         again: Normed rows are in `work.rows` already: what follows the norm is done once more.
     """
-    constants, wide = layer.constants, layer.wide
+    constants, lanes_of = layer.constants, layer.lanes_of
     one = constants.dtype.type(1)
     share, eps = one / constants.dtype.type(constants.shape[1]), constants[EPS, 0]
     bias, factor, shift = (
-        load(constants, BIAS, 0, wide),
-        load(constants, SCALE, 0, wide),
-        load(constants, SHIFT, 0, wide),
+        load(constants, BIAS, 0, lanes_of),
+        load(constants, SCALE, 0, lanes_of),
+        load(constants, SHIFT, 0, lanes_of),
     )
     rows = work.rows
     for first in range(0, count, ROWS_AT_ONCE):
         after = min(first + ROWS_AT_ONCE, count)
         for i in range(first, after if not again else first):
-            row = load(rows, i, 0, wide)
+            row = load(rows, i, 0, lanes_of)
             if len(gathered) > 0:
-                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, wide)
+                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, lanes_of)
             store(rows, i, 0, row + bias)
         if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
             # where it ends beyond the rows: what is there stays in this memory.
-            store(work.totals, 0, 0, totals(rows, None, first, wide) * share)
+            store(work.totals, 0, 0, totals(rows, None, first, lanes_of) * share)
             for i in range(first, after):
-                store(rows, i, 0, load(rows, i, 0, wide) - work.totals[0, i - first])
-            store(work.inverse, 0, first, inverse_root(totals(rows, rows, first, wide) * share + eps))
+                store(rows, i, 0, load(rows, i, 0, lanes_of) - work.totals[0, i - first])
+            store(work.inverse, 0, first, inverse_root(totals(rows, rows, first, lanes_of) * share + eps))
         for i in range(first, after):
-            row = load(rows, i, 0, wide)
+            row = load(rows, i, 0, lanes_of)
             if layer.normed and not again:
                 row = row * work.inverse[0, i]
                 store(rows, i, 0, row)
@@ -250,7 +252,7 @@ def forward(
                 if len(layer.ids) > 0:
                     row = _dropped(row, i, layer)
                 if len(residual) > 0:
-                    row = load(residual, i, 0, wide) + row
+                    row = load(residual, i, 0, lanes_of) + row
                 if streams:
                     stream(out, i, row)
                 else:
@@ -258,21 +260,21 @@ def forward(
                 if len(sums.at_ends) > 0:
                     # Sums are of states as they are kept, which may be rounded to bfloat16.
                     row = as_kept(row, out)
-                    _add_to_ends(row, row, i, ends, ends.way, sums, wide)
+                    _add_to_ends(row, row, i, ends, ends.way, sums, lanes_of)
 
 
 @njit(error_model="numpy")
 def backward(
     count: int,
-    layer: Layer,
-    work: Work,
-    ends: Ends,
+    layer: Epilogue,
+    work: Workspace,
+    ends: EndRows,
     gradient: Table,
     gathered: FloatTable,
     carried: Table,
     out: Table,
-    of_constants: FloatTable,
-    sums: Sums,
+    grad_constants: FloatTable,
+    sums: EdgeSums,
 ) -> None:
     """Back through dropout, activation, LayerNorm and bias of a strip.
 
@@ -288,54 +290,54 @@ def backward(
         gathered: More gradient from the ends of each edge, [num_local, 2 width]; empty: nothing.
         carried: Takes the gradient of the results, which is that of the residual, [count, width]; empty: not needed.
         out: Takes the gradient of the products, [count, width]; may be `work.rows`.
-        of_constants: The gradients of bias, scale and shift are added to it, [3, width].
+        grad_constants: The gradients of bias, scale and shift are added to it, [3, width].
         sums: Where the gradients of the products are summed; empty tables: nowhere.
     """
-    constants, wide = layer.constants, layer.wide
+    constants, lanes_of = layer.constants, layer.lanes_of
     share = constants.dtype.type(1) / constants.dtype.type(constants.shape[1])
-    factor, shift = load(constants, SCALE, 0, wide), load(constants, SHIFT, 0, wide)
+    factor, shift = load(constants, SCALE, 0, lanes_of), load(constants, SHIFT, 0, lanes_of)
     # Sums over the rows of this tile stay in registers, row after row: their order is that of the tile's edges.
-    of_bias, of_factor, of_shift = (
-        load(of_constants, BIAS, 0, wide),
-        load(of_constants, SCALE, 0, wide),
-        load(of_constants, SHIFT, 0, wide),
+    grad_bias, grad_factor, grad_shift = (
+        load(grad_constants, BIAS, 0, lanes_of),
+        load(grad_constants, SCALE, 0, lanes_of),
+        load(grad_constants, SHIFT, 0, lanes_of),
     )
     rows, gradients = work.rows, work.gradient
     for first in range(0, count, ROWS_AT_ONCE):
         after = min(first + ROWS_AT_ONCE, count)
         for i in range(first, after):
-            grad = load(gradient, i, 0, wide)
+            grad = load(gradient, i, 0, lanes_of)
             if len(gathered) > 0:
-                grad = grad + _at_ends(gathered, i, ends, ends.way, wide)
+                grad = grad + _at_ends(gathered, i, ends, ends.way, lanes_of)
             if len(carried) > 0:
                 store(carried, i, 0, grad)
             if len(layer.ids) > 0:
                 grad = _dropped(grad, i, layer)
-            row = load(rows, i, 0, wide)
+            row = load(rows, i, 0, lanes_of)
             if layer.activation != NO_ACTIVATION:
                 # Of the same expression as in forward: a ReLU let through what was positive, so the same decision.
                 grad = _back_through(row * factor + shift if layer.normed else row, grad, layer.activation)
             if layer.normed:
-                of_factor = of_factor + grad * row
-                of_shift = of_shift + grad
+                grad_factor = grad_factor + grad * row
+                grad_shift = grad_shift + grad
                 grad = grad * factor  # g
             store(gradients, i, 0, grad)
         if layer.normed:
-            store(work.totals, 0, 0, totals(gradients, None, first, wide) * share)
-            store(work.totals, 1, 0, totals(gradients, rows, first, wide) * share)
+            store(work.totals, 0, 0, totals(gradients, None, first, lanes_of) * share)
+            store(work.totals, 1, 0, totals(gradients, rows, first, lanes_of) * share)
         for i in range(first, after):
-            grad = load(gradients, i, 0, wide)
+            grad = load(gradients, i, 0, lanes_of)
             if layer.normed:
-                slope = load(rows, i, 0, wide) * work.totals[1, i - first]
+                slope = load(rows, i, 0, lanes_of) * work.totals[1, i - first]
                 grad = ((grad - work.totals[0, i - first]) - slope) * work.inverse[0, i]
-            of_bias = of_bias + grad
+            grad_bias = grad_bias + grad
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
                 grad = as_kept(grad, out)
-                _add_to_ends(grad, grad, i, ends, BOTH_ENDS, sums, wide)
-    store(of_constants, BIAS, 0, of_bias)
-    store(of_constants, SCALE, 0, of_factor)
-    store(of_constants, SHIFT, 0, of_shift)
+                _add_to_ends(grad, grad, i, ends, BOTH_ENDS, sums, lanes_of)
+    store(grad_constants, BIAS, 0, grad_bias)
+    store(grad_constants, SCALE, 0, grad_factor)
+    store(grad_constants, SHIFT, 0, grad_shift)
 
 
 class Gated(NamedTuple):
@@ -346,14 +348,14 @@ class Gated(NamedTuple):
         gates: Memory for one gate, [1, 16].
         rows: What goes to both ends, [count, width]; empty: the state of the node at the other end.
         nodes: States of nodes, [num_local, width].
-        wide: Tells kernels the width, see `lanes`.
+        lanes_of: Tells kernels the width, see `lanes`.
     """
 
     scores: FloatTable
     gates: FloatTable
     rows: Table
     nodes: FloatTable
-    wide: tuple[int, ...]
+    lanes_of: tuple[int, ...]
 
 
 @njit(inline="always", error_model="numpy")
@@ -366,28 +368,28 @@ def _gate(gated: Gated, edge: int) -> Any:
 def _sent(gated: Gated, edge: int, sender: int) -> Any:
     """What a node sends along an edge, before the gate."""
     if len(gated.rows) > 0:
-        return load(gated.rows, edge, 0, gated.wide)
-    return load(gated.nodes, sender, 0, gated.wide)
+        return load(gated.rows, edge, 0, gated.lanes_of)
+    return load(gated.nodes, sender, 0, gated.lanes_of)
 
 
 @njit(error_model="numpy")
-def sum_gated(count: int, gated: Gated, ends: Ends, sums: Sums) -> None:
+def sum_gated(count: int, gated: Gated, ends: EndRows, sums: EdgeSums) -> None:
     """Sum the messages along the edges of a strip at both ends."""
     for i in range(count):
         gate = _gate(gated, i)
         from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
-        _add_to_ends(from_src * gate, from_dst * gate, i, ends, BOTH_ENDS, sums, gated.wide)
+        _add_to_ends(from_src * gate, from_dst * gate, i, ends, BOTH_ENDS, sums, gated.lanes_of)
 
 
 @njit(error_model="numpy")
 def sum_gated_back(
     count: int,
     gated: Gated,
-    ends: Ends,
-    of_sums: FloatTable,
-    of_scores: FloatTable,
-    of_rows: Table,
-    of_nodes: Sums,
+    ends: EndRows,
+    grad_sums: FloatTable,
+    grad_scores: FloatTable,
+    grad_rows: Table,
+    grad_nodes: EdgeSums,
 ) -> None:
     """Gradients of the scores and of what was sent.
 
@@ -395,24 +397,24 @@ def sum_gated_back(
         count: Number of edges.
         gated: As in `sum_gated`.
         ends: Ends of the strip's edges.
-        of_sums: Gradient of the sums, [num_local, 2 width].
-        of_scores: That of the scores is added to its first column, [count, 16].
-        of_rows: That of the rows is added to it, [count, width]; empty: it is not needed.
-        of_nodes: Where that of the node states is summed; empty tables: rows were sent.
+        grad_sums: Gradient of the sums, [num_local, 2 width].
+        grad_scores: That of the scores is added to its first column, [count, 16].
+        grad_rows: That of the rows is added to it, [count, width]; empty: it is not needed.
+        grad_nodes: Where that of the node states is summed; empty tables: rows were sent.
     """
-    wide = gated.wide
-    width = of_sums.shape[1] // 2
+    lanes_of = gated.lanes_of
+    width = grad_sums.shape[1] // 2
     for i in range(count):
         gate = _gate(gated, i)
         from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
-        at_dst, at_src = load(of_sums, ends.dst[i], 0, wide), load(of_sums, ends.src[i], width, wide)
+        at_dst, at_src = load(grad_sums, ends.dst[i], 0, lanes_of), load(grad_sums, ends.src[i], width, lanes_of)
         # A sigmoid g has the derivative g - g^2.
-        of_scores[i, 0] += (gate - gate * gate) * total(at_dst * from_src + at_src * from_dst)
-        if len(of_rows) > 0:
-            store(of_rows, i, 0, load(of_rows, i, 0, wide) + (at_dst + at_src) * gate)
-        if len(of_nodes.at_ends) > 0:
+        grad_scores[i, 0] += (gate - gate * gate) * total(at_dst * from_src + at_src * from_dst)
+        if len(grad_rows) > 0:
+            store(grad_rows, i, 0, load(grad_rows, i, 0, lanes_of) + (at_dst + at_src) * gate)
+        if len(grad_nodes.at_ends) > 0:
             # What `src` sent came to `dst`, and the other way round.
-            _add_to_ends(at_src * gate, at_dst * gate, i, ends, BOTH_ENDS, of_nodes, wide)
+            _add_to_ends(at_src * gate, at_dst * gate, i, ends, BOTH_ENDS, grad_nodes, lanes_of)
 
 
 @njit(error_model="numpy")
@@ -424,7 +426,7 @@ def sum_pairs(
     at_pairs: FloatTable,
     at_ends: FloatTable,
     scale: FloatTable,
-    wide: Any,
+    lanes_of: Any,
 ) -> None:
     """Sum the partials of the (tile, `src`) pairs of some nodes, by ascending tile, into the second half of `at_ends`.
 
@@ -436,15 +438,15 @@ def sum_pairs(
         at_pairs: The partials, [num_pairs, width].
         at_ends: [num_owned, 2 width].
         scale: What both halves are multiplied by, [num_owned, 2]; empty: nothing.
-        wide: Tells the width.
+        lanes_of: Tells the width.
     """
     width = at_pairs.shape[1]
     for node in range(first, first + count):
-        row = zeros(at_ends, wide)  # +0.0
+        row = zeros(at_ends, lanes_of)  # +0.0
         for i in range(starts[node], starts[node + 1]):
-            row = row + load(at_pairs, pairs[i], 0, wide)
+            row = row + load(at_pairs, pairs[i], 0, lanes_of)
         if len(scale) > 0:
-            store(at_ends, node, 0, load(at_ends, node, 0, wide) * scale[node, 0])
+            store(at_ends, node, 0, load(at_ends, node, 0, lanes_of) * scale[node, 0])
             row = row * scale[node, 1]
         store(at_ends, node, width, row)
 

@@ -5,7 +5,7 @@ machine's vector registers as they need. What a kernel does to each row is then 
 by a compiler, none depends on what lies next to what in memory, and the code is as fast as the machine's vector units.
 A sum over lanes goes by halving.
 
-The number of lanes that a kernel takes is part of its type: a tuple `wide`, of one element for each sixteen.
+The number of lanes that a kernel takes is part of its type: a tuple `lanes_of`, of one element for each sixteen.
 
 Arrays of uint16 hold bfloat16 numbers: they are loaded as float32, and rounded to the nearest, ties to even, when
 stored.
@@ -44,7 +44,7 @@ from domainpar.nn import COLUMN_BLOCK
 _I16, _I32, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
-def wide(columns: int) -> tuple[int, ...]:
+def lanes_of(columns: int) -> tuple[int, ...]:
     """A tuple whose type tells kernels how many lanes to take: a multiple of 16."""
     return (0,) * (columns // COLUMN_BLOCK)
 
@@ -142,15 +142,15 @@ def _index(context: Any, builder: Any, signature: Any, args: Any, position: int)
 
 
 @intrinsic
-def load(typing: Any, array: Any, row: Any, column: Any, wide: Any) -> Any:
-    """`array[row, column : column + 16 * len(wide)]` of a C-contiguous table."""
-    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(wide))
+def load(typing: Any, array: Any, row: Any, column: Any, lanes_of: Any) -> Any:
+    """`array[row, column : column + 16 * len(lanes_of)]` of a C-contiguous table."""
+    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(lanes_of))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = [_index(context, builder, signature, args, position) for position in (1, 2)]
         return TableAt(context, builder, signature.args[0], args[0]).load(*at, lanes.count)
 
-    return lanes(array, row, column, wide), generate
+    return lanes(array, row, column, lanes_of), generate
 
 
 @intrinsic
@@ -166,14 +166,14 @@ def store(typing: Any, array: Any, row: Any, column: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def zeros(typing: Any, array: Any, wide: Any) -> Any:
+def zeros(typing: Any, array: Any, lanes_of: Any) -> Any:
     """+0.0 in all lanes, of the type of a table's numbers."""
-    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(wide))
+    lanes = Lanes(number_type(array), COLUMN_BLOCK * len(lanes_of))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _each(context.get_value_type(lanes), 0.0)
 
-    return lanes(array, wide), generate
+    return lanes(array, lanes_of), generate
 
 
 @intrinsic
@@ -267,9 +267,9 @@ ROWS_AT_ONCE = 8
 
 
 @intrinsic
-def totals(typing: Any, array: Any, other: Any, row: Any, wide: Any) -> Any:
+def totals(typing: Any, array: Any, other: Any, row: Any, lanes_of: Any) -> Any:
     """`total` of each of 8 rows of a table from `row` on, times those of another table if that is one; 8 lanes."""
-    count = COLUMN_BLOCK * len(wide)
+    count = COLUMN_BLOCK * len(lanes_of)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = _index(context, builder, signature, args, 2)
@@ -286,7 +286,7 @@ def totals(typing: Any, array: Any, other: Any, row: Any, wide: Any) -> Any:
             rows.append(_halved(builder, builder.fmul(*values) if len(values) == 2 else values[0], COLUMN_BLOCK))
         return _totals_of(builder, rows)
 
-    return Lanes(number_type(array), ROWS_AT_ONCE)(array, other, row, wide), generate
+    return Lanes(number_type(array), ROWS_AT_ONCE)(array, other, row, lanes_of), generate
 
 
 def _totals_of(builder: Any, rows: list[Any]) -> Any:
@@ -411,9 +411,9 @@ def where_positive(typing: Any, condition: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def draw(typing: Any, row_key: Any, threshold: Any, scale: Any, wide: Any) -> Any:
+def draw(typing: Any, row_key: Any, threshold: Any, scale: Any, lanes_of: Any) -> Any:
     """`scale` in lanes whose random 32 bits reach the threshold, else 0: a function of row key and lane alone."""
-    lanes = Lanes(scale, COLUMN_BLOCK * len(wide))
+    lanes = Lanes(scale, COLUMN_BLOCK * len(lanes_of))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         integers = ir.VectorType(_I32, lanes.count)
@@ -429,7 +429,7 @@ def draw(typing: Any, row_key: Any, threshold: Any, scale: Any, wide: Any) -> An
         vector = context.get_value_type(lanes)
         return builder.select(kept, in_all_lanes(builder, args[2], vector), _each(vector, 0.0))
 
-    return lanes(row_key, threshold, scale, wide), generate
+    return lanes(row_key, threshold, scale, lanes_of), generate
 
 
 def in_all_lanes(builder: Any, value: Any, vector: Any) -> Any:

@@ -47,7 +47,7 @@ class ModelSize:
         item_bytes: Bytes of one number, 4 or 8.
         edge_item_bytes: Bytes of one number of an edge state, if not the same: 2 for bfloat16.
         recompute_every: Iterations of which only the first one's input is kept; None: every iteration's is.
-        layers: Layers of each perceptron, without the head's last.
+        layers: Layers of each MLP, without the head's last.
         node_first: Whether an iteration updates nodes before edges.
         readouts: Iterations whose states are read out.
         in_files: Whether tables lie in files; then `bytes_of` is of what is in memory at once.
@@ -103,7 +103,7 @@ class ModelSize:
 
         Of each iteration there are three tables of nodes. In backward of a stage there are besides the gradients of its
         operand and of products; and in own kernels that of what it made, and the memory of the programs. Batches of
-        plain torch have all that autograd makes of one: some six tables for each layer of the two perceptrons that are
+        plain torch have all that autograd makes of one: some six tables for each layer of the two MLPs that are
         computed together, half as many again where numbers are rounded. These numbers were counted (`tests/gpu`), not
         derived; they are 0 to 25 % too large. Offloaded, what two iterations begin with is there; with plain torch that
         was 3 % too little in one case.
@@ -138,13 +138,13 @@ class ModelSize:
         kept = np.zeros(np.broadcast_shapes(nodes.shape, edges.shape), np.int64)
         if self.recompute_every is not None:
             return kept
-        perceptron = [self.hidden] * self.layers
+        hidden_widths = [self.hidden] * self.layers
         # The encoder of edges and the first iteration are one stage, unless nodes come in between; so are an iteration
         # and its readout.
-        of_edges = [perceptron] * (self.graph_iters + self.node_first)
-        of_edges[0] = perceptron * (1 if self.node_first else 2)
-        of_edges[-self.readouts :] = [[*widths, *perceptron, 1] for widths in of_edges[-self.readouts :]]
-        of_nodes = [perceptron] * (self.graph_iters + self.node_first)
+        of_edges = [hidden_widths] * (self.graph_iters + self.node_first)
+        of_edges[0] = hidden_widths * (1 if self.node_first else 2)
+        of_edges[-self.readouts :] = [[*widths, *hidden_widths, 1] for widths in of_edges[-self.readouts :]]
+        of_nodes = [hidden_widths] * (self.graph_iters + self.node_first)
         for rows, widths in [*((edges, widths) for widths in of_edges), *((nodes, widths) for widths in of_nodes)]:
             of_stage = bytes_of_layers(rows, widths, self.item_bytes)
             kept += np.where(of_stage <= MOST_BYTES_OF_LAYERS, of_stage, 0)

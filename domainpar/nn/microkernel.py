@@ -1,7 +1,7 @@
 """The innermost piece of a matrix product: a few rows times some columns, summed up in registers.
 
 Every number of a result is a chain of fused multiply-adds in the order of the products' index. What block it is
-computed in, how wide this machine's vectors are and what lies beside it changes no bit of it: rule 1 of
+computed in, how lanes_of this machine's vectors are and what lies beside it changes no bit of it: rule 1 of
 `docs/same_bits.md` by construction, on one machine and between machines.
 """
 
@@ -19,30 +19,30 @@ from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.lanes import TableAt, in_all_lanes, number_type
 
 
-class Shape(NamedTuple):
+class BlockShape(NamedTuple):
     """Rows, and sixteens of columns, that one call computes at once."""
 
     rows: int
     sixteens: int
 
 
-def _wide_shape() -> Shape:
+def _wide_shape() -> BlockShape:
     """As many sums as the registers hold, beside the numbers they are made of.
 
     Every sum waits some four cycles for its last addition, so a dozen or more have to be under way at once.
     """
     # AVX-512 has 32 registers of 16 numbers: 4 x 4 are sums, 4 of `right`, 1 of `left`. AVX2 has 16 of 8: 6 rows of two
     # each, 2 of `right`, 1 of `left`.
-    return Shape(4, 4) if get_host_cpu_features().get("avx512f") else Shape(6, 1)
+    return BlockShape(4, 4) if get_host_cpu_features().get("avx512f") else BlockShape(6, 1)
 
 
 WIDE = _wide_shape()
 # Columns that are left over, and float64, of which a sixteen takes twice as many registers: 2 of AVX-512, 4 of AVX2 and
 # 8 of NEON, which has 32. Where these are all, no columns are left over.
-NARROW = Shape(8, 1) if WIDE.sixteens > 1 else Shape(2, 1)
+NARROW = BlockShape(8, 1) if WIDE.sixteens > 1 else BlockShape(2, 1)
 
 
-def product_of(shape: Shape, transposed: bool = False) -> Any:
+def product_of(shape: BlockShape, transposed: bool = False) -> Any:
     """A function for kernels that multiplies a block.
 
     Args:
@@ -76,7 +76,7 @@ def product_of(shape: Shape, transposed: bool = False) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             tables = [TableAt(context, builder, signature.args[i], args[i]) for i in (0, 3, 6)]
             vector = ir.VectorType(context.get_value_type(number_type(signature.args[6])), COLUMN_BLOCK)
-            _Block(builder, shape, transposed, vector, *tables).generate(*args[1:3], *args[4:6], *args[7:])
+            _BlockWriter(builder, shape, transposed, vector, *tables).generate(*args[1:3], *args[4:6], *args[7:])
             return context.get_dummy_value()
 
         return signature, generate
@@ -84,11 +84,18 @@ def product_of(shape: Shape, transposed: bool = False) -> Any:
     return block
 
 
-class _Block:
+class _BlockWriter:
     """Writes the code of one block."""
 
     def __init__(
-        self, builder: Any, shape: Shape, transposed: bool, vector: Any, out: TableAt, left: TableAt, right: TableAt
+        self,
+        builder: Any,
+        shape: BlockShape,
+        transposed: bool,
+        vector: Any,
+        out: TableAt,
+        left: TableAt,
+        right: TableAt,
     ) -> None:
         self._builder, self._vector, self._transposed = builder, vector, transposed
         self._out, self._left, self._right = out, left, right

@@ -1,4 +1,4 @@
-"""The parameters of multi-layer perceptrons; `blocks` computes with them, on blocks of rows.
+"""The parameters of multi-layer MLPs; `blocks` computes with them, on blocks of rows.
 
 Inside a block every result is a multiple of 16 columns wide. Parameters keep their true shapes; padding happens on the
 fly.
@@ -119,12 +119,12 @@ class MLP(nn.Module):
     def __init__(self, net: nn.Module, readout: bool = False) -> None:
         super().__init__()
         if not isinstance(net, nn.Sequential):
-            raise ValueError(f"a perceptron is a Sequential of torch's layers; got {net}.")
+            raise ValueError(f"an MLP is a Sequential of torch's layers; got {net}.")
         layers, rates = _layers_of(net)
         if not layers or (readout and (layers[-1].norm is not None or layers[-1].activation)):
-            raise ValueError(f"a readout ends in a Linear, and every perceptron has one; got {net}.")
+            raise ValueError(f"a readout ends in a Linear, and every MLP has one; got {net}.")
         if rates and (len(set(rates.values())) > 1 or rates.keys() != set(range(len(layers) - 1))):
-            raise ValueError(f"a perceptron drops after each layer but the last, at one rate; got {net}.")
+            raise ValueError(f"an MLP drops after each layer but the last, at one rate; got {net}.")
         _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
         self.layers, self.readout, self.dropout = tuple(layers), readout, rates.get(0, 0.0)
         if not 0 <= self.dropout < 1:
@@ -162,7 +162,7 @@ def _layers_of(net: nn.Sequential) -> tuple[list[PerceptronLayer], dict[int, flo
             rates[len(layers) - 1] = module.p
         else:
             raise ValueError(
-                f"module {position} of a perceptron is {module}; take Linear with a bias, then LayerNorm or none, "
+                f"module {position} of an MLP is {module}; take Linear with a bias, then LayerNorm or none, "
                 "then ReLU, SiLU, Tanh or nothing, then Dropout or none."
             )
     return layers, rates

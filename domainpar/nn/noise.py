@@ -33,7 +33,7 @@ def threshold_of(rate: float) -> int:
 
 @dataclass(frozen=True)
 class Noise:
-    """Dropout in one call of a perceptron: each number of a hidden layer is 0 with probability `rate`.
+    """Dropout in one call of an MLP: each number of a hidden layer is 0 with probability `rate`.
 
     Those that stay are divided by 1 - rate, as in torch's Dropout.
 

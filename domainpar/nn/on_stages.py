@@ -1,6 +1,6 @@
 """Networks that are built on stages: the same bits on any number of ranks; and the published ones among them.
 
-The plain-torch definitions in `published` stay what they are. Here their layers become perceptrons of stages, with the
+The plain-torch definitions in `published` stay what they are. Here their layers become MLPs of stages, with the
 same parameters, and their iterations passes over nodes and edges.
 """
 
@@ -18,10 +18,10 @@ from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interacting import Interactions, first_nodes
 from domainpar.nn.mlp import MLP
 from domainpar.nn.published import AttentionNetwork, InteractionGNN, MessagePassingNetwork, PublishedNetwork
-from domainpar.nn.recompute import Spreads, iterated
+from domainpar.nn.recompute import HaloSource, iterated
 from domainpar.nn.selftest import rows_are_independent
-from domainpar.nn.stages import EdgeStage, NodeStage, Stage, through
-from domainpar.parallel.halo import CompleteHalo, Spread
+from domainpar.nn.stages import EdgeStage, NodeStage, Stage, run_chain
+from domainpar.parallel.halo import CompleteHalo, HaloRows
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
@@ -156,11 +156,11 @@ class MessagesOnStages(PublishedOnStages):
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
 
-        def iterate(iterations: range, take: Callable[[], Spread], halo: Spreads) -> Spread:
+        def iterate(iterations: range, take: Callable[[], HaloRows], halo: HaloSource) -> HaloRows:
             x = take()
             messages = [self.of_edges["edge_network"]]
             for _ in iterations:
-                sums = through(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums
+                sums = run_chain(messages, x, None, graph, sums=True, keeps=False, keys=[None]).sums
                 at_dst, at_src = sums.chunk(2, dim=1)
                 x = halo.spread(self.of_nodes["node_network"]([x.owned, at_dst + at_src], graph))
             return x
@@ -183,7 +183,7 @@ class AttentionOnStages(PublishedOnStages):
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges]. *Collective*, forward and backward."""
 
-        def iterate(iterations: range, take: Callable[[], Spread], halo: Spreads) -> Spread:
+        def iterate(iterations: range, take: Callable[[], HaloRows], halo: HaloSource) -> HaloRows:
             x = take()
             for _ in iterations:
                 _, collected = self.of_edges["edge_network"](x, None, graph)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from domainpar.common.compiling import compiled
 from domainpar.nn import COLUMN_BLOCK, kernels, products
-from domainpar.nn.kernels import NUM_CONSTANTS, Ends, Gated, Kept, Layer, Sums, Work
-from domainpar.nn.lanes import ROWS_AT_ONCE, load, store, wide
+from domainpar.nn.kernels import NUM_CONSTANTS, EdgeSums, EndRows, Epilogue, Gated, SavedLayer, Workspace
+from domainpar.nn.lanes import ROWS_AT_ONCE, lanes_of, load, store
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared
 
 NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
@@ -29,7 +29,7 @@ FETCH_SLOT = 6
 """Of the two operands of a product that say what to fetch meanwhile: address, and how many times 64 bytes."""
 
 _integers, _bytes = np.int64, np.uint8
-_SIXTEEN = wide(COLUMN_BLOCK)
+_SIXTEEN = lanes_of(COLUMN_BLOCK)
 
 
 @intrinsic
@@ -76,7 +76,7 @@ def _address(function: Callable[..., None]) -> int:
 @cache
 def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
     """`out = rows @ weight`: rows, their columns, weight, out, its columns, whether to add; what to fetch."""
-    numbers, of_out = NUMBERS[kind], NUMBERS[out_kind]
+    numbers, grad_out = NUMBERS[kind], NUMBERS[out_kind]
     exact = np.float64 if torch.float64 in (kind, out_kind) else np.float32
 
     def multiply_rows(arguments: Any, first: int, count: int) -> None:
@@ -87,7 +87,7 @@ def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
             rows,
             count,
             weight,
-            _table(arguments, 3, count, outputs, of_out),
+            _table(arguments, 3, count, outputs, grad_out),
             arguments[5] != 0,
             arguments[6],
             arguments[7],
@@ -115,7 +115,7 @@ def outer_of_rows(kind: torch.dtype, of_gradient: torch.dtype) -> int:
 @njit(inline="always")
 def _layer(arguments: Any, count: int, columns: int, exact: Any, lanes: Any) -> Any:
     """Operands 0 to 5: constants, whether normed, activation, ids, key and threshold of dropout."""
-    return Layer(
+    return Epilogue(
         _table(arguments, 0, NUM_CONSTANTS, columns, exact),
         arguments[1],
         arguments[2],
@@ -129,7 +129,7 @@ def _layer(arguments: Any, count: int, columns: int, exact: Any, lanes: Any) -> 
 @njit(inline="always")
 def _work(arguments: Any, columns: int, exact: Any) -> Any:
     """Operands 6 to 9: rows, inverse deviations, totals, gradient."""
-    return Work(
+    return Workspace(
         _table(arguments, 6, STRIP, columns, exact),
         _table(arguments, 7, 1, STRIP, exact),
         _table(arguments, 8, 2, ROWS_AT_ONCE, exact),
@@ -141,7 +141,7 @@ def _work(arguments: Any, columns: int, exact: Any) -> Any:
 def _ends(arguments: Any, count: int) -> Any:
     """Operands 10 to 14: rows of `src` and of `dst`, pairs, owned nodes, way."""
     src, dst, pair = _list(arguments, 10, count), _list(arguments, 11, count), _list(arguments, 12, count)
-    return Ends(src, dst, pair, arguments[13], arguments[14])
+    return EndRows(src, dst, pair, arguments[13], arguments[14])
 
 
 MANY = 2**40
@@ -151,13 +151,13 @@ MANY = 2**40
 @njit(inline="always")
 def _sums(arguments: Any, columns: int, exact: Any) -> Any:
     """Operands 15 and 16: sums at ends and at pairs."""
-    return Sums(_table(arguments, 15, MANY, 2 * columns, exact), _table(arguments, 16, MANY, columns, exact))
+    return EdgeSums(_table(arguments, 15, MANY, 2 * columns, exact), _table(arguments, 16, MANY, columns, exact))
 
 
 @cache
 def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) -> int:
     """`kernels.forward`: 0 to 16 as above, gathered, residual, out, kept rows and deviations, again, streams."""
-    exact, of_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], wide(width)
+    exact, grad_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], lanes_of(width)
 
     def layer_forward(arguments: Any, first: int, count: int) -> None:
         kernels.forward(
@@ -166,10 +166,10 @@ def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) ->
             _work(arguments, width, exact),
             _ends(arguments, count),
             _table(arguments, 17, MANY, 2 * width, exact),
-            _table(arguments, 18, count, width, of_out),
-            _table(arguments, 19, count, width, of_out),
+            _table(arguments, 18, count, width, grad_out),
+            _table(arguments, 19, count, width, grad_out),
             _sums(arguments, width, exact),
-            Kept(_table(arguments, 20, count, width, exact), _numbers(arguments, 21, count, exact)),
+            SavedLayer(_table(arguments, 20, count, width, exact), _numbers(arguments, 21, count, exact)),
             arguments[22] != 0,
             arguments[23] != 0,
         )
@@ -186,7 +186,12 @@ def layer_backward(
     carried_kind: torch.dtype,
 ) -> int:
     """`kernels.backward`: 0 to 16 as above, gathered, gradient, carried, out, gradient of constants."""
-    exact, of_gradient, of_out, lanes = NUMBERS[exact_kind], NUMBERS[gradient_kind], NUMBERS[out_kind], wide(width)
+    exact, of_gradient, grad_out, lanes = (
+        NUMBERS[exact_kind],
+        NUMBERS[gradient_kind],
+        NUMBERS[out_kind],
+        lanes_of(width),
+    )
     of_carried = NUMBERS[carried_kind]
 
     def layer_backward(arguments: Any, first: int, count: int) -> None:
@@ -198,7 +203,7 @@ def layer_backward(
             _table(arguments, 18, count, width, of_gradient),
             _table(arguments, 17, MANY, 2 * width, exact),
             _table(arguments, 19, count, width, of_carried),
-            _table(arguments, 20, count, width, of_out),
+            _table(arguments, 20, count, width, grad_out),
             _table(arguments, 21, 3, width, exact),
             _sums(arguments, width, exact),
         )
@@ -221,7 +226,7 @@ def _gated(arguments: Any, count: int, columns: int, exact: Any, numbers: Any, l
 @cache
 def sum_gated(width: int, exact_kind: torch.dtype, kind: torch.dtype) -> int:
     """`kernels.sum_gated`: 0 to 3, 10 to 16 as above."""
-    exact, numbers, lanes = NUMBERS[exact_kind], NUMBERS[kind], wide(width)
+    exact, numbers, lanes = NUMBERS[exact_kind], NUMBERS[kind], lanes_of(width)
 
     def sum_gated(arguments: Any, first: int, count: int) -> None:
         gated = _gated(arguments, count, width, exact, numbers, lanes)
@@ -233,7 +238,7 @@ def sum_gated(width: int, exact_kind: torch.dtype, kind: torch.dtype) -> int:
 @cache
 def sum_gated_back(width: int, exact_kind: torch.dtype, kind: torch.dtype, out_kind: torch.dtype) -> int:
     """`kernels.sum_gated_back`: 0 to 3 as above, gradients of sums, of scores and of rows, 10 to 16 as above."""
-    exact, numbers, of_out, lanes = NUMBERS[exact_kind], NUMBERS[kind], NUMBERS[out_kind], wide(width)
+    exact, numbers, grad_out, lanes = NUMBERS[exact_kind], NUMBERS[kind], NUMBERS[out_kind], lanes_of(width)
 
     def sum_gated_back(arguments: Any, first: int, count: int) -> None:
         kernels.sum_gated_back(
@@ -242,7 +247,7 @@ def sum_gated_back(width: int, exact_kind: torch.dtype, kind: torch.dtype, out_k
             _ends(arguments, count),
             _table(arguments, 4, MANY, 2 * width, exact),
             _table(arguments, 5, count, COLUMN_BLOCK, exact),
-            _table(arguments, 6, count, width, of_out),
+            _table(arguments, 6, count, width, grad_out),
             _sums(arguments, width, exact),
         )
 
@@ -256,11 +261,11 @@ def copy_columns(kind: torch.dtype, out_kind: torch.dtype) -> int:
     Into another type go only rows of as many columns, a multiple of 16. Of one type, 4: a table that is added, and 5:
     factors of the left and of the right half of a row.
     """
-    numbers, of_out, alike = NUMBERS[kind], NUMBERS[out_kind], kind == out_kind
+    numbers, grad_out, alike = NUMBERS[kind], NUMBERS[out_kind], kind == out_kind
 
     def copy_columns(arguments: Any, first: int, count: int) -> None:
         rows = _table(arguments, 0, count, arguments[1], numbers)
-        out = _table(arguments, 2, count, arguments[3], of_out)
+        out = _table(arguments, 2, count, arguments[3], grad_out)
         common = min(rows.shape[1], out.shape[1])
         added, factors = _table(arguments, 4, count, common, numbers), _table(arguments, 5, count, 2, numbers)
         for i in range(count):
@@ -313,7 +318,7 @@ def split(kind: torch.dtype) -> int:
 @cache
 def sum_pairs(width: int, kind: torch.dtype) -> int:
     """`kernels.sum_pairs`: starts, pairs, at pairs, at ends, scale."""
-    numbers, lanes = NUMBERS[kind], wide(width)
+    numbers, lanes = NUMBERS[kind], lanes_of(width)
 
     def sum_pairs(arguments: Any, first: int, count: int) -> None:
         kernels.sum_pairs(

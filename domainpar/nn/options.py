@@ -26,7 +26,7 @@ class NetworkOptions:
         graph_iters: Iterations or layers, at least 1.
         order: `edge-first` or `node-first`: what an iteration updates first.
         shared_weights: One edge and one node net for all iterations, instead of one each.
-        layers: Layers of each perceptron, without the head's last.
+        layers: Layers of each MLP, without the head's last.
         seed: Seed of the initial weights: a function of it alone, on every rank.
         dtype: Type of the parameters, float32 or float64.
         products: Type of edge states and of the products that make them, if not that of the parameters: torch.bfloat16.

@@ -113,7 +113,7 @@ def _take(limbs: Any, order: Any, first: int, taken: Any) -> None:
 
 @cache
 def order_of(layers: tuple[LayerShape, ...], widths: tuple[int, ...]) -> IntArray:
-    """Of a perceptron's trained parameters: those of all linear layers, then of all norms.
+    """Of an MLP's trained parameters: those of all linear layers, then of all norms.
 
     Its partials are those of all weights, for each table [width, padded out], then bias, scale and shift of each layer.
 

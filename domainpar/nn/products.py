@@ -1,4 +1,4 @@
-"""Matrix products of a perceptron on a strip of rows, written here so that a row's bits are its own.
+"""Matrix products of an MLP on a strip of rows, written here so that a row's bits are its own.
 
 A library picks another order of sums for another number of rows, and most keep compiled code for each shape they
 meet; these do neither, and are faster: 240 GFLOP/s a core where oneDNN reached 210 and MKL 95 ([4608, 64] times
@@ -16,16 +16,16 @@ from numba import njit
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.kernels import FloatTable, Table
 from domainpar.nn.lanes import fetch
-from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
+from domainpar.nn.microkernel import NARROW, WIDE, BlockShape, product_of
 
 _LINE = 64  # bytes that come from memory at once
 _WIDE_COLUMNS = WIDE.sixteens * COLUMN_BLOCK
 
 
-def _strip_of(shape: Shape, transposed: bool) -> Any:
+def _strip_of(shape: BlockShape, transposed: bool) -> Any:
     """A product for some columns of the result: in blocks of a shape, the rows left over one by one."""
     # Rows left over go through a block of one row: the same chain of multiply-adds for each number, so the same bits.
-    block, single = product_of(shape, transposed), product_of(Shape(1, shape.sixteens), transposed)
+    block, single = product_of(shape, transposed), product_of(BlockShape(1, shape.sixteens), transposed)
 
     @njit(error_model="numpy")
     def strip(
@@ -54,8 +54,8 @@ _wide_outer, _narrow_outer = _strip_of(WIDE, True), _strip_of(NARROW, True)
 
 @njit(inline="always")
 def _in_wide_blocks(table: Table) -> int:
-    """The number of columns of a table that go into wide blocks."""
-    # Numbers of 64 bits fill twice as many registers as a wide block has.
+    """The number of columns of a table that go into lanes_of blocks."""
+    # Numbers of 64 bits fill twice as many registers as a lanes_of block has.
     return 0 if table.itemsize == 8 else table.shape[1] // _WIDE_COLUMNS * _WIDE_COLUMNS
 
 
@@ -74,11 +74,11 @@ def multiply(
         ahead: Address of what is fetched into cache meanwhile.
         lines: How many times 64 bytes.
     """
-    wide = _in_wide_blocks(weight)
-    for column in range(0, wide, _WIDE_COLUMNS):
+    lanes_of = _in_wide_blocks(weight)
+    for column in range(0, lanes_of, _WIDE_COLUMNS):
         _wide(rows, weight, count, weight.shape[0], column, out, add, ahead, lines)
         lines = 0
-    for column in range(wide, weight.shape[1], COLUMN_BLOCK):
+    for column in range(lanes_of, weight.shape[1], COLUMN_BLOCK):
         _narrow(rows, weight, count, weight.shape[0], column, out, add, ahead, 0)
 
 
@@ -96,9 +96,9 @@ def outer(rows: Table, gradient: Table, count: int, out: FloatTable, ahead: int 
         out: [in, out].
         ahead, lines: As in `multiply`.
     """
-    wide = _in_wide_blocks(out)
-    for column in range(0, wide, _WIDE_COLUMNS):
+    lanes_of = _in_wide_blocks(out)
+    for column in range(0, lanes_of, _WIDE_COLUMNS):
         _wide_outer(rows, gradient, rows.shape[1], count, column, out, True, ahead, lines)
         lines = 0
-    for column in range(wide, out.shape[1], COLUMN_BLOCK):
+    for column in range(lanes_of, out.shape[1], COLUMN_BLOCK):
         _narrow_outer(rows, gradient, rows.shape[1], count, column, out, True, ahead, 0)

@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 
-class Ends(NamedTuple):
+class EndNodes(NamedTuple):
     """Nodes at the two ends of each edge, int64 [E]."""
 
     src: Tensor
@@ -69,7 +69,7 @@ class PublishedNetwork(nn.Module):
         Raises:
             ValueError: If the network needs edge features and there are none.
         """
-        return self.logits(x, edge_attr, Ends(edge_index[0], edge_index[1])).squeeze(-1)
+        return self.logits(x, edge_attr, EndNodes(edge_index[0], edge_index[1])).squeeze(-1)
 
     @property
     def takes_edge_features(self) -> bool:
@@ -78,10 +78,10 @@ class PublishedNetwork(nn.Module):
 
     @abstractmethod
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        """Make the perceptrons, in the order in which their weights are drawn."""
+        """Make the MLPs, in the order in which their weights are drawn."""
 
     @abstractmethod
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         """Logits, [E, 1], or [E, readouts]."""
 
     def given(self, edge_attr: Tensor | None) -> Tensor:
@@ -110,7 +110,7 @@ class InteractionGNN(PublishedNetwork):
 
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         def net(columns: int) -> nn.Sequential:
-            return perceptron(generator, [columns, hidden, hidden], normed, lambda _: [nn.Tanh()])
+            return plain_mlp(generator, [columns, hidden, hidden], normed, lambda _: [nn.Tanh()])
 
         def normed(width: int) -> list[nn.Module]:
             return [nn.LayerNorm(width, elementwise_affine=False), nn.SiLU()]
@@ -118,15 +118,15 @@ class InteractionGNN(PublishedNetwork):
         self.node_encoder, self.edge_encoder = net(node_features), net(2 * hidden)
         self.edge_networks = nn.ModuleList([net(3 * hidden)])
         self.node_networks = nn.ModuleList([net(3 * hidden)])
-        self.output_edge_classifier = perceptron(generator, [3 * hidden, hidden, hidden, 1], normed)
+        self.output_edge_classifier = plain_mlp(generator, [3 * hidden, hidden, hidden, 1], normed)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = self.node_encoder(x)
-        e = through(self.edge_encoder, *at_ends(x, ends))
+        e = apply_net(self.edge_encoder, *at_ends(x, ends))
         for _ in range(self.graph_iters):
-            x = through(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
-            e = through(self.edge_networks[0], *at_ends(x, ends), e)
-        return through(self.output_edge_classifier, *at_ends(x, ends), e)
+            x = apply_net(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
+            e = apply_net(self.edge_networks[0], *at_ends(x, ends), e)
+        return apply_net(self.output_edge_classifier, *at_ends(x, ends), e)
 
 
 class InteractionGNN2(PublishedNetwork):
@@ -153,7 +153,7 @@ class InteractionGNN2(PublishedNetwork):
 
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         def net(columns: int) -> nn.Sequential:
-            return perceptron(generator, [columns, hidden, hidden, hidden], normed, lambda _: [nn.ReLU()])
+            return plain_mlp(generator, [columns, hidden, hidden, hidden], normed, lambda _: [nn.ReLU()])
 
         def normed(width: int) -> list[nn.Module]:
             return [nn.BatchNorm1d(width, eps=6e-5, track_running_stats=False), nn.ReLU()]
@@ -162,17 +162,17 @@ class InteractionGNN2(PublishedNetwork):
         self.edge_networks = nn.ModuleList(net(6 * hidden) for _ in range(self.graph_iters))
         self.node_networks = nn.ModuleList(net(4 * hidden) for _ in range(self.graph_iters))
         self.edge_decoder = net(hidden)
-        self.edge_output_transform = perceptron(generator, [hidden, hidden, 1], normed)
+        self.edge_output_transform = plain_mlp(generator, [hidden, hidden, 1], normed)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = x_0 = self.node_encoder(x)
-        e = e_0 = through(self.edge_encoder, *([self.given(edge_attr)] if self.edge_features else at_ends(x, ends)))
+        e = e_0 = apply_net(self.edge_encoder, *([self.given(edge_attr)] if self.edge_features else at_ends(x, ends)))
         for k in range(self.graph_iters):
             x = joined(x, x_0)
-            e = through(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
+            e = apply_net(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
             if k < self.graph_iters - 1:  # the last one would reach no logit
-                x = through(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
-        return through(self.edge_output_transform, self.edge_decoder(e))
+                x = apply_net(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
+        return apply_net(self.edge_output_transform, self.edge_decoder(e))
 
 
 class AttentionNetwork(PublishedNetwork):
@@ -193,20 +193,20 @@ class AttentionNetwork(PublishedNetwork):
         def normed(width: int) -> list[nn.Module]:
             return [nn.LayerNorm(width), nn.Tanh()]
 
-        self.input_network = perceptron(generator, [node_features, hidden], normed, normed)
-        self.edge_network = perceptron(generator, [2 * hidden, hidden, hidden, hidden, 1], normed)
-        self.node_network = perceptron(generator, [3 * hidden, hidden, hidden, hidden, hidden], normed, normed)
+        self.input_network = plain_mlp(generator, [node_features, hidden], normed, normed)
+        self.edge_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, 1], normed)
+        self.node_network = plain_mlp(generator, [3 * hidden, hidden, hidden, hidden, hidden], normed, normed)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = self.input_network(x)
         for _ in range(self.graph_iters):
-            x = through(self.node_network, *self._collected(x, ends), x) + x
-        return through(self.edge_network, *at_ends(x, ends))
+            x = apply_net(self.node_network, *self._collected(x, ends), x) + x
+        return apply_net(self.edge_network, *at_ends(x, ends))
 
-    def _collected(self, x: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def _collected(self, x: Tensor, ends: EndNodes) -> tuple[Tensor, Tensor]:
         # Apart, so that tables of edges are gone before the next ones are made.
         x_src, x_dst = at_ends(x, ends)
-        a = torch.sigmoid(through(self.edge_network, x_src, x_dst))
+        a = torch.sigmoid(apply_net(self.edge_network, x_src, x_dst))
         return sum_at(x, ends.dst, a * x_src), sum_at(x, ends.src, a * x_dst)
 
 
@@ -228,19 +228,19 @@ class MessagePassingNetwork(PublishedNetwork):
         def normed(width: int) -> list[nn.Module]:
             return [nn.LayerNorm(width), nn.ReLU()]
 
-        self.node_encoder = perceptron(generator, [node_features, hidden, hidden], last=lambda _: [nn.ReLU()])
-        self.edge_network = perceptron(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
-        self.node_network = perceptron(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
-        self.edge_classifier = perceptron(generator, [2 * hidden, hidden, 1])
+        self.node_encoder = plain_mlp(generator, [node_features, hidden, hidden], last=lambda _: [nn.ReLU()])
+        self.edge_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
+        self.node_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
+        self.edge_classifier = plain_mlp(generator, [2 * hidden, hidden, 1])
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = self.node_encoder(x)
         sender, receiver = torch.cat([*ends], dim=0), torch.cat([ends.dst, ends.src], dim=0)
         for _ in range(self.graph_iters):
             # Messages have no name, so that they are gone before the next ones are made.
-            received = sum_at(x, receiver, through(self.edge_network, x[sender], x[receiver]))
-            x = through(self.node_network, x, received) + x
-        return through(self.edge_classifier, *at_ends(x, ends))
+            received = sum_at(x, receiver, apply_net(self.edge_network, x[sender], x[receiver]))
+            x = apply_net(self.node_network, x, received) + x
+        return apply_net(self.edge_classifier, *at_ends(x, ends))
 
 
 class GraphConvolutionalNetwork(PublishedNetwork):
@@ -260,15 +260,15 @@ class GraphConvolutionalNetwork(PublishedNetwork):
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         widths = [node_features, *[hidden] * self.graph_iters]
         self.layers = nn.ModuleList(linear(generator, wide, width) for wide, width in pairwise(widths))
-        self.head = perceptron(generator, [2 * hidden, hidden, 1])
+        self.head = plain_mlp(generator, [2 * hidden, hidden, 1])
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         from_other = (ends.src != ends.dst).to(x.dtype).unsqueeze(-1)  # every node has its one self-loop already
         scale = (sum_at(x, ends.dst, from_other) + 1).rsqrt()
         for layer in self.layers:
             x = scale * x
             x = torch.relu(layer(scale * (sum_at(x, ends.dst, from_other * x[ends.src]) + x)))
-        return through(self.head, *at_ends(x, ends))
+        return apply_net(self.head, *at_ends(x, ends))
 
 
 class ResidualInteractionNetwork(PublishedNetwork):
@@ -291,7 +291,7 @@ class ResidualInteractionNetwork(PublishedNetwork):
 
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         def net(columns: int, out: int, hidden_layers: int = 2, bias: bool = True) -> nn.Sequential:
-            return perceptron(generator, [columns, *[max(columns, out)] * hidden_layers, out], bias=bias)
+            return plain_mlp(generator, [columns, *[max(columns, out)] * hidden_layers, out], bias=bias)
 
         self.node_encoder = net(node_features, hidden, 1, bias=False)
         self.edge_encoder = net(self.edge_features, hidden, 1, bias=False)
@@ -299,13 +299,13 @@ class ResidualInteractionNetwork(PublishedNetwork):
         self.node_networks = nn.ModuleList(net(2 * hidden, hidden) for _ in range(self.graph_iters))
         self.head = net((self.graph_iters + 3) * hidden, 1)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x, e = torch.relu(self.node_encoder(x)), [torch.relu(self.edge_encoder(self.given(edge_attr)))]
         for edge_network, node_network in zip(self.edge_networks, self.node_networks):
             a = torch.relu(x)
-            e.append(through(edge_network, a[ends.dst], a[ends.src], torch.relu(e[-1])))
-            x = math.sqrt(0.5) * x + math.sqrt(0.5) * through(node_network, a, sum_at(x, ends.dst, e[-1]))
-        return through(self.head, *at_ends(x, ends), *e)
+            e.append(apply_net(edge_network, a[ends.dst], a[ends.src], torch.relu(e[-1])))
+            x = math.sqrt(0.5) * x + math.sqrt(0.5) * apply_net(node_network, a, sum_at(x, ends.dst, e[-1]))
+        return apply_net(self.head, *at_ends(x, ends), *e)
 
 
 class GraphNetsNetwork(PublishedNetwork):
@@ -331,26 +331,26 @@ class GraphNetsNetwork(PublishedNetwork):
 
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         def net(columns: int) -> nn.Sequential:
-            return perceptron(generator, [columns, hidden, hidden], last=lambda _: [nn.ReLU()])
+            return plain_mlp(generator, [columns, hidden, hidden], last=lambda _: [nn.ReLU()])
 
         self.node_encoder, self.edge_encoder = net(node_features), net(self.edge_features)
         self.edge_network, self.node_network = net(6 * hidden), net(3 * hidden)
         self.edge_decoder = net(hidden)
-        self.edge_output = perceptron(generator, [hidden, hidden, 1])
+        self.edge_output = plain_mlp(generator, [hidden, hidden, 1])
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: Ends) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = x_0 = self.node_encoder(x)
         along = against = e_0 = self.edge_encoder(self.given(edge_attr))
         readouts: list[Tensor] = []
         for k in range(self.graph_iters):
             x = joined(x_0, x)
             x_src, x_dst = at_ends(x, ends)
-            against = through(self.edge_network, e_0, against, x_src, x_dst)
-            along = through(self.edge_network, e_0, along, x_dst, x_src)
+            against = apply_net(self.edge_network, e_0, against, x_src, x_dst)
+            along = apply_net(self.edge_network, e_0, along, x_dst, x_src)
             if self.training:
                 readouts += map(self._score, (against, along))
             if k < self.graph_iters - 1:
-                x = through(self.node_network, sum_at(x, ends.dst, along) + sum_at(x, ends.src, against), x)
+                x = apply_net(self.node_network, sum_at(x, ends.dst, along) + sum_at(x, ends.src, against), x)
         return joined(*readouts) if self.training else self._score(along)
 
     def _score(self, e: Tensor) -> Tensor:
@@ -374,7 +374,7 @@ Modules = Callable[[int], Sequence[nn.Module]]
 """The modules after a linear layer of a width."""
 
 
-def perceptron(
+def plain_mlp(
     generator: Generator,
     widths: Sequence[int],
     hidden: Modules = lambda _: [nn.ReLU()],
@@ -410,7 +410,7 @@ def linear(generator: Generator, in_features: int, out_features: int, bias: bool
     return layer
 
 
-def through(net: nn.Module, *tables: Tensor) -> Tensor:
+def apply_net(net: nn.Module, *tables: Tensor) -> Tensor:
     """Output of a net for tables of the same rows side by side."""
     rows: Tensor = net(tables[0] if len(tables) == 1 else joined(*tables))
     return rows
@@ -421,7 +421,7 @@ def joined(*tables: Tensor) -> Tensor:
     return torch.cat(tables, dim=-1)
 
 
-def at_ends(x: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+def at_ends(x: Tensor, ends: EndNodes) -> tuple[Tensor, Tensor]:
     """Rows of nodes at both ends of each edge, [E, width] each."""
     return x[ends.src], x[ends.dst]
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from domainpar.parallel.halo import CompleteHalo, Spread
+from domainpar.parallel.halo import CompleteHalo, HaloRows
 
 T = TypeVar("T")
 
 
-class Spreads(Protocol):
+class HaloSource(Protocol):
     """Sends owned rows to their ghosts: a halo, or a memory of its rows."""
 
-    def spread(self, owned: Tensor) -> Spread: ...
+    def spread(self, owned: Tensor) -> HaloRows: ...
 
 
 def checked(every: int | None) -> int | None:
@@ -34,7 +34,7 @@ def checked(every: int | None) -> int | None:
 
 def iterated(
     first: Callable[[], T],
-    iterate: Callable[[range, Callable[[], T], Spreads], T],
+    iterate: Callable[[range, Callable[[], T], HaloSource], T],
     count: int,
     every: int | None,
     halo: CompleteHalo,
@@ -64,7 +64,7 @@ def _same(states: T) -> T:
     return states
 
 
-def recomputed(run: Callable[[Spreads], T], halo: CompleteHalo) -> T:
+def recomputed(run: Callable[[HaloSource], T], halo: CompleteHalo) -> T:
     """Run some stages and keep nothing of them for backward, where they run again.
 
     *Collective* as `run` is, the first time. The second time through, ghosts get the rows that came the first time: no
@@ -90,7 +90,7 @@ class _Remembering:
     def __init__(self, halo: CompleteHalo) -> None:
         self._halo = halo
         self._ghosts: list[Tensor] = []
-        self._last: Spread | None = None
+        self._last: HaloRows | None = None
         self._again: Iterator[Tensor] | None = None
 
     def start_over(self) -> None:
@@ -99,7 +99,7 @@ class _Remembering:
             self._keep_ghosts()
             self._again = iter(self._ghosts)
 
-    def spread(self, owned: Tensor) -> Spread:
+    def spread(self, owned: Tensor) -> HaloRows:
         if self._again is not None:
             return self._halo.join(owned, next(self._again))
         self._keep_ghosts()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK, operations
-from domainpar.nn.blocks import AtEnds, Folded, Perceptron, fold
+from domainpar.nn.blocks import AtEnds, Folded, MLPProgram, fold
 from domainpar.nn.mlp import MLP, padded
 from domainpar.nn.partials import Partials
 from domainpar.nn.program import Program, shared, table, tiles_of
@@ -35,7 +35,7 @@ _Results = tuple[Tensor, ...]
 
 
 def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
-    """Try every distinct perceptron of a model on whole and on partial blocks, with one thread. *Collective*.
+    """Try every distinct MLP of a model on whole and on partial blocks, with one thread. *Collective*.
 
     Returns:
         None if all rows kept their bits, forward and backward, and all ranks got the same ones; else what differed, in
@@ -59,7 +59,7 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _StageTrial:
     """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each.
 
     `again`: The same in another way, for the same bits.
@@ -71,13 +71,13 @@ class _Trial:
     again: Callable[[Sequence[Tensor], slice], _Results] | None = None
 
 
-def _compare_again(trial: _Trial, whole: _Results) -> str:
+def _compare_again(trial: _StageTrial, whole: _Results) -> str:
     if trial.again is None or all(map(torch.equal, trial.again(trial.tables, slice(0, SAMPLE_ROWS)), whole)):
         return ""
     return f"a {trial.about} block changes with how many programs of the GPU compute it: they share memory or race"
 
 
-def _compare_subsets(trial: _Trial, whole: _Results) -> str:
+def _compare_subsets(trial: _StageTrial, whole: _Results) -> str:
     generator = torch.Generator().manual_seed(1)
     for size in SUBSETS:
         chosen = torch.randperm(SAMPLE_ROWS, generator=generator)[:size]
@@ -98,10 +98,10 @@ def _compare_subsets(trial: _Trial, whole: _Results) -> str:
 
 @dataclass(frozen=True)
 class _Case:
-    """A perceptron and the inputs it may get.
+    """An MLP and the inputs it may get.
 
     Attributes:
-        mlp: The perceptron.
+        mlp: The mlp_program.
         node_width: Width of node states at either end; 0 for none.
         widths: Widths of the tables after them.
         kind: Type of these tables.
@@ -119,8 +119,8 @@ class _Case:
         """Equal for cases that are tried alike."""
         return self.mlp.shapes, self.mlp.readout, self.node_width, self.widths, self.kind, self.products
 
-    def trials(self) -> Iterator[_Trial]:
-        """The work of tiles: products of node states, and the perceptron on a block of edges or nodes."""
+    def trials(self) -> Iterator[_StageTrial]:
+        """The work of tiles: products of node states, and the MLP on a block of edges or nodes."""
         generator = np.random.default_rng(0)  # much faster than torch's
         exact, device = next(self.mlp.parameters()).dtype, next(self.mlp.parameters()).device
 
@@ -129,7 +129,7 @@ class _Case:
 
         tables = [drawn(width, self.kind) for width in self.widths]
         width = padded(self.mlp.layers[0].linear.out_features, COLUMN_BLOCK)
-        at_nodes, of_sums = drawn(2 * width), drawn(2 * self.mlp.out_features)
+        at_nodes, grad_sums = drawn(2 * width), drawn(2 * self.mlp.out_features)
         on_gpu = _work_on(device)
         if on_gpu is None:
             folded = fold(self.mlp, tables, self.node_width, self.products)
@@ -139,17 +139,17 @@ class _Case:
             block = partial(on_gpu.block, self.mlp, self.products)
             again = partial(on_gpu.block_by_one_program, self.mlp, self.products)
         if self.node_width:
-            of_nodes = [drawn(self.node_width), drawn(2 * width)]
-            yield _Trial(products, of_nodes, f"{self.node_width}-column {exact}")
+            grad_nodes = [drawn(self.node_width), drawn(2 * width)]
+            yield _StageTrial(products, grad_nodes, f"{self.node_width}-column {exact}")
         if not self.node_width:
             at_nodes = at_nodes[:0]
         if not self.node_width or self.mlp.readout:  # a readout is summed nowhere
-            of_sums = of_sums[:0]
+            grad_sums = grad_sums[:0]
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.readout else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        in_turn = None if again is None else partial(again, at_nodes, of_sums)
-        yield _Trial(partial(block, at_nodes, of_sums), [*tables, *ends, upstream], about, in_turn)
+        in_turn = None if again is None else partial(again, at_nodes, grad_sums)
+        yield _StageTrial(partial(block, at_nodes, grad_sums), [*tables, *ends, upstream], about, in_turn)
 
 
 def _work_on(device: torch.device) -> Any:
@@ -200,29 +200,29 @@ def _tile(rows: slice) -> IntArray:
     return tiles_of(np.array([[rows.start, rows.stop]]))
 
 
-def _block(folded: Folded, at_nodes: Tensor, of_sums: Tensor, tables: Sequence[Tensor], rows: slice) -> _Results:
+def _block(folded: Folded, at_nodes: Tensor, grad_sums: Tensor, tables: Sequence[Tensor], rows: slice) -> _Results:
     """Forward and backward through a block of edges, or of nodes."""
     *operands, src, dst, upstream = tables
     # Sums at ends are left out: they run over the rows of a block, and are not to be the same for fewer of them.
     ends = AtEnds.of(src.numpy(), dst.numpy(), np.full(SAMPLE_ROWS, -1), num_owned=0)
-    inputs, gathered = [table(operand) for operand in operands], (shared(at_nodes), shared(of_sums))
+    inputs, gathered = [table(operand) for operand in operands], (shared(at_nodes), shared(grad_sums))
     out = torch.empty_like(upstream)
     program = Program()
-    Perceptron(program, folded, ends).forward(inputs, gathered[0], out=table(out))
+    MLPProgram(program, folded, ends).forward(inputs, gathered[0], out=table(out))
     program.run(_tile(rows))
 
     program = Program()
-    perceptron, partials = Perceptron(program, folded, ends), Partials(program, folded.exact)
-    perceptron.take_partials(partials)
+    mlp_program, partials = MLPProgram(program, folded, ends), Partials(program, folded.exact)
+    mlp_program.take_partials(partials)
     partials.close()
-    perceptron.forward(inputs, gathered[0])
-    of_product = perceptron.backward(table(upstream), gathered[1])
-    of_operands = [torch.zeros_like(operand) for operand in operands]
-    into = torch.empty(SAMPLE_ROWS, folded.width, dtype=of_product.dtype)
-    program.add(operations.copy_columns(into.dtype, into.dtype), of_product, folded.width, table(into), folded.width)
-    for position, of_operand in enumerate(of_operands):
-        perceptron.hand_back(of_product, position, table(of_operand))
+    mlp_program.forward(inputs, gathered[0])
+    grad_product = mlp_program.backward(table(upstream), gathered[1])
+    grad_operands = [torch.zeros_like(operand) for operand in operands]
+    into = torch.empty(SAMPLE_ROWS, folded.width, dtype=grad_product.dtype)
+    program.add(operations.copy_columns(into.dtype, into.dtype), grad_product, folded.width, table(into), folded.width)
+    for position, grad_operand in enumerate(grad_operands):
+        mlp_program.hand_back(grad_product, position, table(grad_operand))
     partials.clear()
     program.run(_tile(rows))
-    of_rows = [each[rows].to(folded.exact) for each in (into, *of_operands)]
-    return out[rows], torch.cat(of_rows, dim=1), torch.from_numpy(partials.total().limbs.copy())
+    grad_rows = [each[rows].to(folded.exact) for each in (into, *grad_operands)]
+    return out[rows], torch.cat(grad_rows, dim=1), torch.from_numpy(partials.total().limbs.copy())

@@ -27,20 +27,20 @@ from domainpar.nn.calls import (
     noise_of,
 )
 from domainpar.nn.flops import count_edges, count_rows
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.tilewise import EdgeTiles, NodeTiles
-from domainpar.parallel.halo import Spread
+from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
 
 
-class Stage(TakesGradients):
-    """A perceptron on all rows of a part.
+class Stage(GradSink):
+    """An MLP on all rows of a part.
 
     Attributes:
-        mlp: The perceptron.
+        mlp: The mlp_program.
         keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
     """
 
@@ -57,7 +57,7 @@ class Stage(TakesGradients):
     def why_in_torch(self) -> str | None:
         """Why kernels of a GPU do not compute it there; None if they do.
 
-        What the perceptron says is asked once for each type of parameters. What the machine says is no fact of the
+        What the MLP says is asked once for each type of parameters. What the machine says is no fact of the
         stage, which may be copied to another one.
         """
         kind = self.mlp.layers[0].linear.weight.dtype
@@ -67,10 +67,10 @@ class Stage(TakesGradients):
 
 
 class NodeStage(Stage):
-    """A perceptron on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
+    """An MLP on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
 
     Args:
-        mlp: The perceptron. One that is a readout reads states out.
+        mlp: The mlp_program. One that is a readout reads states out.
         residual: Add its results to a table, which is as wide: an update of states.
         states: Number of this table.
     """
@@ -103,7 +103,7 @@ class NodeStage(Stage):
         contiguous = [table.detach().contiguous() for table in tables]
         step = _NodeStep(self, _engine([self], graph), graph, key, len(tables), False, [])
         count_rows(self.mlp, graph.plan.num_ghosts, 1)
-        return step.on(NodeRows.ghosts(graph), contiguous).forward()[0]
+        return step.bind(NodeRows.ghosts(graph), contiguous).forward()[0]
 
     def _check(self, tables: Sequence[Tensor]) -> None:
         _check_columns(self.mlp, sum(table.shape[1] for table in tables))
@@ -112,13 +112,13 @@ class NodeStage(Stage):
 
 
 class EdgeStage(Stage):
-    """A perceptron on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
+    """An MLP on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
 
     A readout of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
     both ends, of the states that it reads, or of `a x_src` at `dst` and of `a x_dst` at `src`.
 
     Args:
-        mlp: The perceptron.
+        mlp: The mlp_program.
         products: Type of edge states and of their products, if not that of the parameters.
         residual: Add its results to the edge states that come in, which are as wide.
         aggregate: How sums at nodes are scaled.
@@ -127,7 +127,7 @@ class EdgeStage(Stage):
             `src` of `mlp([x_dst, x_src])`. It makes no edge states.
 
     Raises:
-        ValueError: If a perceptron with another output is to be a gate, or a stage both ways has options that it cannot
+        ValueError: If an MLP with another output is to be a gate, or a stage both ways has options that it cannot
             have.
     """
 
@@ -143,7 +143,7 @@ class EdgeStage(Stage):
         super().__init__(mlp)
         if gates is not None and not (mlp.readout and mlp.out_features == 1):
             raise ValueError(
-                f"a gate is a readout of 1 column, but this perceptron makes {mlp.out_features}"
+                f"a gate is a readout of 1 column, but this MLP makes {mlp.out_features}"
                 f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
             )
         self.products, self.residual, self.aggregate = products, residual, aggregate
@@ -154,7 +154,7 @@ class EdgeStage(Stage):
 
     def forward(
         self,
-        nodes: Spread | None,
+        nodes: HaloRows | None,
         edges: Tensor | None,
         graph: LocalGraph,
         sums: bool = True,
@@ -179,14 +179,14 @@ class EdgeStage(Stage):
                 readout that is no gate.
         """
         keeps = not self.both_ways
-        results = through([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
+        results = run_chain([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.readout else results.edges
         return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
 
 
-def through(
+def run_chain(
     stages: Sequence[EdgeStage],
-    nodes: Spread | None,
+    nodes: HaloRows | None,
     edges: Tensor | None,
     graph: LocalGraph,
     *,
@@ -257,14 +257,14 @@ def through(
 
 def _one_by_one(
     stages: Sequence[EdgeStage],
-    nodes: Spread | None,
+    nodes: HaloRows | None,
     edges: Tensor | None,
     graph: LocalGraph,
     sums: bool,
     keeps: bool,
     keys: Sequence[int | None],
 ) -> EdgeResults:
-    """`through`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
+    """`run_chain`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
     at_ends, readout, made_states = graph.features.new_empty(graph.num_owned, 0), None, False
     for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
         width, sums_here = 0 if edges is None else edges.shape[1], sums and position == _summing(stages)
@@ -329,7 +329,7 @@ def _check_residual(mlp: MLP, width: int) -> None:
     if mlp.readout or width != mlp.out_features:
         raise ValueError(
             f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
-            "readout; give the perceptron the width of the states, or residual=False."
+            "readout; give the MLP the width of the states, or residual=False."
         )
 
 
@@ -360,7 +360,7 @@ class _NodeStep(NamedTuple):
     keeps_layers: bool
     made: list[Any]
 
-    def on(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
+    def bind(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
         residual = self.stage.states if self.stage.residual else None
         return self.engine.nodes(self.stage.mlp, nodes, tables, residual, self.key, self.made)
 
@@ -371,7 +371,7 @@ class _OnNodes(torch.autograd.Function):
         tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
         ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
         count_rows(step.stage.mlp, step.graph.num_owned, 1)
-        out, kept = step.on(NodeRows.owned(step.graph), tables).forward(step.keeps_layers)
+        out, kept = step.bind(NodeRows.owned(step.graph), tables).forward(step.keeps_layers)
         ctx.save_for_backward(*tables, *kept)
         return out
 
@@ -383,9 +383,9 @@ class _OnNodes(torch.autograd.Function):
         saved = ctx.saved_tensors
         tables, kept = saved[: step.num_tables], saved[step.num_tables :]
         count_rows(step.stage.mlp, step.graph.num_owned, 2 if kept else 3)  # layers that were not kept are made again
-        of_tables = step.on(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
+        grad_tables = step.bind(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
         step.stage.finished()
-        return None, *of_tables, *[None] * ctx.num_parameters
+        return None, *grad_tables, *[None] * ctx.num_parameters
 
 
 class _EdgeStep(NamedTuple):
@@ -405,7 +405,7 @@ class _EdgeStep(NamedTuple):
             count_edges(link.mlp, link.takes_nodes, width, self.graph, times)
             width = link.mlp.out_features if link.way == BOTH_ENDS else width
 
-    def on(self, nodes: Spread | None, edges: Tensor) -> EdgeCall:
+    def bind(self, nodes: HaloRows | None, edges: Tensor) -> EdgeCall:
         how = self.aggregate, self.keeps, self.overwrites
         return self.engine.edges(self.chain, self.graph, nodes, edges, *how, self.made)
 
@@ -413,11 +413,11 @@ class _EdgeStep(NamedTuple):
 class _OnEdges(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, step: _EdgeStep, nodes: Spread | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
+        ctx: Any, step: _EdgeStep, nodes: HaloRows | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
     ) -> tuple[Tensor | None, ...]:
         edges = edges.contiguous()
         step.count_flops(edges, 1)
-        results, kept = step.on(nodes, edges).forward(step.keeps_layers)
+        results, kept = step.bind(nodes, edges).forward(step.keeps_layers)
         ctx.set_materialize_grads(False)
         ctx.step, ctx.num_parameters = step, len(parameters)
         ctx.halo, ctx.shape_of_sums = None if nodes is None else nodes.halo, results.sums.shape
@@ -428,10 +428,10 @@ class _OnEdges(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any,
-        of_edges: Tensor | None,
-        of_sums: Tensor | None,
-        of_readout: Tensor | None,
-        of_nodes: Tensor | None,
+        grad_edges: Tensor | None,
+        grad_sums: Tensor | None,
+        grad_readout: Tensor | None,
+        grad_nodes: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         _refuse_second_gradients()
         step: _EdgeStep = ctx.step
@@ -439,18 +439,18 @@ class _OnEdges(torch.autograd.Function):
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
         step.count_flops(edges, 2 if kept else 3)
         if step.aggregate is None:
-            of_sums = None  # there are none
+            grad_sums = None  # there are none
         else:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
             # Also where no rank has one: every rank takes part in every exchange.
             like = step.chain[0].mlp.layers[0].linear.weight
-            of_sums = like.new_zeros(ctx.shape_of_sums) if of_sums is None else of_sums
-        nodes = Spread(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
-        call = step.on(nodes, edges)
-        spread = None if of_sums is None else ctx.halo.spread(call.scaled(of_sums.contiguous()))
-        given = EdgeGradients(of_edges, spread, of_readout, of_nodes)
-        of_owned, of_input = call.backward(kept, given, ctx.needs_input_grad[3])
+            grad_sums = like.new_zeros(ctx.shape_of_sums) if grad_sums is None else grad_sums
+        nodes = HaloRows(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
+        call = step.bind(nodes, edges)
+        spread = None if grad_sums is None else ctx.halo.spread(call.scaled(grad_sums.contiguous()))
+        given = EdgeGradients(grad_edges, spread, grad_readout, grad_nodes)
+        grad_owned, grad_input = call.backward(kept, given, ctx.needs_input_grad[3])
         for link in step.chain:
-            link.taker.finished()
+            link.grad_sink.finished()
         # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
-        return None, None, of_owned, of_input, *[None] * ctx.num_parameters
+        return None, None, grad_owned, grad_input, *[None] * ctx.num_parameters

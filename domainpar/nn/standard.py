@@ -52,7 +52,7 @@ class Standard(NamedTuple):
         lines = []
         for of, *columns in ("node", node_names, *self[:2]), ("edge", edge_names, *self[2:]):
             shown = [f"{name} {mean:.3g} +- {scale:.3g}" for name, mean, scale in zip(*columns)]
-            text = f"{of} features, mean +- deviation: {', '.join(shown)}"
+            text = f"{of} features, mean +- std: {', '.join(shown)}"
             lines += textwrap.wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if shown else []
         return lines
 
@@ -71,7 +71,7 @@ class Standard(NamedTuple):
         return standard
 
 
-class Sums(NamedTuple):
+class FeatureSums(NamedTuple):
     """Sums over the rows of a table of features.
 
     Attributes:
@@ -85,7 +85,7 @@ class Sums(NamedTuple):
     squares: Sequence[int]
 
     @classmethod
-    def of(cls, table: FloatArray) -> Sums:
+    def of(cls, table: FloatArray) -> FeatureSums:
         """The sums of a table, finite float32 [rows, columns].
 
         Raises:
@@ -97,13 +97,13 @@ class Sums(NamedTuple):
         return cls(len(table), [values for values, _ in sums], [squares for _, squares in sums])
 
 
-def standard_of(events: Sequence[tuple[Sums, Sums]]) -> Standard:
+def standard_of(events: Sequence[tuple[FeatureSums, FeatureSums]]) -> Standard:
     """The constants of some events, given the sums over the nodes and over the edges of each."""
     nodes, edges = zip(*events) if events else ((), ())
     return Standard(*mean_and_scale(nodes), *mean_and_scale(edges))
 
 
-def mean_and_scale(tables: Sequence[Sums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_scale(tables: Sequence[FeatureSums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each column of some tables together; 1 for that of one that does not vary."""
     rows = max(sum(table.rows for table in tables), 1)
     means, scales = [], []

@@ -22,17 +22,17 @@ from domainpar.nn.blocks import (
     Folded,
     Gate,
     KeptLayer,
-    Perceptron,
+    MLPProgram,
     SumsAt,
     fold,
     keep_of,
 )
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.partials import Partials, order_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
-from domainpar.parallel.halo import Spread
+from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
@@ -44,38 +44,38 @@ def _like(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeTiles(NodeCall):
-    """A perceptron on the rows of some nodes, piece by piece."""
+    """An MLP on the rows of some nodes, piece by piece."""
 
     def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
         folded, program = self._folded(), Program()
         out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
         kept = keep_of(folded, self.nodes.count) if keep else []
         residual = NOTHING if self.residual is None else table(self.tables[self.residual])
-        perceptron = Perceptron(program, folded, noise=self.noise, kept=kept)
-        perceptron.forward(self._inputs, residual=residual, out=table(out))
+        mlp_program = MLPProgram(program, folded, noise=self.noise, kept=kept)
+        mlp_program.forward(self._inputs, residual=residual, out=table(out))
         program.run(tiles_of(self.nodes.pieces))
         return out, [rows for layer in kept for rows in layer]
 
     def backward(
-        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+        self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         folded, program, gradient = self._folded(), Program(), gradient.contiguous()
-        of_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
-        perceptron = Perceptron(program, folded, noise=self.noise, kept=_layers(kept), again=bool(kept))
+        grad_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
+        mlp_program = MLPProgram(program, folded, noise=self.noise, kept=_layers(kept), again=bool(kept))
         partials = Partials(program, folded.exact)
-        perceptron.take_partials(partials)
+        mlp_program.take_partials(partials)
         partials.close()
-        perceptron.forward(self._inputs)
-        of_states = None if self.residual is None else of_tables[self.residual]
-        carried = NOTHING if of_states is None else table(of_states)
-        of_product = perceptron.backward(table(gradient), carried=carried)
-        for position, of_table in enumerate(of_tables):
-            if of_table is not None:
-                perceptron.hand_back(of_product, position, table(of_table), add=position == self.residual)
+        mlp_program.forward(self._inputs)
+        grad_states = None if self.residual is None else grad_tables[self.residual]
+        carried = NOTHING if grad_states is None else table(grad_states)
+        grad_product = mlp_program.backward(table(gradient), carried=carried)
+        for position, grad_table in enumerate(grad_tables):
+            if grad_table is not None:
+                mlp_program.hand_back(grad_product, position, table(grad_table), add=position == self.residual)
         partials.clear()
         program.run(tiles_of(self.nodes.pieces))
-        perceptron.give(partials.total(), taker)
-        return of_tables
+        mlp_program.add_partials(partials.total(), grad_sink)
+        return grad_tables
 
     def _folded(self) -> Folded:
         if not self.made:
@@ -93,12 +93,12 @@ def _layers(kept: Sequence[Tensor]) -> list[KeptLayer]:
 
 
 class _Linked(NamedTuple):
-    """A perceptron of a chain, as a program has it.
+    """An MLP of a chain, as a program has it.
 
     Attributes:
         link: What it is.
         folded: Its weights.
-        perceptron: Its operations.
+        mlp_program: Its operations.
         at_nodes: Products of node states with its first layer, [num_local, 2 padded out]; None if it takes none, or
             needs none.
         kept: Its layers, if they are kept.
@@ -106,7 +106,7 @@ class _Linked(NamedTuple):
 
     link: Link
     folded: Folded
-    perceptron: Perceptron
+    mlp_program: MLPProgram
     at_nodes: Tensor | None
     kept: list[KeptLayer]
 
@@ -117,7 +117,7 @@ class _Linked(NamedTuple):
 
 @dataclass(frozen=True)
 class EdgeTiles(EdgeCall):
-    """Perceptrons on the local edges, tile by tile."""
+    """MLPs on the local edges, tile by tile."""
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         program, graph = Program(), self.graph
@@ -133,7 +133,7 @@ class EdgeTiles(EdgeCall):
                 # A strip's states are read before any of them is written.
                 reuses = self.overwrites and like == (width, self.updates[-1].kind)
                 edges = self.edges if reuses else empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
-        at_ends = _Sums(graph, self.width_of_sums, exact)
+        at_ends = _TileSums(graph, self.width_of_sums, exact)
         outs = {}
         if edges is not None:
             outs[len(self.updates) - 1] = table(edges)
@@ -149,80 +149,83 @@ class EdgeTiles(EdgeCall):
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        of_edges, of_sums, of_readout, of_nodes = given
+        grad_edges, grad_sums, grad_readout, grad_nodes = given
         program, graph = Program(), self.graph
         chain = self._linked(program, kept=kept)
         products = _NodeProducts(self, chain)
         products.take_ghosts()  # they came in forward
         partials = Partials(program, chain[0].folded.exact)
         for linked in chain:
-            linked.perceptron.take_partials(partials)
+            linked.mlp_program.take_partials(partials)
         partials.close()
         gate = self._forward(program, chain, {len(chain) - 1: NOTHING})
-        of_messages = _Sums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
-        of_operand = _like(self.edges) if needed else None
+        grad_messages = _TileSums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
+        grad_operand = _like(self.edges) if needed else None
         at_ends = [
-            _Sums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact) for linked in chain
+            _TileSums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact)
+            for linked in chain
         ]
         # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
         # that came. An edge's gradient is that of its state and of both sums it went into: complete on every rank that
         # has a copy of it, since ghosts were sent the gradient of their owners' sums.
-        gradient, of_scores = (None if one is None else table(one.contiguous()) for one in (of_edges, of_readout))
-        gathered = NOTHING if of_sums is None else shared(of_sums.local)
+        gradient, grad_scores = (None if one is None else table(one.contiguous()) for one in (grad_edges, grad_readout))
+        gathered = NOTHING if grad_sums is None else shared(grad_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
             reads, turned = linked.link.mlp.readout, linked.link.turned
             gates = gate if reads else None
-            of_results = of_scores if reads else gradient
-            if reads and of_results is None and gates is None:
+            grad_results = grad_scores if reads else gradient
+            if reads and grad_results is None and gates is None:
                 at_ends[position].cleared_by(program)  # and stays 0
                 continue
-            if of_results is None and gates is None:
-                of_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
-                operations.clear_rows(program, of_results)
+            if grad_results is None and gates is None:
+                grad_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
+                operations.clear_rows(program, grad_results)
             carries = linked.link.residual or (reads and (gradient is not None or self.gates == "edges"))
             if not linked.folded.widths:
                 into = NOTHING
             elif position:
                 into = program.room(STRIP, linked.folded.widths[0], linked.folded.exact)
             else:
-                into = NOTHING if of_operand is None else table(of_operand)
+                into = NOTHING if grad_operand is None else table(grad_operand)
             if reads and gradient is not None and into is not NOTHING:
                 operations.copy(program, gradient, into)
             if gates is not None:
                 if gradient is None and carries and into is not NOTHING:
                     operations.clear_rows(program, into)
                 of_sent = into if self.gates == "edges" else NOTHING
-                of_results = gates.backward(of_results or NOTHING, gathered, of_sent, of_messages.cleared_by(program))
+                grad_results = gates.backward(
+                    grad_results or NOTHING, gathered, of_sent, grad_messages.cleared_by(program)
+                )
                 gathered = NOTHING
-            assert of_results is not None
-            of_product = linked.perceptron.backward(
-                of_results,
+            assert grad_results is not None
+            grad_product = linked.mlp_program.backward(
+                grad_results,
                 NOTHING if reads else gathered,
                 into if linked.link.residual else NOTHING,
                 at_ends[position].cleared_by(program),
             )
             if into is not NOTHING:
-                linked.perceptron.hand_back(of_product, 0, into, carries)
+                linked.mlp_program.hand_back(grad_product, 0, into, carries)
             # The one before it, of the other way, has a half of the same sums; the states that it made go nowhere else.
             gradient = into if (reads or position) and not turned else None
             gathered = gathered if reads or turned else NOTHING
         partials.clear()
-        self._run(program, of_sums)
+        self._run(program, grad_sums)
         total = partials.total()
         for linked in chain:
-            linked.perceptron.give(total, linked.link.taker)
+            linked.mlp_program.add_partials(total, linked.link.grad_sink)
         if self.nodes is None:
-            return None, of_operand
-        of_owned = products.back([sums.finish() for sums in at_ends], of_nodes)
+            return None, grad_operand
+        grad_owned = products.back([sums.finish() for sums in at_ends], grad_nodes)
         if self.gates == "nodes":
-            at_dst, at_src = of_messages.finish().chunk(2, dim=1)
-            of_owned = at_dst + at_src if of_owned is None else of_owned + (at_dst + at_src)
-        return of_owned, of_operand
+            at_dst, at_src = grad_messages.finish().chunk(2, dim=1)
+            grad_owned = at_dst + at_src if grad_owned is None else grad_owned + (at_dst + at_src)
+        return grad_owned, grad_operand
 
-    def _times(self, of_sums: Tensor, scale: Tensor) -> Tensor:
-        program, out = Program(), _like(of_sums)
-        operations.copy(program, table(of_sums), table(out), factors=table(scale))
+    def _times(self, grad_sums: Tensor, scale: Tensor) -> Tensor:
+        program, out = Program(), _like(grad_sums)
+        operations.copy(program, table(grad_sums), table(out), factors=table(scale))
         program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
         return out
 
@@ -242,28 +245,28 @@ class EdgeTiles(EdgeCall):
             if width and not kept:
                 columns = folded.at_ends.forward.shape[1]
                 at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
-            perceptron = Perceptron(program, folded, ends._replace(way=link.way), link.noise, own, again=bool(kept))
-            linked.append(_Linked(link, folded, perceptron, at_nodes, own))
+            mlp_program = MLPProgram(program, folded, ends._replace(way=link.way), link.noise, own, again=bool(kept))
+            linked.append(_Linked(link, folded, mlp_program, at_nodes, own))
             tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
         return linked
 
     def _forward(
         self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt = NOWHERE
     ) -> Gate | None:
-        """All perceptrons; results go where `outs` says, those of others stay in memory of the strip."""
+        """All MLPs; results go where `outs` says, those of others stay in memory of the strip."""
         states = read = [table(self.edges)] if self.edges.shape[1] else []
-        for position, (link, _, perceptron, *_) in enumerate(chain):
+        for position, (link, _, mlp_program, *_) in enumerate(chain):
             states = [] if link.turned else states
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
             is_summed = self.gates is None and (position == len(self.updates) - 1 or link.way != BOTH_ENDS)
             residual = states[0] if link.residual else NOTHING
-            perceptron.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
+            mlp_program.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
             read, states = states, [out]
         if self.gates is None or self.nodes is None:
             return None
-        scores, ends = chain[-1].perceptron.readout, _ends(self.graph)
+        scores, ends = chain[-1].mlp_program.readout, _ends(self.graph)
         if self.gates == "nodes":
             gate = Gate(program, scores, ends, nodes=shared(self.nodes.local))
         else:
@@ -272,7 +275,7 @@ class EdgeTiles(EdgeCall):
             gate.forward(sums)
         return gate
 
-    def _run(self, program: Program, waiting: Spread | None, arrived: Callable[[], None] = lambda: None) -> None:
+    def _run(self, program: Program, waiting: HaloRows | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
         columns = self.graph.tiles.ranges_of_edges
         ranges, waits = np.ascontiguousarray(columns[:, :7]), columns[:, 7] > 0
@@ -316,8 +319,8 @@ class _NodeProducts:
             return added  # they came for their halo, or as messages
         assert self._nodes is not None
         states, program = self._nodes.local, Program()
-        of_states = empty_table(self._graph.num_owned, states.shape[1], states)
-        out = room = table(of_states)
+        grad_states = empty_table(self._graph.num_owned, states.shape[1], states)
+        out = room = table(grad_states)
         width = self._chain[0].folded.at_ends.back.shape[1]
         if out.width != width or added is not None:
             room = program.room(STRIP, width, out.dtype)
@@ -340,15 +343,15 @@ class _NodeProducts:
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             if weight.requires_grad:
                 order = order_at_ends(*weight.shape, node_width, gradient.width // 2, linked.link.turned)
-                linked.link.taker.give_limbs([weight], totals.of(order, first), totals.rejected, totals.largest)
-        return of_states
+                linked.link.grad_sink.add_limbs([weight], totals.of(order, first), totals.rejected, totals.largest)
+        return grad_states
 
 
 def _ends(graph: LocalGraph) -> AtEnds:
     return AtEnds.of(graph.src.numpy(), graph.dst.numpy(), graph.tiles.pair_of_edge.numpy(), graph.num_owned)
 
 
-class _Sums:
+class _TileSums:
     """Sums of edge rows at owned nodes, in an order that no grouping of tiles changes (`docs/same_bits.md`, rule 2).
 
     At `dst`: the node's edges in global order; they all lie in one tile. At `src`: first a partial per (tile, node)

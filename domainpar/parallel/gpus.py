@@ -1,7 +1,7 @@
 """A GPU for each rank: told apart by their own numbers, whatever each process calls the ones that it sees.
 
 Some launchers show every rank of a machine all of its GPUs, others show each rank one, which it calls number 0. So the
-ranks tell each other which they see, and all come to the same answer.
+ranks tell each other which they see, and all come to the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARING, HOST_OF_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
 ALONE = Gathering()
 
 
-class Seen(NamedTuple):
+class VisibleGpus(NamedTuple):
     """The GPUs that one rank sees, in its own order.
 
     Attributes:
@@ -46,14 +46,14 @@ class Seen(NamedTuple):
     why: str = ""
 
     @classmethod
-    def here(cls) -> Seen:
+    def here(cls) -> VisibleGpus:
         """Those of this process."""
         (found, why), environ = cards(), os.environ
         uuids, may_share = [str(card.uuid) for card in found], environ.get(SHARING) == "1"
         return cls(platform.node(), uuids, may_share, environ.get(HOST_OF_NCCL, ""), why)
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     """The device of this rank, and whether ranks share one, which NCCL refuses."""
 
     device: torch.device
@@ -77,12 +77,12 @@ def uuid_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def seen_by(ranks: Ranks) -> list[Seen]:
+def seen_by(ranks: Ranks) -> list[VisibleGpus]:
     """The GPUs that each rank sees. *Collective*."""
-    return [Seen(*one) for one in gather(ranks, Seen.here())]
+    return [VisibleGpus(*one) for one in gather(ranks, VisibleGpus.here())]
 
 
-def dealt(seen: Sequence[Seen]) -> list[int | None]:
+def dealt(seen: Sequence[VisibleGpus]) -> list[int | None]:
     """Number of the GPU that each rank takes for itself, in its own order; None for a rank to which none is left."""
     taken: set[str] = set()
     own: list[int | None] = [None] * len(seen)
@@ -95,7 +95,7 @@ def dealt(seen: Sequence[Seen]) -> list[int | None]:
     return own
 
 
-def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
+def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> DeviceChoice:
     """The device of this rank, made the current one if it is a GPU. *Collective*, but for `cpu`.
 
     Args:
@@ -108,7 +108,7 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
         Problem: On all ranks alike, if some rank has no GPU.
     """
     if device not in ("cuda", "auto"):
-        return Choice(torch.device(device))
+        return DeviceChoice(torch.device(device))
     seen = seen_by(ranks)
     own = dealt(seen)
     without = [other for other, index in enumerate(own) if index is None]
@@ -118,7 +118,7 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
     if problem is not None:
         if ranks.rank == 0 and any(one.uuids or one.why for one in seen):
             write_error(f"note: computing on CPUs: {problem.what}\n      {problem.hint}\n")
-        return Choice(torch.device("cpu"))
+        return DeviceChoice(torch.device("cpu"))
     users = Counter(seen[other].uuids[index] for other, index in enumerate(own) if index is not None)
     for other in without:
         fewest = min(seen[other].uuids, key=lambda uuid: users[uuid])
@@ -129,10 +129,10 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> Choice:
     assert mine is not None, "else it was refused"
     chosen = torch.device("cuda", mine)
     torch.cuda.set_device(chosen)
-    return Choice(chosen, shared=max(as_nccl_sees.values()) > 1 and not all(one.may_share for one in seen))
+    return DeviceChoice(chosen, shared=max(as_nccl_sees.values()) > 1 and not all(one.may_share for one in seen))
 
 
-def _problem(without: Sequence[int], seen: Sequence[Seen]) -> Problem | None:
+def _problem(without: Sequence[int], seen: Sequence[VisibleGpus]) -> Problem | None:
     """The problem of ranks without a GPU, if there are any."""
     if not without:
         return None

@@ -22,7 +22,7 @@ from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan
 
 
-class Spread:
+class HaloRows:
     """Rows of owned nodes that are on their way to their ghosts.
 
     Attributes:
@@ -35,9 +35,9 @@ class Spread:
         self.halo, self.owned, self.local = halo, owned, local
         self._pending = pending
 
-    def known_as(self, owned: Tensor) -> Spread:
+    def known_as(self, owned: Tensor) -> HaloRows:
         """The same rows, of which autograd knows the owned ones as these."""
-        return Spread(self.halo, owned, self.local, self._pending)
+        return HaloRows(self.halo, owned, self.local, self._pending)
 
     def progress(self) -> None:
         """Move what is under way while this rank computes; waits for nothing."""
@@ -153,7 +153,7 @@ class CompleteHalo(Halo):
             )
         super().__init__(plan, transport, device)
 
-    def spread(self, owned: Tensor) -> Spread:
+    def spread(self, owned: Tensor) -> HaloRows:
         """Start to copy owned rows [num_owned, width] to their ghosts. *Collective*.
 
         Autograd does not see it: in backward a stage spreads the gradient of the sums it made, and so has a ghost's
@@ -162,15 +162,15 @@ class CompleteHalo(Halo):
         local = self._table_for(owned)
         return self._spread(owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
 
-    def join(self, owned: Tensor, ghosts: Tensor) -> Spread:
+    def join(self, owned: Tensor, ghosts: Tensor) -> HaloRows:
         """Owned rows and the rows that came to the ghosts before; nothing is exchanged."""
         local = self._table_for(owned)
         local[self.plan.num_owned :] = ghosts
         return self._spread(owned, local)
 
-    def _spread(self, owned: Tensor, local: Tensor, pending: Pending | None = None) -> Spread:
+    def _spread(self, owned: Tensor, local: Tensor, pending: Pending | None = None) -> HaloRows:
         # Without autograd the rows of the table will do: the others can go.
-        return Spread(self, owned if owned.requires_grad else local[: self.plan.num_owned], local, pending)
+        return HaloRows(self, owned if owned.requires_grad else local[: self.plan.num_owned], local, pending)
 
     def _table_for(self, owned: Tensor) -> Tensor:
         """A table of local rows with the owned ones filled in; those themselves if there is no ghost."""

@@ -164,7 +164,7 @@ class LocalGraph:
     def num_edges(self) -> int:
         return self.plan.num_edges
 
-    def once(self, name: Any, make: Callable[[], T]) -> T:
+    def cached(self, name: Any, make: Callable[[], T]) -> T:
         """What `make` gave when it was first asked for by this name."""
         if name not in self.made:
             self.made[name] = make()
@@ -175,17 +175,17 @@ class LocalGraph:
         """Global ids of the plan where kernels read them: its own array on the host, a tensor on a GPU."""
         array: IntArray = getattr(self.plan, name)
         device = self.features.device
-        return array if device.type == "cpu" else self.once(name, lambda: torch.from_numpy(array).to(device))
+        return array if device.type == "cpu" else self.cached(name, lambda: torch.from_numpy(array).to(device))
 
     @property
     def edges_at_dst(self) -> EdgesAtNodes:
         """The edges that end at each owned node, in global order."""
-        return self.once("edges at dst", lambda: _edges_at_nodes(self.dst, self.num_owned))
+        return self.cached("edges at dst", lambda: _edges_at_nodes(self.dst, self.num_owned))
 
     @property
     def edges_at_src(self) -> EdgesAtNodes:
         """The edges that begin at each owned node, in global order."""
-        return self.once("edges at src", lambda: _edges_at_nodes(self.src, self.num_owned))
+        return self.cached("edges at src", lambda: _edges_at_nodes(self.src, self.num_owned))
 
 
 class EdgesAtNodes(NamedTuple):

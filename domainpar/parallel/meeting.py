@@ -120,7 +120,7 @@ def checked_domain_size(domain_size: int | None, size: int) -> int:
     return domain_size
 
 
-def choose_transport(transport: TransportName, own: gpus.Choice, has_mpi: bool) -> str:
+def choose_transport(transport: TransportName, own: gpus.DeviceChoice, has_mpi: bool) -> str:
     """The transport that `auto` means here, or the given one.
 
     Raises:
@@ -148,7 +148,7 @@ def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) ->
         if marks.serves:  # the others read from here: what they read may make all of them leave
             marks.store.wait([f"read/{other}" for other in range(marks.num_ranks)], limit)
     except RuntimeError as error:
-        what = f"not all ranks told of their GPUs within {seconds:g} s: {_first_line(error)}"
+        what = f"not all ranks named their GPUs within {seconds:g} s: {_first_line(error)}"
         raise Refused(what, "look at the output of the others; nvidia-smi says whether their GPUs answer") from None
     return payloads
 

@@ -75,13 +75,13 @@ def reads_memory() -> bool:
     if call is None:
         return False
     theirs, ours = ctypes.create_string_buffer(b"domainpar"), ctypes.create_string_buffer(len(b"domainpar") + 1)
-    blocks = [_Block(ctypes.addressof(buffer), len(buffer)) for buffer in (ours, theirs)]
+    blocks = [_IoVec(ctypes.addressof(buffer), len(buffer)) for buffer in (ours, theirs)]
     call.restype = ctypes.c_ssize_t
-    call.argtypes = [ctypes.c_int, *[ctypes.POINTER(_Block), ctypes.c_ulong] * 2, ctypes.c_ulong]
+    call.argtypes = [ctypes.c_int, *[ctypes.POINTER(_IoVec), ctypes.c_ulong] * 2, ctypes.c_ulong]
     return bool(call(os.getpid(), blocks[0], 1, blocks[1], 1, 0) == len(ours) and ours.raw == theirs.raw)
 
 
-class _Block(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """`struct iovec`."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))

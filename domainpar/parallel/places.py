@@ -28,7 +28,7 @@ _LIBRARIES = (
 _CALLS = {
     "Parallel.forward": "model(...)",
     "Parallel.run": "model(...)",
-    "Parallel.sum_gradients": "model.sum_gradients()",
+    "Parallel.reduce_gradients": "model.reduce_gradients()",
     "World.__exit__": "world.close()",
     "World.close": "world.close()",
     "World.session": "world.close()",

@@ -17,14 +17,14 @@ from types import TracebackType
 
 from domainpar.common import faults, timeouts
 from domainpar.common.agreement import Refused
-from domainpar.common.problems import Problem, Where, error_text, expected, nobody_reads
+from domainpar.common.problems import Problem, Where, as_problem, error_text, nobody_reads
 from domainpar.common.words import VOICE
 from domainpar.parallel.board import Life, Mark, SideChannel
 from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.places import in_words, is_a_command, where
 from domainpar.parallel.transport import Transport
 
-IN_A_COMMAND = "see the board above; --timeout gives ranks more time to come"
+IN_A_COMMAND = "see the status of all ranks above; --timeout gives ranks more time to come"
 IN_A_PROGRAM = (
     "every rank makes every call, so look for one that this rank skips, or makes alone (if world.is_root); with "
     "DOMAINPAR_CHECK_CALLS=1 in the environment the first call that differs is named; World.session(timeout=...) gives "
@@ -189,7 +189,7 @@ def fail(presence: Presence, error: BaseException) -> None:
     if isinstance(error, RanksFailed):  # the rank that failed says why
         time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
     elif (marks is None or marks.claim_failure()) and not nobody_reads(error):
-        problem = expected(error)
+        problem = as_problem(error)
         write_error(report(problem or error, presence.where(problem)))
     else:  # one failure makes others, which would only hide it; and where nobody reads there is nobody to tell
         time.sleep(timeouts.REPORT)

@@ -27,12 +27,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from domainpar.common.problems import expected
+from domainpar.common.problems import as_problem
 
 ALIGNMENT = 64
 SMALLEST_KEPT = 2**20  # bytes; smaller ones the C library keeps itself
 LARGEST_EXCESS = 1.25  # of a block over the table it is given to
-PATIENCE = 1024  # tables, many steps' worth: a block that none of them took is given back
+PATIENCE = 1024  # tables, those of many steps: a block that none of them took is given back
 
 Block = npt.NDArray[np.uint8]
 
@@ -54,7 +54,7 @@ def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None
     return torch.empty(0, dtype=dtype, device="cpu").set_(block.untyped_storage(), first, (rows, columns))  # type: ignore[call-overload, no-any-return]
 
 
-class Kept:
+class BlockPool:
     """Blocks of memory that are lent, come back by themselves when nothing refers to them, and are lent again."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Files:
                 pages = mmap.mmap(file.fileno(), size)
         except OSError as error:
             error.filename = self.folder
-            raise expected(error, "--scratch") or error from error
+            raise as_problem(error, "--scratch") or error from error
         if hasattr(mmap, "MADV_DONTFORK"):  # a forked process would write into them
             pages.madvise(mmap.MADV_DONTFORK)
         with self._lock:
@@ -170,7 +170,7 @@ class _Loan:
         self._returned.append(self._block)
 
 
-_kept = Kept()
+_kept = BlockPool()
 _files: Files | None = None
 
 
@@ -178,7 +178,7 @@ def lie_in_files(folder: Path | None) -> None:
     """Let all tables of this process that are made from now on lie in files of a folder; None: in memory again."""
     global _files, _kept
     if folder != (None if _files is None else _files.folder):  # ranks may be threads that ask for the same
-        _files, _kept = None if folder is None else Files(folder), Kept()
+        _files, _kept = None if folder is None else Files(folder), BlockPool()
 
 
 def in_files() -> bool:

@@ -19,7 +19,7 @@ from domainpar.common import faults, timeouts
 from domainpar.common.agreement import Refused, agree, agree_on, gather
 from domainpar.common.compiling import watch_compiling
 from domainpar.common.limits import cores_here
-from domainpar.common.problems import Problem, expected, told
+from domainpar.common.problems import Problem, as_problem, problem_record
 from domainpar.common.words import several
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
@@ -219,7 +219,7 @@ class World(OfThisProcess):
         try:
             ranks = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
         except ValueError as problem:
-            refused = problem if isinstance(problem, Refused) else Refused(**told(problem))
+            refused = problem if isinstance(problem, Refused) else Refused(**problem_record(problem))
             if tells(refused):
                 write_error(refused.text)
             else:
@@ -239,7 +239,7 @@ class World(OfThisProcess):
                 yield ranks
                 ranks.close()
         except (Exception, KeyboardInterrupt) as error:  # only of a rank that is alone: others have ended by now
-            if expected(error) is None and not isinstance(error, KeyboardInterrupt):
+            if as_problem(error) is None and not isinstance(error, KeyboardInterrupt):
                 raise
             raise SystemExit(exit_code(error)) from None  # it is printed already; a traceback would bury it
 

@@ -24,7 +24,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE
 from domainpar.nn.optimizers import optimizer_name
 from domainpar.parallel.world import World
-from domainpar.runs.checkpoint_files import CheckpointFiles, Choice, name_of
+from domainpar.runs.checkpoint_files import CheckpointChoice, CheckpointFiles, name_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Checkpoints(CheckpointFiles):
         return state
 
     def load_chosen(
-        self, choice: Choice, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+        self, choice: CheckpointChoice, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     ) -> TrainingState:
         """Load the checkpoint that was chosen on rank 0.
 
@@ -176,7 +176,7 @@ def load_agreed(
     """
     if which != "last":
         return on_all(world.transport, lambda: checkpoints.load(which, model, optimizer))
-    choice = Choice(*on_root(world.transport, lambda: checkpoints.choose(strict)))
+    choice = CheckpointChoice(*on_root(world.transport, lambda: checkpoints.choose(strict)))
     if choice.problems and world.is_root:
         warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
     return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))

@@ -43,7 +43,7 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-class Choice(NamedTuple):
+class CheckpointChoice(NamedTuple):
     """The checkpoint that a run resumes from.
 
     Attributes:
@@ -132,7 +132,7 @@ class CheckpointFiles:
         self._whole.add(name)
         return files
 
-    def choose(self, strict: bool = False) -> Choice:
+    def choose(self, strict: bool = False) -> CheckpointChoice:
         """The checkpoint to resume from: that of `last`, or if it is damaged the newest good one before it.
 
         A pointer that leads nowhere makes all candidates, newest first. A pointer set back by hand is respected:
@@ -161,7 +161,7 @@ class CheckpointFiles:
             manifest = _sha256((self.place(name) / MANIFEST).read_bytes())
             if strict and problems:
                 raise Problem("; ".join(problems), f"--strict-resume is given; without it {name} would be used")
-            return Choice(name, manifest, tuple(problems))
+            return CheckpointChoice(name, manifest, tuple(problems))
         raise Problem(
             f"no checkpoint in {self.directory} is whole: " + "; ".join(problems),
             f"copy one anew, or start again without --resume; there: {self._listed()}",

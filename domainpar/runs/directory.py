@@ -183,7 +183,7 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
     with contextlib.suppress(OSError, ValueError):  # the failure matters more than this note of it
         texts = {directory / "logs" / f"rank_{rank}.txt": "".join(traceback.format_exception(error))}
         if board := getattr(error, "board", ""):
-            texts[directory / "faults" / f"board_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
+            texts[directory / "faults" / f"status_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
         for path, text in texts.items():
             path.parent.mkdir(exist_ok=True)
             write_whole(path, text.encode())

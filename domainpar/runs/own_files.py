@@ -56,7 +56,7 @@ def strangers_in_run(directory: Path) -> Iterator[Path]:
         "logs": partial(_strangers, names=r"rank_\d+\.txt"),
         PROFILE.parent.name: partial(_strangers, names=r"(profile|rank_\d+)\.json"),
         TRACKERS: lambda folder: iter(()),
-        "faults": partial(_strangers, names=r"board_of_rank_\d+\.txt"),
+        "faults": partial(_strangers, names=r"status_of_rank_\d+\.txt"),
         "scores": strangers_in_scores,
     }
     return _strangers(directory, _RUN, folders)

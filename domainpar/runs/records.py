@@ -265,7 +265,7 @@ class ScoresRecord(Record):
         mode, sectors: How events were scored, whole or in sectors, and how many.
         trained_mode, trained_sectors: How the network was trained.
         target: Target particles of its training; None for all.
-        learnt: What it has learnt (`Tasks`).
+        tasks: What it was trained on (`Tasks`).
         bitwise_problem: Why scores are the same to rounding only; None where they are to the bit.
         filters: The filter of the run's events, and of these, in words; empty for none.
         edges_per_hit: Fewest and most candidate edges a hit: of the run's events, and of these.
@@ -292,7 +292,7 @@ class ScoresRecord(Record):
     trained_mode: str = ""
     trained_sectors: int | str | None = None
     target: str | None = None
-    learnt: Table | None = None
+    tasks: Table | None = None
     bitwise_problem: str | None = None
     filters: Sequence[str] = ("", "")
     edges_per_hit: Sequence[Sequence[float] | None] = (None, None)
@@ -313,7 +313,7 @@ class ScoresRecord(Record):
     @property
     def learns_edges(self) -> bool:
         """Whether the network scores edges; else it tells labels alone."""
-        return bool((self.learnt or {}).get("edge_weight", 1.0))
+        return bool((self.tasks or {}).get("edge_weight", 1.0))
 
     @property
     def by_event(self) -> dict[str, ScoredEvent]:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 import yaml
 
-from domainpar.common.problems import NotWritten, Problem, Where, error_text, expected, nobody_reads, told
+from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, nobody_reads, problem_record
 from domainpar.common.words import VOICE, some_of
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.config import (
@@ -30,7 +30,7 @@ from domainpar.tracking.config import (
     ConfigError,
     Group,
     InferConfig,
-    Network,
+    NetworkFlags,
     PrepareConfig,
     TrainConfig,
     flag,
@@ -65,7 +65,7 @@ def run_command(
 
     Returns:
         The exit code: that of the work; 2 when it was refused before it began, and rank 0 has printed why; 1 after
-        another expected error outside a session of ranks (`problems.expected`), and where nobody reads on.
+        another expected error outside a session of ranks (`problems.as_problem`), and where nobody reads on.
 
     Raises:
         SystemExit: With code 0 after `--help`.
@@ -94,7 +94,7 @@ def run_command(
             _print_error(error)
         return 2
     except (ValueError, OSError) as error:
-        if (problem := expected(error)) is None:
+        if (problem := as_problem(error)) is None:
             raise
         _print_error(problem)
         return 1
@@ -108,7 +108,7 @@ def refused_as_asked(command: str) -> Iterator[None]:
     except NotWritten:
         raise
     except ValueError as error:
-        about = told(error)
+        about = problem_record(error)
         hint = about.pop("hint") or f"python -m domainpar.{command} --help explains the flags"
         raise ConfigError(hint=hint, **about) from error
 
@@ -172,7 +172,7 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
         from domainpar.tracking.training.pretrained import source
 
         network = config_of_run(source(asked["init"]))
-        values |= {name: getattr(network, name) for name in Network.__annotations__}
+        values |= {name: getattr(network, name) for name in NetworkFlags.__annotations__}
     if asked.get("resume") and asked.get("out") is not None and not asked.get("overwrite"):
         from domainpar.runs.directory import can_go_on
 

@@ -17,7 +17,7 @@ import torch
 
 from domainpar.common import faults
 from domainpar.common.agreement import Refused, agree, on_all
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several
 from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.halo import CompleteHalo, ask_owners
@@ -47,7 +47,7 @@ class BadEvent(Problem):
         return self if self.here else RanksFailed(f"rank {self.rank}: {self.what}")
 
 
-def together(transport: Transport, place: Place, work: Callable[[], T]) -> T:
+def together(transport: Transport, place: EventPlace, work: Callable[[], T]) -> T:
     """Do a rank's own share of work on an event; all ranks that share it go on, or none. *Collective*.
 
     Args:
@@ -61,7 +61,7 @@ def together(transport: Transport, place: Place, work: Callable[[], T]) -> T:
     return on_all(transport, work, partial(_settle, place))
 
 
-def _settle(place: Place, transport: Transport, error: ValueError | OSError | None) -> None:
+def _settle(place: EventPlace, transport: Transport, error: ValueError | OSError | None) -> None:
     """Raise a BadEvent on all ranks if one has a problem. *Collective*; costs one small sum where none has."""
     failed = torch.tensor([int(error is not None)], dtype=torch.int64, device="cpu")
     transport.all_reduce(failed)
@@ -102,7 +102,7 @@ def open_together(
                 event.check_bytes(transport.rank, transport.size)
             return event
 
-        yield together(transport, Place(record.event, store.path / record.path), work)
+        yield together(transport, EventPlace(record.event, store.path / record.path), work)
 
 
 @dataclass(frozen=True)

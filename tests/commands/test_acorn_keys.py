@@ -451,5 +451,5 @@ def test_weights_that_are_no_rules_are_refused(text, error):
 
 
 def test_rules_and_the_three_weights_exclude_each_other():
-    with pytest.raises(ConfigError, match="--fake-weight .* means nothing with --weighting"):
-        TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", fake_weight=0.5)
+    with pytest.raises(ConfigError, match="--false-weight .* means nothing with --weighting"):
+        TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", false_weight=0.5)

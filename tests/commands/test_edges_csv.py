@@ -137,7 +137,10 @@ def prepare_main(words):
         ({"preset": "pixel", "volumes": "7, 8, 9"}, "--volumes (of --preset pixel) leaves hits out"),
         ({"phi_slope": 1e-3}, "--phi-slope 0.001 means nothing with --edges-from"),
         ({"module_map": "build"}, "--module-map build means nothing with --edges-from"),
-        ({"hit_loss": 0.1}, "--hit-loss leaves hits out, and the rows of --edges-from count all of them"),
+        (
+            {"hit_inefficiency": 0.1},
+            "--hit-inefficiency leaves hits out, and the rows of --edges-from count all of them",
+        ),
         ({"source": "pyg", "input": "x"}, "--edges-from edges means nothing with --source pyg"),
     ],
 )

@@ -75,14 +75,14 @@ def test_ranks_say_it_once_import_nothing_of_torchs_compiler_and_score_the_newes
 
 
 def test_prepare_says_once_what_the_events_look_like_and_what_their_candidate_edges_hold(tmp_path, capsys):
-    flags = ["--events", "3", "--hits", "1000", "--hit-loss", "0.05", "--store", str(tmp_path / "store")]
+    flags = ["--events", "3", "--hits", "1000", "--hit-inefficiency", "0.05", "--store", str(tmp_path / "store")]
     printed = []
     for _ in range(2):  # the second time the events are there already
         assert prepare.main(flags) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert "hit loss: 0.05 of the hits were lost at random, as in inefficient sensors" in printed[0].splitlines()
-    for word in ("hits: radius 3", "hits an event, by volume: volume 7: ", "particles: ", "edges: "):
+    for word in ("hits: radius 3", "hits per event, by volume: volume 7: ", "particles: ", "edges: "):
         assert len(begins(printed[0], word)) == 1
     assert begins(printed[0], "edges: ")[0].endswith(" true segments of targets are among them")
     assert begins(printed[0], "WARNING") == []

@@ -43,8 +43,8 @@ def write_store(directory, numbers):
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("stream")
     write_store(place / "store", range(NUM_EVENTS))
-    learnt = write_store(place / "learnt", range(2))
-    trained(learnt, place / "run", epochs=1)
+    tasks = write_store(place / "tasks", range(2))
+    trained(tasks, place / "run", epochs=1)
     _stream(place, place / "whole")
     return place
 

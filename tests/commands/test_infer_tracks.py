@@ -21,7 +21,7 @@ from domainpar.tracking.reco.performance.counts import TrackCounts
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A store of three simulated events, and a network that has learnt a little."""
+    """A store of three simulated events, and a network that was trained on a little."""
     place = tmp_path_factory.mktemp("tracks")
     events = [build_graph(simulate_event(seed, 2500), Cuts()) for seed in range(3)]
     store = write_store(place / "store", events, ["train", "train", "test"])
@@ -30,17 +30,17 @@ def place(tmp_path_factory):
 
 
 def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place, tmp_path, capsys):
-    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", classical=True, checkpoint="last")
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", ckf=True, checkpoint="last")
     assert listed["tracks"]["method"] == "walk"
     assert listed["tracks"]["options"] == {
         "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
-        "refine": False, "stitch": True, "follow": False, "least_worth": 0.0,
+        "refine": False, "stitch": True, "extend": False, "min_quality": 0.0,
     }  # fmt: skip
-    assert listed["tracks"]["found_by"] == ["ceiling", "classical", "network"]
+    assert listed["tracks"]["found_by"] == ["upper_bound", "ckf", "network"]
     assert listed["tracks"]["border_sectors"] == 8
     for event in listed["events"]:
         found = opened(tmp_path / "out" / event["path"])
-        for name in ("track_id", "classical_track_id"):
+        for name in ("track_id", "ckf_track_id"):
             track = found[name][...]
             numbers, first, hits = np.unique(track[track >= 0], return_index=True, return_counts=True)
             assert numbers.tolist() == list(range(len(numbers)))
@@ -50,8 +50,8 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     of_test = listed["tracks"]["performance"]["test"]
     counts = {finder: TrackCounts.from_json(found) for finder, found in of_test.items()}
     reconstructed = {finder: one.styles["atlas"].reconstructed for finder, one in counts.items()}
-    assert 0 < reconstructed["network"] <= reconstructed["ceiling"]
-    assert counts["ceiling"].styles["atlas"].matched == counts["ceiling"].styles["atlas"].matchable  # no fakes
+    assert 0 < reconstructed["network"] <= reconstructed["upper_bound"]
+    assert counts["upper_bound"].styles["atlas"].matched == counts["upper_bound"].styles["atlas"].matchable  # no fakes
     assert counts["network"].tracks == listed["events"][2]["tracks"]
     segments = listed["metrics"]["test"]["segments"]
     assert 0 < segments["passing"] <= segments["in_graph"] < segments["segments"]
@@ -59,7 +59,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     shares = [segments[name] / segments["segments"] for name in ("in_graph", "passing")]
     assert f"split=test against the truth: {shares[0]:.4f} of {segments['segments']:,} segments" in printed
     assert f"{shares[1]:.4f} pass as well" in printed
-    for row in ("network", "classical", "ceiling"):
+    for row in ("network", "ckf", "upper_bound"):
         assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
     assert re.search(r"per event: the network \S+ s, building [0-9, to]+ tracks \S+ s", printed)
 
@@ -69,19 +69,19 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     [
         slow({}, id="halo"),
         pytest.param({"mode": "naive", "sectors": 4}, id="naive"),
-        pytest.param({"follow": True, "least_worth": 6.0}, id="followed"),
+        pytest.param({"extend": True, "min_quality": 6.0}, id="followed"),
     ],
 )
 def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
-    flags = {**flags, "tracks": "walk", "classical": True, "split": "test"}
+    flags = {**flags, "tracks": "walk", "ckf": True, "split": "test"}
     _, one = inferred(place, tmp_path / "one", **flags)
     _, many = inferred(place, tmp_path / "many", 4, **flags, grouping="random")
     assert one == many
 
 
-@pytest.mark.parametrize("flags", [{}, slow({"follow": True, "least_worth": 6.0})], ids=["grown", "followed"])
+@pytest.mark.parametrize("flags", [{}, slow({"extend": True, "min_quality": 6.0})], ids=["grown", "followed"])
 def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys, flags):
-    flags = {**flags, "tracks": "grow", "misfit": 2.0, "classical": True, "split": "test"}
+    flags = {**flags, "tracks": "greedy", "max_chi2": 2.0, "ckf": True, "split": "test"}
     off, _ = inferred(place, tmp_path / "off", **flags)
     assert "Shared hits" not in capsys.readouterr().out
     on, one = inferred(place, tmp_path / "one", **flags, shared_hits=True)
@@ -101,10 +101,10 @@ def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_pa
     assert shared.tolist() == np.unique(shared, axis=0).tolist()
     of_finders = on["tracks"]["performance"]["test"]
     assert of_finders["network"]["shared"] == len(shared)
-    assert of_finders["classical"]["shared"] == 0
+    assert of_finders["ckf"]["shared"] == 0
     assert off["tracks"]["performance"]["test"]["network"]["shared"] == 0
     assert of_finders["network"]["trackml_score"] == off["tracks"]["performance"]["test"]["network"]["trackml_score"]
-    assert f"counted for each track after the first: network {len(shared)}, ceiling " in printed
+    assert f"counted for each track after the first: network {len(shared)}, upper bound " in printed
     assert on["tracks"]["options"]["shared_hits"] is True
     assert "shared_hits" not in off["tracks"]["options"]
 
@@ -114,7 +114,7 @@ def test_naive_mode_finds_fewer_even_with_perfect_scores(place, tmp_path):
     naive, _ = inferred(place, tmp_path / "naive", tracks="walk", mode="naive", sectors=8)
     assert naive["tracks"]["border_sectors"] == 8
     found = [
-        sum(performance["ceiling"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
+        sum(performance["upper_bound"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
         for by_split in (naive["tracks"]["performance"], halo["tracks"]["performance"])
     ]
     assert found[0] < found[1]
@@ -170,13 +170,13 @@ def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path
     with pytest.raises(Refused, match="its hits have no positions"):
         inferred(tmp_path, tmp_path / "out", 2, tracks="walk")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(Refused, match="--shared-hits, --classical and --format acorn need them"):
+    with pytest.raises(Refused, match="--shared-hits, --ckf and --format acorn need them"):
         inferred(tmp_path, tmp_path / "out", 2, tracks="cc", shared_hits=True)
     listed, _ = inferred(tmp_path, tmp_path / "out", 2, tracks="cc")
     assert listed["events"][0]["tracks"] is not None
 
 
-@pytest.mark.parametrize("flag", ["classical", "follow"])
+@pytest.mark.parametrize("flag", ["ckf", "extend"])
 def test_tracks_along_surfaces_need_the_detector_they_know(tmp_path, flag):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
@@ -204,7 +204,7 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
     trained(write_store(tmp_path / "other", [whole], ["train"]), tmp_path / "run", epochs=1)
     listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
     assert set(listed["tracks"]["performance"]["test"]) == {"network"}
-    assert "ceiling is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
+    assert "upper bound is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
     [
         ({"shared_hits": True}, "--shared-hits means nothing without --tracks"),
         (
-            {"tracks": "cc", "misfit": 2.0},
-            "--misfit 2.0 means nothing without --tracks grow, --refine or --shared-hits",
+            {"tracks": "cc", "max_chi2": 2.0},
+            "--max-chi2 2.0 means nothing without --tracks greedy, --refine or --shared-hits",
         ),
-        ({"classical": True}, "--classical means nothing without --tracks"),
+        ({"ckf": True}, "--ckf means nothing without --tracks"),
         ({"format": "csv"}, "--format csv means nothing without --tracks"),
         ({"tracks": "walk", "score_cut": 1.0}, "--score-cut is 1.0"),
         ({"tracks": "walk", "min_hits": 0}, "--min-hits is 0"),

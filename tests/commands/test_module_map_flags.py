@@ -175,7 +175,7 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
     assert {files.known_as(record) for record in files.store.records} == {
         "train split, not trained on, but the module map was learned from it"
     }
-    prepare_store(PrepareConfig(source="scores", input="run", least_score=1e-3, store="filtered"), world)
+    prepare_store(PrepareConfig(source="scores", input="run", min_score=1e-3, store="filtered"), world)
     assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
     assert "the module map was learned from all 4 train events" in told("filtered")
     assert "module map was learned" not in told("rest")

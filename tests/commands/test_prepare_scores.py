@@ -34,9 +34,7 @@ def place(tmp_path_factory):
 
 
 def filtered(place, store, scores="scores", num_ranks=1, **flags):
-    config = PrepareConfig(
-        **{"least_score": 0.5, **flags}, source="scores", input=str(place / scores), store=str(store)
-    )
+    config = PrepareConfig(**{"min_score": 0.5, **flags}, source="scores", input=str(place / scores), store=str(store))
     run_ranks(lambda world: prepare_store(config, world), num_ranks)
     return EventStore(store)
 
@@ -62,7 +60,7 @@ def test_what_scored_enough_stays_as_it_was(place, tmp_path, num_ranks):
                 np.testing.assert_array_equal(left.nodes(name), whole.nodes(name))
             assert (one.feature_names, one.edge_feature_names) == (other.feature_names, other.edge_feature_names)
     assert after.settings["filter"] == {
-        "least_score": 0.5,
+        "min_score": 0.5,
         "parameters_sha256": json.loads((place / "scores" / "scores.json").read_text())["parameters_sha256"],
     }
 
@@ -78,7 +76,7 @@ def test_an_event_has_the_same_bytes_whatever_its_store_is_split_into(place, tmp
 
 def test_edges_between_sectors_have_no_score_and_go(place, tmp_path):
     inferred(place, tmp_path / "naive", split="all", mode="naive", sectors=3)
-    store = filtered(place, tmp_path / "store", scores=tmp_path / "naive", least_score=1e-6)
+    store = filtered(place, tmp_path / "store", scores=tmp_path / "naive", min_score=1e-6)
     for record in store.events():
         scored = read_scores(tmp_path / "naive", record.event).edge_scored
         assert 0 < record.num_edges == scored.sum() < len(scored)
@@ -89,7 +87,7 @@ def test_a_store_made_once_more_is_kept_and_another_cut_is_another_store(place, 
     first = filtered(place, tmp_path / "store")
     assert filtered(place, tmp_path / "store").digest == first.digest
     with pytest.raises(Refused, match="prepared with other settings: filter"):
-        filtered(place, tmp_path / "store", least_score=0.4)
+        filtered(place, tmp_path / "store", min_score=0.4)
 
 
 def test_the_first_events_alone(place, tmp_path):
@@ -114,15 +112,15 @@ def test_what_is_not_there_is_refused(place, tmp_path):
         filtered(tmp_path / "moved", tmp_path / "third")
 
 
-@pytest.mark.parametrize("least_score", [0.0, 1.0, -0.5, float("nan")])
-def test_a_cut_that_keeps_all_or_none_is_refused(least_score):
-    with pytest.raises(ConfigError, match="--least-score"):
-        PrepareConfig(source="scores", input="run", least_score=least_score)
+@pytest.mark.parametrize("min_score", [0.0, 1.0, -0.5, float("nan")])
+def test_a_cut_that_keeps_all_or_none_is_refused(min_score):
+    with pytest.raises(ConfigError, match="--min-score"):
+        PrepareConfig(source="scores", input="run", min_score=min_score)
 
 
 def test_a_cut_of_other_sources_means_nothing(place):
-    with pytest.raises(ConfigError, match="--least-score .* means nothing with --source simulate"):
-        PrepareConfig(least_score=0.3)
+    with pytest.raises(ConfigError, match="--min-score .* means nothing with --source simulate"):
+        PrepareConfig(min_score=0.3)
 
 
 def test_the_store_says_what_was_left_out(place, tmp_path, capsys):

@@ -137,10 +137,10 @@ def test_the_card_tells_the_hash_of_the_weights_that_are_shipped(store, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_events_are_scored_and_the_copy_in_runs_is_like_any_run(store, name, capsys):
-    config = InferConfig(run=f"pretrained:{name}", store=str(path_of(store)), tracks="grow", out="out")
+    config = InferConfig(run=f"pretrained:{name}", store=str(path_of(store)), tracks="greedy", out="out")
     run_ranks(lambda world: score_store(config, world, None), 2)
     assert f"parameters sha256 {about(name)['parameters_sha256'][:16]}" in capsys.readouterr().out
-    kept = json.loads((PLACE / name / "tracks.json").read_text())["grow"]["cuts"]
+    kept = json.loads((PLACE / name / "tracks.json").read_text())["greedy"]["cuts"]
     options = json.loads(Path("out/scores.json").read_text())["tracks"]["options"]
     assert {cut: options[cut] for cut in kept} == kept
     assert as_run(f"pretrained:{name}").as_posix() == f"runs/pretrained-{name}"
@@ -164,7 +164,7 @@ def test_its_name_sets_the_preset_unless_another_is_given():
 
 @pytest.mark.slow
 def test_without_a_store_it_makes_itself_some_events(tmp_path):
-    words = [sys.executable, "-m", "domainpar.infer", "--run", "pretrained:quickstart", "--tracks", "grow"]
+    words = [sys.executable, "-m", "domainpar.infer", "--run", "pretrained:quickstart", "--tracks", "greedy"]
     printed = subprocess.run(
         words, check=True, capture_output=True, text=True, timeout=patient(600), cwd=tmp_path
     ).stdout
@@ -187,13 +187,13 @@ def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path,
     train(TrainConfig(**network, store="all", out="shipped/tiny-filter"), Path("all"), world)
     infer(InferConfig(run="shipped/tiny-filter", checkpoint="last"), world)
     cut = float(np.median(read_scores("shipped/tiny-filter", "000000000").edge_score).round(4))
-    prepare_store(PrepareConfig(source="scores", input="shipped/tiny-filter", least_score=cut, store="some"), world)
+    prepare_store(PrepareConfig(source="scores", input="shipped/tiny-filter", min_score=cut, store="some"), world)
     train(TrainConfig(**network, store="some", out="shipped/tiny"), Path("some"), world)
     shutil.copy(Path("all") / MODULE_MAP, Path("shipped/tiny") / MODULE_MAP)
     config = InferConfig(run="pretrained:tiny", checkpoint="last")
     place = _sample_events(config, world)
     store = EventStore(place)
-    assert store.settings["filter"]["least_score"] == cut
+    assert store.settings["filter"]["min_score"] == cut
     unfiltered = EventStore("stores/tiny-sample-unfiltered")
     assert [record.event for record in store.records] == [record.event for record in unfiltered.records]
     assert 0 < store.records[0].num_edges < unfiltered.records[0].num_edges
@@ -311,7 +311,9 @@ def test_each_is_exported_as_onnx_as_well(store, name):
 def test_a_report_of_it_says_the_command_that_makes_scores(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert report.main(["pretrained:quickstart"]) == 0
-    assert "-m domainpar.infer --run runs/pretrained-quickstart --store STORE --tracks grow" in capsys.readouterr().out
+    assert (
+        "-m domainpar.infer --run runs/pretrained-quickstart --store STORE --tracks greedy" in capsys.readouterr().out
+    )
 
 
 def test_a_check_of_a_name_that_is_not_shipped_fails_with_those_that_are():

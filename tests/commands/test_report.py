@@ -201,7 +201,7 @@ def test_any_two_runs_lie_side_by_side_scored_or_not(run, tmp_path, capsys):
     for first, second in ((run, other), (other, run)):
         assert main([str(first), str(second), "--out", out]) == 0
         text = (tmp_path / "r.html").read_text()
-        assert f"No scores of {other}: what is told of them is that of the training." in text
+        assert f"No scores of {other}: the report shows those of the training." in text
         assert "No flag differs." in text
     assert f"missing: {run}: No times of the inference" in capsys.readouterr().out
 

@@ -41,7 +41,7 @@ def test_labels_are_listed_with_the_events_that_have_them_and_the_next_command_l
 def test_who_asks_for_edges_is_told_of_the_labels(store, capfd, tmp_path):
     with pytest.raises(SystemExit):
         train.main(["--store", str(store[0]), "--out", str(tmp_path / "run")])
-    assert "their labels are learnt with --task node-class --label y" in capfd.readouterr().err
+    assert "their labels are trained on with --task node-class --label y" in capfd.readouterr().err
 
 
 def test_labels_of_particles_are_not_offered_where_there_are_none(store):

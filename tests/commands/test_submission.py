@@ -10,7 +10,7 @@ from collider_files import write_sample
 from test_infer import inferred, opened, trained
 
 from domainpar.common.agreement import Refused
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.sources import open_source
@@ -99,17 +99,17 @@ def test_the_official_figures_by_hand():
 
 def test_particle_0_gets_its_number_back_and_without_truth_there_is_no_column(tmp_path):
     track_id = np.array([1, -1, 1, 0])
-    write_piece(tmp_path, "event5", Place("5"), np.arange(4), track_id, np.array([-1, 2, -1, -2]))
+    write_piece(tmp_path, "event5", EventPlace("5"), np.arange(4), track_id, np.array([-1, 2, -1, -2]))
     table = pq.read_table(join_pieces(tmp_path)).to_pydict()
     assert table["majority_particle_id"] == [0, 0, 2**64 - 2]
     assert table["hit_id"] == [0, 2, 3]
-    write_piece(tmp_path, "event6", Place("6"), np.arange(4), track_id, None)
+    write_piece(tmp_path, "event6", EventPlace("6"), np.arange(4), track_id, None)
     assert pq.read_table(join_pieces(tmp_path)).column_names == ["event_id", "hit_id", "track_id"]
 
 
 def test_events_are_in_the_order_of_their_numbers_whatever_the_names_of_their_files(tmp_path):
     for number in (10, 9, 100):
-        write_piece(tmp_path, f"event{number}", Place(str(number)), np.arange(3), np.array([0, -1, number]), None)
+        write_piece(tmp_path, f"event{number}", EventPlace(str(number)), np.arange(3), np.array([0, -1, number]), None)
     table = pq.read_table(path := join_pieces(tmp_path)).to_pydict()
     assert table["event_id"] == [9, 9, 10, 10, 100, 100]
     assert {number: track.tolist() for number, (_, track) in tracks_of_events(path)} == {
@@ -119,7 +119,7 @@ def test_events_are_in_the_order_of_their_numbers_whatever_the_names_of_their_fi
 
 def test_events_whose_name_is_no_number_are_refused(tmp_path):
     with pytest.raises(Problem, match="its name 'sim7' is no number"):
-        write_piece(tmp_path, "eventsim7", Place("sim7"), np.arange(1), np.zeros(1, np.int64), None)
+        write_piece(tmp_path, "eventsim7", EventPlace("sim7"), np.arange(1), np.zeros(1, np.int64), None)
 
 
 def test_without_tracks_there_is_nothing_to_submit(place, tmp_path):

@@ -43,7 +43,7 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
     for number in ("0001", "0002"):
         assert train.main(["--store", str(store), "--epochs", "1", *SMALL]) == 0
         last_line = capsys.readouterr().out.splitlines()[-1]
-        assert last_line == f"next: {this_python()} -m domainpar.infer --run runs/{number} --tracks grow"
+        assert last_line == f"next: {this_python()} -m domainpar.infer --run runs/{number} --tracks greedy"
     left = {path.name for path in (tmp_path / "runs" / "0001").iterdir()}
     assert left == {"config.yaml", "run.json", "metrics.jsonl", "checkpoints"}
     about = [run_json(tmp_path / "runs" / number) for number in ("0001", "0002")]

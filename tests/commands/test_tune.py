@@ -23,7 +23,7 @@ from domainpar.tracking.scoring import tuning
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A store with two validation events, and a network that has learnt a little."""
+    """A store with two validation events, and a network that was trained on a little."""
     made = tmp_path_factory.mktemp("made")
     events = [build_graph(simulate_event(seed, 1500), Cuts()) for seed in range(4)]
     store = write_store(made / "store", events, ["train", "val", "val", "test"])
@@ -46,22 +46,22 @@ def options_of(listed):
 
 
 def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monkeypatch, capsys):
-    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.999), "misfit": (1.0, 2.0)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.999), "max_chi2": (1.0, 2.0)})
     deadlines = []
     monkeypatch.setattr(World, "set_deadline", lambda world, seconds: deadlines.append(seconds))
-    listed, one = inferred(place, place / "one", tracks="grow", tune=True, split="test", timeout=17.5)
+    listed, one = inferred(place, place / "one", tracks="greedy", tune=True, split="test", timeout=17.5)
     assert set(deadlines) == {17.5}
     assert len(deadlines) > 1, "one event is scored; some were before it"
-    chosen = kept(place)["grow"]
+    chosen = kept(place)["greedy"]
     assert chosen["events"] == 2
-    assert set(chosen["cuts"]) == {"score_cut", "misfit", "least_worth"}
+    assert set(chosen["cuts"]) == {"score_cut", "max_chi2", "min_quality"}
     assert 0 < chosen["efficiency"] <= 1
     assert {name: options_of(listed)[name] for name in chosen["cuts"]} == chosen["cuts"]
     assert "tuned    : grow, score cut " in capsys.readouterr().out
     assert not (place / "one" / "tuning").exists()
     (place / "run" / "tracks.json").unlink()
-    _, many = inferred(place, place / "many", 3, tracks="grow", tune=True, split="test")
-    assert (one, chosen) == (many, kept(place)["grow"])
+    _, many = inferred(place, place / "many", 3, tracks="greedy", tune=True, split="test")
+    assert (one, chosen) == (many, kept(place)["greedy"])
 
 
 def test_cuts_are_those_with_the_best_rates(place, monkeypatch):
@@ -86,7 +86,7 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
     rates = {}
     for cut in (0.1, 0.5, 0.9):
         monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (cut,)})
-        inferred(place, place / str(cut), tracks="cc", tune=True, least_worth=0.0, split="test")
+        inferred(place, place / str(cut), tracks="cc", tune=True, min_quality=0.0, split="test")
         rates[cut] = kept(place)["cc"]
     monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5, 0.9)})
     few, _, many = sorted(rates, key=lambda cut: without_particle(rates[cut]))
@@ -94,7 +94,7 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
     for bound in sorted(set(map(without_particle, rates.values()))):
         allowed = [cut for cut in rates if without_particle(rates[cut]) <= bound]
         inferred(
-            place, place / f"most {bound}", tracks="cc", tune=True, least_worth=0.0, most_fakes=bound, split="test"
+            place, place / f"most {bound}", tracks="cc", tune=True, min_quality=0.0, max_fake_rate=bound, split="test"
         )
         of = kept(place)["cc"]
         assert of["efficiency"] == max(rates[cut]["efficiency"] for cut in allowed)
@@ -105,11 +105,11 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
 
 
 def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypatch):
-    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1,), "misfit": (2.0,)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (2.0,)})
     flags = {
-        "tracks": "grow",
+        "tracks": "greedy",
         "tune": True,
-        "least_worth": 0.0,
+        "min_quality": 0.0,
         "split": "val",
         "matching_style": "one_way",
         "matching_fraction": 1.0,
@@ -118,14 +118,14 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
     for shared_hits in (False, True):
         listed, _ = inferred(place, place / str(shared_hits), **flags, shared_hits=shared_hits)
         counts = TrackCounts.from_json(listed["tracks"]["performance"]["val"]["network"]).styles["one_way"]
-        found.append(kept(place)["grow"]["efficiency"])
+        found.append(kept(place)["greedy"]["efficiency"])
         assert found[-1] == efficiency(counts)
     assert found[0] < found[1]  # more particles have all of their hits on one track
 
 
 def test_later_inferences_take_them_unless_told_otherwise(place):
     tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
-    tuning.keep(place / "run", TrackOptions("walk", follow=True), {"cuts": {"walk_min": 0.5, "least_worth": 7.0}})
+    tuning.keep(place / "run", TrackOptions("walk", extend=True), {"cuts": {"walk_min": 0.5, "min_quality": 7.0}})
     tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
     listed, _ = inferred(place, place / "out", tracks="walk", split="test")
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
@@ -135,16 +135,16 @@ def test_later_inferences_take_them_unless_told_otherwise(place):
         place, place / "refined", tracks="walk", refine=True, split="test"
     )  # other tracks have other cuts
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.1, 0.6)
-    listed, _ = inferred(place, place / "followed", tracks="walk", follow=True, split="test")
-    assert (options_of(listed)["walk_min"], options_of(listed)["least_worth"]) == (0.5, 7.0)
+    listed, _ = inferred(place, place / "followed", tracks="walk", extend=True, split="test")
+    assert (options_of(listed)["walk_min"], options_of(listed)["min_quality"]) == (0.5, 7.0)
     listed, _ = inferred(place, place / "other", tracks="junction", split="test")
     assert options_of(listed)["score_cut"] == 0.5
 
 
 def test_what_is_given_is_not_tuned(place, monkeypatch):
-    monkeypatch.setitem(tuning.GRIDS, "grow", {"score_cut": (0.1, 0.2), "misfit": (1.0, 2.0)})
-    inferred(place, place / "out", tracks="grow", tune=True, misfit=0.7, split="test")
-    assert kept(place)["grow"]["cuts"]["misfit"] == 0.7
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.2), "max_chi2": (1.0, 2.0)})
+    inferred(place, place / "out", tracks="greedy", tune=True, max_chi2=0.7, split="test")
+    assert kept(place)["greedy"]["cuts"]["max_chi2"] == 0.7
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_without_validation_events_or_their_truth_nothing_is_tuned(place):
     [
         {"tune": True},
         {"refine": True},
-        {"tracks": "cc", "misfit": 1.0},
-        {"follow": True},
-        {"least_worth": 6.0},
-        {"tracks": "cc", "least_worth": -1.0},
-        {"tracks": "cc", "most_fakes": 0.1},
+        {"tracks": "cc", "max_chi2": 1.0},
+        {"extend": True},
+        {"min_quality": 6.0},
+        {"tracks": "cc", "min_quality": -1.0},
+        {"tracks": "cc", "max_fake_rate": 0.1},
     ],
 )
 def test_flags_of_tracks_are_refused_where_they_mean_nothing(given):

@@ -253,7 +253,7 @@ def _all_kernels(monkeypatch):
                 width = (32,) if "width" in inspect.signature(operation).parameters else ()
                 operation.__wrapped__(*width, *kinds[: count - len(width)])
     found = {id(item): item for module in _modules() for item in vars(module).values() if isinstance(item, Dispatcher)}
-    kept = [kernel.py_func for kernel in found.values() if isinstance(kernel._cache, compiling._Kept)]
+    kept = [kernel.py_func for kernel in found.values() if isinstance(kernel._cache, compiling._CachedKernels)]
     return kept, made
 
 

@@ -8,7 +8,7 @@ import small_run
 from marks import fault
 from random_store import write_random_store
 
-from domainpar.common.problems import Problem, expected
+from domainpar.common.problems import Problem, as_problem
 from domainpar.runs.checkpoint_files import FILES, CheckpointFiles
 from domainpar.runs.records import run_record
 from domainpar.testing import run_command
@@ -101,9 +101,9 @@ def test_a_path_that_the_locale_cannot_write_is_shown_with_the_remedy(tmp_path):
 
 
 def test_another_folder_is_advised_only_where_the_flag_may_name_the_full_one():
-    full = expected(OSError(28, "No space left on device", "/home/kernel.nbc"))
+    full = as_problem(OSError(28, "No space left on device", "/home/kernel.nbc"))
     assert (full.file, full.hint) == ("/home/kernel.nbc", "make room there; if --out names that place, choose another")
-    somewhere = expected(OSError(28, "No space left on device"))
+    somewhere = as_problem(OSError(28, "No space left on device"))
     assert "df -h tells which is full" in somewhere.hint
     assert "choose another" not in somewhere.hint
 

@@ -9,8 +9,15 @@ import torch
 
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.machine import Place, check_clocks, check_ranks, check_same_versions, local_ranks, places_of
-from domainpar.parallel.gpus import Seen
+from domainpar.diagnosis.machine import (
+    RankPlace,
+    check_clocks,
+    check_ranks,
+    check_same_versions,
+    local_ranks,
+    places_of,
+)
+from domainpar.parallel.gpus import VisibleGpus
 from domainpar.testing import run_ranks
 
 
@@ -135,7 +142,7 @@ def test_gpus_are_counted_against_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Gpu)
     monkeypatch.setattr(machine, "nccl_version", lambda: "2.27.5")
-    here = Seen(machine.platform.node(), ["A", "B"])
+    here = VisibleGpus(machine.platform.node(), ["A", "B"])
     assert machine.check_gpus(2, [here, here]).verdict is Verdict.PASS
     assert "2 GPUs for 2 ranks here: GPU 80 GiB, GPU 80 GiB; NCCL 2.27.5" in machine.check_gpus(2, [here] * 2).found
     assert "at most 2 ranks" in machine.check_gpus(3, [here] * 3).advice
@@ -146,7 +153,7 @@ def test_gpus_are_counted_against_ranks(monkeypatch):
 
 
 def place(rank, host="one", clock=100.0, cpu="cpu", **versions):
-    return Place(rank, host, cpu, 4, 0, clock, {"torch": "2", **versions})
+    return RankPlace(rank, host, cpu, 4, 0, clock, {"torch": "2", **versions})
 
 
 def test_ranks_are_counted_by_host():

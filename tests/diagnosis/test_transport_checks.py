@@ -7,7 +7,7 @@ import torch
 from domainpar.diagnosis import transport
 from domainpar.diagnosis.finding import Verdict, gathered
 from domainpar.diagnosis.transport import Second, check_halo, check_rows, check_transport, form, missing
-from domainpar.measure.rates import Ring
+from domainpar.measure.rates import RingExchange
 from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher
@@ -56,7 +56,7 @@ def test_a_transport_that_garbles_rows_fails_and_the_receiver_names_the_sender(h
 
 
 def _nothing_received(world):
-    ring = Ring(world.transport, 5, torch.device("cpu"))
+    ring = RingExchange(world.transport, 5, torch.device("cpu"))
     return ring.num_wrong()
 
 

@@ -186,7 +186,7 @@ def parameters_of(model):
 
 
 def train(world, wrap=None, scale=1, partitioner="metis", steps=3):
-    """Three steps; with `wrap` its all-reduce, otherwise `sum_gradients`, joins the gradients."""
+    """Three steps; with `wrap` its all-reduce, otherwise `reduce_gradients`, joins the gradients."""
     model = new_model(world)
     called = model if wrap is None else wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)  # unlike Adam it does not hide a factor
@@ -195,7 +195,7 @@ def train(world, wrap=None, scale=1, partitioner="metis", steps=3):
         optimizer.zero_grad()
         loss.backward()
         if wrap is None:
-            model.sum_gradients()
+            model.reduce_gradients()
         optimizer.step()
     return parameters_of(model)
 
@@ -212,7 +212,7 @@ def test_losses_of_nodes_edges_and_the_graph_have_the_gradients_of_one_rank():
 
 
 def under_ddp(world):
-    """Parameters after training with `sum_gradients`, and under DDP in several ways."""
+    """Parameters after training with `reduce_gradients`, and under DDP in several ways."""
     in_small_pieces = {"bucket_cap_mb": 0.001}  # so that many reductions start while backward still exchanges
     own_group = {"process_group": dist.new_group()}
     nothing_here = np.zeros(NUM_NODES, np.int64)
@@ -222,7 +222,7 @@ def under_ddp(world):
         "a rank without nodes": (in_small_pieces, world.size, nothing_here),
         "loss not scaled": ({}, 1, "metis"),
     }
-    found = {"sum_gradients": train(world)}
+    found = {"reduce_gradients": train(world)}
     for way, (options, scale, partitioner) in ways.items():
 
         def wrap(model, options=options):
@@ -250,7 +250,7 @@ class Task:
         return loss_of(self.model, self.world, batch)
 
     def on_before_optimizer_step(self, optimizer):
-        self.model.sum_gradients()
+        self.model.reduce_gradients()
 
 
 def fit(world, accumulate=2, clip=0.5):
@@ -298,7 +298,7 @@ def fit_by_lightning(world):
             return loss_of(self.model, world, batch)
 
         def on_before_optimizer_step(self, optimizer):
-            self.model.sum_gradients()
+            self.model.reduce_gradients()
 
         def configure_optimizers(self):
             return torch.optim.Adam(self.model.parameters(), lr=0.05)

@@ -42,10 +42,10 @@ def test_its_cells_and_events_have_labels_that_are_learnt(tmp_path, monkeypatch,
             assert set(origin) == {0, 1, 2}
             assert energy[origin == 0].max() < energy[origin > 0].mean()
 
-    def learnt(world):
+    def tasks(world):
         flags = {"task": "node-class", "aux": "energy:0.3", "max_steps": 60, "epochs": 30, "hidden": 32}
         run = train(TrainConfig(**flags, out=str(tmp_path / "run")), tmp_path / "store", world)
         return run.state.best
 
-    (best,) = run_ranks(learnt, 1)
+    (best,) = run_ranks(tasks, 1)
     assert best > 0.75

@@ -30,20 +30,20 @@ def step(world, skips):
         if world.rank != 1 or skips != "model":
             loss = model(part.nodes(torch.ones(12, 2))).sum()
             loss.backward()
-        if world.rank != 1 or skips != "sum_gradients":
-            model.sum_gradients()
+        if world.rank != 1 or skips != "reduce_gradients":
+            model.reduce_gradients()
         model.zero_grad()
         if world.rank != 1 or skips != "sum":
-            part.sum(loss)
+            part.all_reduce(loss)
 
 
 @fault(37)
 @pytest.mark.parametrize(
     ("skips", "calls"),
     [
-        ("model", [r"model.sum_gradients\(\)", r"model\(...\)"]),
-        ("sum_gradients", [r"part.sum\(...\)", r"model.sum_gradients\(\)"]),
-        ("sum", [r"model\(...\)", r"part.sum\(...\)"]),
+        ("model", [r"model.reduce_gradients\(\)", r"model\(...\)"]),
+        ("reduce_gradients", [r"part.all_reduce\(...\)", r"model.reduce_gradients\(\)"]),
+        ("sum", [r"model\(...\)", r"part.all_reduce\(...\)"]),
     ],
 )
 def test_a_call_of_some_ranks_only_is_named_with_both_places_at_the_next_call(skips, calls):

@@ -207,9 +207,9 @@ def test_targets_and_conditions_of_the_host_come_to_the_gpu_as_inputs_do():
     world, edges = World.alone("cuda"), np.array([[0, 1, 2], [1, 2, 0]])
     part = split_graph(edges, 3, world)
     result = parallelize(Conditioned(), world)(
-        part.nodes(np.ones((3, 1), np.float32)), part.edge_index, part.same_everywhere(torch.ones(1))
+        part.nodes(np.ones((3, 1), np.float32)), part.edge_index, part.replicate(torch.ones(1))
     )
-    loss = part.mean_over_nodes((result - part.owned_nodes(np.full((3, 1), 2.5, np.float32))).square())
+    loss = part.node_mean_share((result - part.owned_nodes(np.full((3, 1), 2.5, np.float32))).square())
     assert float(loss) == 0.25
     assert part.owned_edges(np.arange(3)).device.type == "cuda"
 

@@ -178,9 +178,9 @@ def test_states_of_edges_are_kept_in_bf16_and_logits_are_not(in_batches):
         model(part.graph, part.halo)
 
     run_ranks(forward, 1)
-    *of_states, of_logits = kinds
-    assert of_states == [[torch.bfloat16, torch.float32]] * 3
-    assert of_logits[0] == torch.float32
+    *grad_states, grad_logits = kinds
+    assert grad_states == [[torch.bfloat16, torch.float32]] * 3
+    assert grad_logits[0] == torch.float32
 
 
 ON_GPU = {

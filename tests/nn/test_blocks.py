@@ -1,4 +1,4 @@
-"""Perceptrons on blocks: operands where they lie in their tables, and plain torch's results with every gradient."""
+"""MLPs on blocks: operands where they lie in their tables, and plain torch's results with every gradient."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import dense
 import numpy as np
 import pytest
 import torch
-from one_perceptron import UNTOUCHED, an_mlp, as_operands, back, forward, new_sums, rows_of
+from one_mlp import UNTOUCHED, an_mlp, as_operands, back, forward, new_sums, rows_of
 from torch import nn
 
 from domainpar.nn.blocks import AtEnds, fold
@@ -35,7 +35,7 @@ each_shape = pytest.mark.parametrize(("node_width", "widths", "layers", "plain")
 
 
 def make(node_width, widths, layers, plain, dtype=torch.float64):
-    """A perceptron with other norms than the ones and zeros that they begin with."""
+    """An MLP with other norms than the ones and zeros that they begin with."""
     mlp = an_mlp(2 * node_width + sum(widths), layers, torch.Generator().manual_seed(1), plain).to(dtype)
     generator = torch.Generator().manual_seed(2)
     for norm in mlp.norms:
@@ -101,7 +101,7 @@ def test_weights_are_rounded_where_their_operands_are_and_kept_in_the_type_of_th
 
 
 def test_node_states_into_a_readout_alone_are_refused():
-    with pytest.raises(ValueError, match="a readout alone cannot take node states; give the perceptron a hidden"):
+    with pytest.raises(ValueError, match="a readout alone cannot take node states; give the MLP a hidden"):
         fold(make(4, (7,), (5,), True), [torch.empty(0, 7)], 4)
 
 
@@ -156,16 +156,16 @@ def on_a_tile(mlp, inputs):
         mlp, inputs.tables, inputs.rows, inputs.upstream, **how, sums=as_operands(of_ends) if node_width else None
     )
     assert found.rejected == 0
-    of_tables = [table[:, :width] for table, width in zip(found.of_tables, folded.widths)]
+    grad_tables = [table[:, :width] for table, width in zip(found.grad_tables, folded.widths)]
     of_parameters = found.of_parameters
     if node_width:  # the rest is summed at nodes
-        of_nodes = with_pairs(of_ends)
-        of_tables.insert(0, (of_nodes @ folded.at_ends.back)[:, :node_width])
-        at_dst, at_src = (of_nodes.T @ inputs.nodes).chunk(2)
+        grad_nodes = with_pairs(of_ends)
+        grad_tables.insert(0, (grad_nodes @ folded.at_ends.back)[:, :node_width])
+        at_dst, at_src = (grad_nodes.T @ inputs.nodes).chunk(2)
         rows = mlp.linears[0].out_features
         assert not of_parameters[0][:, : 2 * node_width].any()
         of_parameters[0][:, : 2 * node_width] = torch.cat([at_src[:rows], at_dst[:rows]], dim=1)
-    return out, with_pairs(sums), of_tables, of_parameters
+    return out, with_pairs(sums), grad_tables, of_parameters
 
 
 def with_pairs(sums):
@@ -211,8 +211,8 @@ def test_rows_that_are_not_finite_get_a_gradient_as_in_plain_torch():
     inputs.tables[0][7] = torch.nan
     found, expected = back(mlp, inputs.tables, inputs.rows, inputs.upstream), by_autograd(mlp, inputs)
     assert found.rejected > 0
-    assert_close(found.of_tables[0][:, :3], expected[2][0])
-    assert found.of_tables[0].isfinite().all()
+    assert_close(found.grad_tables[0][:, :3], expected[2][0])
+    assert found.grad_tables[0].isfinite().all()
 
 
 @each_shape
@@ -233,17 +233,17 @@ def test_a_tile_that_lies_elsewhere_has_the_same_bits_and_touches_no_other_row(n
 def test_products_keep_the_type_of_the_parameters_and_operands_have_their_own(products):
     mlp, kind = make(0, (16,), (32, 16, 16), False, torch.float32), products or torch.float32
     table, rows = torch.ones(COUNT, 16, dtype=kind), slice(0, COUNT)
-    perceptron = forward(mlp, [table], rows, torch.empty(COUNT, 16, dtype=kind), products=products)
-    assert {rows.dtype for rows in perceptron._rows} == {torch.float32}
-    assert {operand.dtype for operand in perceptron._operands} == {kind}
-    assert len(perceptron._operands) == 2
+    mlp_program = forward(mlp, [table], rows, torch.empty(COUNT, 16, dtype=kind), products=products)
+    assert {rows.dtype for rows in mlp_program._rows} == {torch.float32}
+    assert {operand.dtype for operand in mlp_program._operands} == {kind}
+    assert len(mlp_program._operands) == 2
     assert back(mlp, [table], rows, table, products=products).kind == kind
 
 
 def test_what_is_left_of_a_layer_is_its_normed_rows():
     mlp, inputs = make(0, (16,), (32, 16), False), inputs_of(0, (16,), 16)
-    perceptron = forward(mlp, inputs.tables, inputs.rows, torch.empty_like(inputs.upstream))
-    left = rows_of(perceptron, 0, COUNT)
+    mlp_program = forward(mlp, inputs.tables, inputs.rows, torch.empty_like(inputs.upstream))
+    left = rows_of(mlp_program, 0, COUNT)
     linear, norm, _ = mlp.layers[0]
     product = nn.functional.linear(inputs.tables[0], linear.weight, linear.bias)
     assert_close(left, nn.functional.layer_norm(product, (32,), eps=norm.eps).detach())
@@ -252,8 +252,8 @@ def test_what_is_left_of_a_layer_is_its_normed_rows():
 def test_a_tile_whose_owner_gives_the_gradients_computes_none_of_parameters():
     mlp, inputs = make(0, (16,), (16, 16), False), inputs_of(0, (16,), 16)
     own, foreign = (back(mlp, inputs.tables, inputs.rows, inputs.upstream, owned=owned) for owned in (True, False))
-    assert torch.equal(own.of_product, foreign.of_product)
-    assert torch.equal(own.of_tables[0], foreign.of_tables[0])
+    assert torch.equal(own.grad_product, foreign.grad_product)
+    assert torch.equal(own.grad_tables[0], foreign.grad_tables[0])
     assert all(gradient.any() for gradient in own.of_parameters)
     assert not any(gradient.any() for gradient in foreign.of_parameters)
 

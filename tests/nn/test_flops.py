@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 from torch import nn
@@ -50,8 +50,8 @@ def test_a_node_stage_counts_the_rows_it_owns_and_what_backward_makes(event):
 
     for keeps, times in ((True, 2), (False, 3)):
         for rows, forward, backward in run_ranks(count, 2, keeps):
-            of_rows = 2 * rows * (3 * WIDTH + WIDTH * 32)
-            assert (forward, backward) == (of_rows, times * of_rows)
+            grad_rows = 2 * rows * (3 * WIDTH + WIDTH * 32)
+            assert (forward, backward) == (grad_rows, times * grad_rows)
 
 
 def test_an_edge_stage_takes_products_of_nodes_once_for_each_node(event):
@@ -61,8 +61,8 @@ def test_an_edge_stage_takes_products_of_nodes_once_for_each_node(event):
         nodes = torch.ones(part.graph.num_owned, WIDTH, requires_grad=True)
         with counted() as flops:
             stage(part.halo.spread(nodes), part.graph.edge_features, part.graph)
-        of_edges = part.graph.num_edges * (6 * WIDTH + WIDTH * WIDTH)
-        return flops.of_stages, 2 * (of_edges + part.graph.plan.num_local * 2 * WIDTH * WIDTH)
+        grad_edges = part.graph.num_edges * (6 * WIDTH + WIDTH * WIDTH)
+        return flops.of_stages, 2 * (grad_edges + part.graph.plan.num_local * 2 * WIDTH * WIDTH)
 
     for found, expected in run_ranks(count, 3):
         assert found == expected

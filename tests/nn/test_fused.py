@@ -11,7 +11,7 @@ import pytest
 import test_gates
 import torch
 from marks import slow
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from pretended_gpu.mended_interpreter import mend
 from random_events import random_event
 from tiled import TiledEvent, sha
@@ -28,8 +28,8 @@ from domainpar.tracking.training.loss import edge_loss
 
 pytest.importorskip("triton")
 calls = pytest.importorskip("domainpar.nn.fused.calls")
-perceptron = pytest.importorskip("domainpar.nn.fused.perceptron")
-arithmetic, launching = perceptron.arithmetic, perceptron.launching
+fused_mlp = pytest.importorskip("domainpar.nn.fused.fused_mlp")
+arithmetic, launching = fused_mlp.arithmetic, fused_mlp.launching
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 mend(interpreter)
 
@@ -146,9 +146,9 @@ def test_networks_of_other_shapes_and_events_with_little_in_them(by_kernels, sha
 
 
 def test_widths_that_are_no_powers_of_two_and_tiles_of_several_chunks(by_kernels, monkeypatch):
-    monkeypatch.setattr(perceptron, "CHUNK", 16)
-    monkeypatch.setattr(perceptron, "CHUNKS_AT_ONCE", 3)
-    monkeypatch.setattr(perceptron, "ROWS_AT_MOST", 16)
+    monkeypatch.setattr(fused_mlp, "CHUNK", 16)
+    monkeypatch.setattr(fused_mlp, "CHUNKS_AT_ONCE", 3)
+    monkeypatch.setattr(fused_mlp, "ROWS_AT_MOST", 16)
     monkeypatch.setattr(networks, "network", _wide)
     event = tiled_event(60)
     found = [on_ranks(event, ranks, graph_iters=1) for ranks in (1, 3)]
@@ -161,7 +161,7 @@ def _wide(event, dtype=torch.float64, **flags):
 
 
 def test_what_is_frozen_gets_no_gradient_and_all_else_has_its_own(by_kernels):
-    """A whole perceptron, the weight of one layer, and the norms of another perceptron."""
+    """A whole MLP, the weight of one layer, and the norms of another fused_mlp."""
     event, frozen = tiled_event(), ("edge_encoder", "head.mlp.linears.0.weight", "node_stages.0.mlp.norms")
     expected = networks.by_formula(event, graph_iters=2).gradients
     for found in run_ranks(_with_frozen, 2, event, frozen, timeout=200.0):
@@ -219,8 +219,8 @@ def test_products_of_three_parts_are_asked_of_matrix_units_where_the_network_say
     found = on_ranks(tiled_event(), 1, graph_iters=1)
     assert networks.distance(found, networks.by_formula(tiled_event(), KEY, graph_iters=1)) <= BOUND
     kinds = {kind for _, constants in by_kernels for kind in getattr(constants.get("SHAPE"), "kinds", ())}
-    of_nodes = {constants["KIND"] for _, constants in by_kernels if "KIND" in constants}
-    assert kinds == of_nodes == {arithmetic.TF32X3.value}
+    grad_nodes = {constants["KIND"] for _, constants in by_kernels if "KIND" in constants}
+    assert kinds == grad_nodes == {arithmetic.TF32X3.value}
 
 
 def _on_matrix_units(event, dtype=torch.float64, **flags):
@@ -252,16 +252,16 @@ def _sums(world, event):
 
 def test_the_loss_and_its_gradient_are_those_of_the_cpu(by_kernels, monkeypatch):
     event = tiled_event(200)
-    monkeypatch.setattr(perceptron, "CHUNK", 32)
+    monkeypatch.setattr(fused_mlp, "CHUNK", 32)
     monkeypatch.setattr(calls, "CHUNK", 32)
     for graph in run_ranks(_labelled, 2, event):
         generator = torch.Generator().manual_seed(3)
         logits, weights = 4 * torch.randn(2, graph.num_edges, generator=generator)
         expected, found = IntegerSums(1), IntegerSums(1)
-        of_logits = edge_loss(logits, graph, weights, 3.5, expected)
+        grad_logits = edge_loss(logits, graph, weights, 3.5, expected)
         gradient = torch.empty_like(logits)
         calls.edge_losses(logits, weights, graph, 3.5, found, gradient)
-        torch.testing.assert_close(gradient, of_logits, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(gradient, grad_logits, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(found.total(), expected.total(), rtol=1e-12, atol=0)
         logits[3] = float("inf")
         calls.edge_losses(logits, weights, graph, 3.5, found, gradient)
@@ -289,18 +289,18 @@ def _labelled(world, event):
 def test_partials_become_the_integers_of_the_sums_and_what_is_not_finite_is_counted(by_kernels):
     values = torch.tensor([1.5, -3e-9, 2.0**25, 2.0**-40 * 3, 0.0, float("nan"), 2.0**26, float("inf"), -7e5])
     mlp = an_mlp(1, (len(values),), torch.Generator(), readout=True)
-    taker = EdgeStage(mlp)
-    sink = GradientSink(torch.nn.ModuleList([taker]))
+    grad_sink = EdgeStage(mlp)
+    sink = GradientSink(torch.nn.ModuleList([grad_sink]))
     # A single row: the gradient of the bias is what comes back, and that of the weight the same times 1.
-    only = perceptron.Perceptron(
+    only = fused_mlp.Perceptron(
         mlp,
-        perceptron.shape_of(mlp, [torch.ones(1, 1)], None, None),
+        fused_mlp.shape_of(mlp, [torch.ones(1, 1)], None, None),
         (torch.ones(1, 1),),
-        perceptron.packed(mlp),
-        perceptron.Dropout.of(None, values),
+        fused_mlp.packed(mlp),
+        fused_mlp.Dropout.of(None, values),
     )
-    chunks = perceptron.chunks_of(np.array([[0, 1]]), np.ones(1, np.int64), values.device)
-    only.backward(chunks, taker, values[None], None, 0, [False])
+    chunks = fused_mlp.chunks_of(np.array([[0, 1]]), np.ones(1, np.int64), values.device)
+    only.backward(chunks, grad_sink, values[None], None, 0, [False])
     expected = IntegerSums(2 * len(values))
     expected.add(torch.cat([values, values]))
     rejected = sink.rejected_now()
@@ -374,7 +374,7 @@ def _mlp(*widths, dtype=torch.float32, dropout=0.0):
         (_mlp(16, 32), None),
         (_mlp(272), "at most 256 columns, and a layer has 272"),
         (_mlp(*[16] * 6), None),
-        (_mlp(*[16] * 6, dropout=0.1), "drop in at most 4 layers, and a perceptron has 6"),
+        (_mlp(*[16] * 6, dropout=0.1), "drop in at most 4 layers, and an MLP has 6"),
         (_mlp(16, dtype=torch.float64), "compute in float32, and parameters are torch.float64"),
     ],
 )
@@ -411,7 +411,7 @@ def test_a_perceptron_is_looked_at_once_for_each_type_and_the_machine_at_each_us
 def test_parameters_that_are_packed_for_inference_can_be_trained_afterwards():
     mlp = _mlp(16)
     with torch.inference_mode():
-        perceptron.packed(mlp)
+        fused_mlp.packed(mlp)
     weight = mlp.layers[0].linear.weight
     assert not weight.is_inference()
     (torch.ones(1, 3) @ weight.t()).sum().backward()
@@ -419,12 +419,12 @@ def test_parameters_that_are_packed_for_inference_can_be_trained_afterwards():
 
 
 def test_what_is_frozen_after_the_sink_was_made_is_asked_anew():
-    taker = EdgeStage(_mlp(16))
-    sink, parameters = GradientSink(torch.nn.ModuleList([taker])), taker.mlp.all_parameters()
-    with taker.integer_sums(parameters, 1) as sums:
+    grad_sink = EdgeStage(_mlp(16))
+    sink, parameters = GradientSink(torch.nn.ModuleList([grad_sink])), grad_sink.mlp.all_parameters()
+    with grad_sink.integer_sums(parameters, 1) as sums:
         assert torch.equal(sums.places, torch.arange(sums.num_sums))
     parameters[0].requires_grad_(False)
-    with taker.integer_sums(parameters, 1) as sums:
+    with grad_sink.integer_sums(parameters, 1) as sums:
         assert (sums.places[:48] == -1).all()
         assert torch.equal(sums.places[48:], torch.arange(48, sums.num_sums))
     assert sink.rejected_now() == 0
@@ -449,11 +449,11 @@ def test_which_cards_the_kernels_are_for(monkeypatch, hip, capability, why):
 def test_packed_parameters_stay_one_piece_and_are_what_an_optimiser_changes():
     mlp = _mlp(16, 16)
     before = [parameter.clone() for parameter in mlp.all_parameters()]
-    together = perceptron.packed(mlp)
-    assert perceptron.packed(mlp).data_ptr() == together.data_ptr()
+    together = fused_mlp.packed(mlp)
+    assert fused_mlp.packed(mlp).data_ptr() == together.data_ptr()
     assert all(map(torch.equal, before, mlp.all_parameters()))
     with torch.no_grad():
         mlp.layers[1].linear.bias += 1
-    assert torch.equal(perceptron.packed(mlp), torch.cat([parameter.flatten() for parameter in mlp.all_parameters()]))
+    assert torch.equal(fused_mlp.packed(mlp), torch.cat([parameter.flatten() for parameter in mlp.all_parameters()]))
     mlp.layers[0].linear.weight.data = torch.zeros_like(mlp.layers[0].linear.weight)
-    assert torch.equal(perceptron.packed(mlp)[:48], torch.zeros(48))
+    assert torch.equal(fused_mlp.packed(mlp)[:48], torch.zeros(48))

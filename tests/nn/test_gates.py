@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from marks import slow
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 from torch import nn
@@ -15,7 +15,7 @@ from domainpar.nn import stages, tilewise
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.noise import key_of
 from domainpar.nn.program import set_threads
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.testing import run_ranks
 
 WIDTH, ITERATIONS, KEY = 16, 2, 7
@@ -59,7 +59,7 @@ class Gated(nn.Module):
         for k in range(ITERATIONS + 1):
             keys = [None if key is None else key_of(key, name, k) for name in ("edge", "score")][-len(self.stages) :]
             sums = k < ITERATIONS
-            results = through(self.stages, halo.spread(x), edges, graph, sums=sums, keys=keys)
+            results = run_chain(self.stages, halo.spread(x), edges, graph, sums=sums, keys=keys)
             x = self.update([x, results.sums], graph) if sums else x
             out = out + results.readout[:, 0]
             out = out if results.edges is None else out + results.edges.to(out.dtype).sum(dim=1)
@@ -119,12 +119,12 @@ def _forward_and_back(world, event, kind, dtype, key, watched, threads, how):
 def on_ranks(event, num_ranks, kind, dtype=torch.float64, key=None, watched=False, threads=1, batches=False, **how):
     found = run_ranks(_forward_and_back, num_ranks, event, kind, dtype, key, watched, threads, how)
     answer = networks.whole(event, [each[:4] for each in found], copies_agree=not batches)
-    of_nodes, of_edges = np.zeros((70, 3)), np.zeros((event.graph.num_edges, WIDTH))
+    grad_nodes, grad_edges = np.zeros((70, 3)), np.zeros((event.graph.num_edges, WIDTH))
     for ids, owned, _, _, (node_ids, of_features, of_edge_features) in found:
-        of_nodes[node_ids] = of_features
+        grad_nodes[node_ids] = of_features
         if of_edge_features is not None:
-            of_edges[ids[owned]] = of_edge_features.double()[torch.from_numpy(owned)]
-    of_inputs = {"features": torch.from_numpy(of_nodes), "edge features": torch.from_numpy(of_edges)}
+            grad_edges[ids[owned]] = of_edge_features.double()[torch.from_numpy(owned)]
+    of_inputs = {"features": torch.from_numpy(grad_nodes), "edge features": torch.from_numpy(grad_edges)}
     return networks.Answer(answer.logits, answer.gradients | of_inputs)
 
 
@@ -134,8 +134,8 @@ def by_formula(event, kind, key=None, **how):
     out = model.by_formula(features.requires_grad_(), edges.requires_grad_(), src, dst, key)
     out.backward(networks.upstream(event))
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    of_edges = torch.zeros_like(edges) if edges.grad is None else edges.grad
-    return networks.Answer(out.detach(), gradients | {"features": features.grad, "edge features": of_edges})
+    grad_edges = torch.zeros_like(edges) if edges.grad is None else edges.grad
+    return networks.Answer(out.detach(), gradients | {"features": features.grad, "edge features": grad_edges})
 
 
 @pytest.mark.parametrize("how", [{}, {"aggregate": "mean"}, {"aggregate": "sum", "dropout": 0.3, "key": KEY}], ids=str)
@@ -198,9 +198,9 @@ def _unless_without_sums(changed, plain=tilewise.EdgeTiles.backward):
 
 def test_a_gate_is_a_readout_of_one_column():
     generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match="a gate is a readout of 1 column, but this perceptron makes 16 of states"):
+    with pytest.raises(ValueError, match="a gate is a readout of 1 column, but this MLP makes 16 of states"):
         EdgeStage(an_mlp(16, (16,), generator), gates="edges")
-    with pytest.raises(ValueError, match="this perceptron makes 2; give it"):
+    with pytest.raises(ValueError, match="this MLP makes 2; give it"):
         EdgeStage(an_mlp(16, (16, 2), generator, readout=True), gates="nodes")
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from tiled import TiledEvent, sha
 from torch import nn
 
@@ -94,10 +94,10 @@ def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counte
         model.first.give(parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
         for _ in range(2):
             limbs = limbs_of([torch.full_like(parameter, 1.5 + world.rank) for parameter in parameters])
-            model.first.give_limbs(parameters, limbs, 0, 0.0)
+            model.first.add_limbs(parameters, limbs, 0, 0.0)
         trained = model.second.trainable()  # some are frozen
         own = limbs_of([torch.full_like(parameter, 7.0) for parameter in trained])
-        model.second.give_limbs(trained, own, 2 * world.rank, float("nan"))
+        model.second.add_limbs(trained, own, 2 * world.rank, float("nan"))
         found = sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
         return found, [None if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
 
@@ -162,7 +162,7 @@ def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
     limbs = limbs_of([torch.zeros_like(parameter) for parameter in parameters])
     limbs[1] = 2**52 - 1
     for _ in range(3000):
-        model.first.give_limbs(parameters, limbs, 0, 0.0)
+        model.first.add_limbs(parameters, limbs, 0, 0.0)
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     expected = torch.tensor(3000 * (2**52 - 1) / 2**72, dtype=torch.float64).to(parameters[0].dtype)
     assert all((parameter.grad == expected).all() for parameter in parameters)
@@ -217,7 +217,7 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
     model.append(NodeStage(model[0].mlp))
     sink = GradientSink(model)
     for stage in (model[0], model[2]):
-        stage.give(stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
+        stage.add_partials(stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert model[0].mlp.linears[0].weight.grad.unique().tolist() == [2.0]
     model[1].mlp.linears[1] = NodeStage(an_mlp(16, (16,), torch.Generator())).mlp.linears[0]

@@ -177,8 +177,8 @@ class OfEverything(nn.Module):
         super().__init__()
         self.first = nn.Linear(node_features, 8)
         self.message = nn.Linear(16 + edge_features, 8)
-        self.of_edges = nn.Linear(8, outputs["edge"])
-        self.of_nodes = nn.Linear(8, outputs["kinds"])
+        self.grad_edges = nn.Linear(8, outputs["edge"])
+        self.grad_nodes = nn.Linear(8, outputs["kinds"])
         self.of_graph = nn.Linear(8, outputs["jet"])
 
     def forward(self, x, edge_index, edge_attr):
@@ -186,7 +186,7 @@ class OfEverything(nn.Module):
         x = torch.tanh(self.first(x))
         messages = torch.tanh(self.message(torch.cat([x[src], x[dst], edge_attr], 1)))
         x = x + torch.zeros_like(x).index_add(0, dst, messages)
-        return {"edge": self.of_edges(messages), "kinds": self.of_nodes(x), "jet": self.of_graph(x.mean(0))}
+        return {"edge": self.grad_edges(messages), "kinds": self.grad_nodes(x), "jet": self.of_graph(x.mean(0))}
 
 
 def own(event):

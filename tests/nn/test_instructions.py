@@ -31,18 +31,18 @@ def kernels_hash():
     constants, exact = drawn(NUM_CONSTANTS, OUT), torch.float32
     constants[EPS] = 1e-5
     dst, src = generator.integers(0, ROWS, (2, ROWS))
-    out, of_product, of_constants, inverse = zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT), zeros(1, ROWS + 3)
+    out, grad_product, grad_constants, inverse = zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT), zeros(1, ROWS + 3)
     layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS, 0)
     sums, back = ((zeros(ROWS, 2 * OUT), zeros(ROWS, OUT)) for _ in range(2))
     gathered = drawn(ROWS, 2 * OUT)
     call(operations.layer_forward(OUT, exact, exact), *layer, *sums, gathered, 0, out, count=ROWS)
     kernel = operations.layer_backward(OUT, exact, exact, exact, exact)
-    call(kernel, *layer, *back, gathered, drawn(ROWS, OUT), 0, of_product, of_constants, count=ROWS)
-    outer(rows, of_product, ROWS, of_weight)
+    call(kernel, *layer, *back, gathered, drawn(ROWS, OUT), 0, grad_product, grad_constants, count=ROWS)
+    outer(rows, grad_product, ROWS, of_weight)
     starts, at_ends, limbs = np.arange(ROWS + 1), zeros(ROWS, 2 * OUT), np.zeros(2 * IN * OUT + 2, np.int64)
     call(operations.sum_pairs(OUT, exact), starts, dst, back[1], at_ends, count=ROWS)
     call(operations.split(exact), of_weight, of_weight.size, limbs, count=0)
-    made = [product, out, *sums, of_product, of_constants, *back, of_weight, at_ends, limbs]
+    made = [product, out, *sums, grad_product, grad_constants, *back, of_weight, at_ends, limbs]
     for activation in (SILU, TANH):  # with exponentials
         own = (constants, True, activation, 0, 0, 0, product.copy(), inverse, *layer[8:], 0, 0)
         made += [zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT)]

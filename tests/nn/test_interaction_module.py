@@ -134,5 +134,5 @@ def test_an_activation_or_norm_that_is_not_there_is_refused(wrong):
 
 
 def test_a_norm_over_rows_is_refused_on_stages():
-    with pytest.raises(ValueError, match="module 1 of a perceptron is BatchNorm1d"):
+    with pytest.raises(ValueError, match="module 1 of an MLP is BatchNorm1d"):
         InteractionNetwork(3, 6, **SIZES, norm="batch")

@@ -20,8 +20,8 @@ from domainpar.nn.kernels import (
     NUM_CONSTANTS,
     SCALE,
     SHIFT,
-    Ends,
-    Sums,
+    EdgeSums,
+    EndRows,
     split_partials,
 )
 from domainpar.nn.lanes import ROWS_AT_ONCE
@@ -39,7 +39,7 @@ class Block:
 
     rows: np.ndarray
     constants: np.ndarray
-    ends: Ends
+    ends: EndRows
     at_ends: np.ndarray
     gradient: np.ndarray
     of_ends: np.ndarray
@@ -59,12 +59,12 @@ class Block:
         return np.empty((0, self.width), self.dtype)
 
     def nowhere(self):
-        return Sums(self.nothing(), self.nothing())
+        return EdgeSums(self.nothing(), self.nothing())
 
     def new_sums(self):
         num_pairs = int(self.ends.pair.max()) + 1
         of_ends, of_pairs = (NUM_OWNED, 2 * self.width), (num_pairs, self.width)
-        return Sums(np.zeros(of_ends, self.dtype), np.zeros(of_pairs, self.dtype))
+        return EdgeSums(np.zeros(of_ends, self.dtype), np.zeros(of_pairs, self.dtype))
 
     def layer(self, first):
         """The operands of the layer, of rows from an edge on."""
@@ -90,7 +90,7 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
     constants = table(NUM_CONSTANTS)
     constants[EPS] = 1e-5
-    ends = Ends(src, dst, pair, NUM_OWNED, BOTH_ENDS)
+    ends = EndRows(src, dst, pair, NUM_OWNED, BOTH_ENDS)
     at_ends, of_ends = table(NUM_LOCAL, 2 * width), table(NUM_LOCAL, 2 * width)
     return Block(table(num_rows), constants, ends, at_ends, table(num_rows), of_ends)
 
@@ -130,7 +130,7 @@ def forward(block, gathered=True, first=FIRST, sums=None, out=None, residual=Non
 
 
 def backward(
-    block, gathered=True, first=FIRST, sums=None, out=None, of_constants=None, carried=None, work=None, in_place=False
+    block, gathered=True, first=FIRST, sums=None, out=None, grad_constants=None, carried=None, work=None, in_place=False
 ):
     """Gradient of the products, and of bias, scale and shift; after forward with what is at the ends, or without."""
     if work is None:
@@ -138,15 +138,15 @@ def backward(
     gradient = block.gradient
     out = np.full(gradient.shape, 7, gradient.dtype) if out is None else out
     out = work.rows if in_place else out
-    of_constants = np.zeros((3, block.width), block.dtype) if of_constants is None else of_constants
+    grad_constants = np.zeros((3, block.width), block.dtype) if grad_constants is None else grad_constants
     of_ends = block.of_ends if gathered else block.nothing()
     carried = gradient[:0] if carried is None else carried
     sums = block.nowhere() if sums is None else sums
     kinds = [KINDS[table.dtype] for table in (block.constants, gradient, out, carried)]
     kernel = operations.layer_backward(block.width, *kinds)
     operands = (*block.layer(first), *work, *block.ends_from(first), *sums)
-    call(kernel, *operands, of_ends, gradient, carried, out, of_constants, count=len(block.rows))
-    return out[: len(block.rows)], of_constants
+    call(kernel, *operands, of_ends, gradient, carried, out, grad_constants, count=len(block.rows))
+    return out[: len(block.rows)], grad_constants
 
 
 def gathered_by_torch(block, table, first=FIRST):
@@ -204,23 +204,23 @@ def test_forward_is_torchs_layer_of_rows_and_what_is_at_their_ends(width, gather
 def test_backward_is_torchs_autograd(width, gathered, layer):
     block = replace(drawn(width), **layer)
     carried = np.zeros_like(block.gradient)
-    out, of_constants = backward(block, gathered, carried=carried)
+    out, grad_constants = backward(block, gathered, carried=carried)
     rows = torch.from_numpy(block.rows).requires_grad_()
     ends = gathered_by_torch(block, block.at_ends) if gathered else 0
     expected, parameters = layer_of_torch(block, rows + ends)
     upstream = torch.from_numpy(block.gradient) + (gathered_by_torch(block, block.of_ends) if gathered else 0)
     parameters = parameters if block.normed else parameters[:1]
-    of_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
-    assert_close(out, of_rows)
-    assert_close(of_constants[: len(parameters)], torch.stack(of_parameters))
-    assert not of_constants[len(parameters) :].any()
+    grad_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
+    assert_close(out, grad_rows)
+    assert_close(grad_constants[: len(parameters)], torch.stack(of_parameters))
+    assert not grad_constants[len(parameters) :].any()
     assert_close(carried, upstream)
 
 
 def test_backward_adds_to_the_gradients_of_the_constants():
     block = drawn(32)
     _, once = backward(block)
-    _, twice = backward(block, of_constants=once.copy())
+    _, twice = backward(block, grad_constants=once.copy())
     assert_close(twice, 2 * once)
 
 
@@ -258,14 +258,14 @@ def test_rows_are_summed_at_owned_ends_in_the_order_of_edges(width, kernel, dtyp
     backwards = block.new_sums()
     for edge in reversed(range(len(out))):
         one = added_up_one_by_one(block, out[edge : edge + 1], FIRST + edge)
-        backwards = Sums(backwards.at_ends + one.at_ends, backwards.at_pairs + one.at_pairs)
+        backwards = EdgeSums(backwards.at_ends + one.at_ends, backwards.at_pairs + one.at_pairs)
     assert (backwards.at_ends != sums.at_ends).any(), "another order would be seen"
 
 
 @pytest.mark.parametrize("way", [FORTH, BACK])
 def test_results_of_one_way_are_summed_at_one_end_and_get_their_gradient_from_there(way):
     block = drawn(32)
-    one_way, sums, of_products = replace(block, ends=block.ends._replace(way=way)), block.new_sums(), block.new_sums()
+    one_way, sums, grad_products = replace(block, ends=block.ends._replace(way=way)), block.new_sums(), block.new_sums()
     forward(one_way, sums=sums)
     expected = added_up_one_by_one(block, forward(block)[0])
     assert_same_bits(sums.at_ends, expected.at_ends * (way == FORTH))
@@ -273,9 +273,9 @@ def test_results_of_one_way_are_summed_at_one_end_and_get_their_gradient_from_th
     halved = block.of_ends.copy()
     halved[:, :32] *= way == FORTH
     halved[:, 32:] *= way == BACK
-    found, _ = backward(one_way, sums=of_products)
+    found, _ = backward(one_way, sums=grad_products)
     np.testing.assert_array_equal(found, backward(replace(block, of_ends=halved))[0])
-    for ours, theirs in zip(of_products, added_up_one_by_one(block, found)):
+    for ours, theirs in zip(grad_products, added_up_one_by_one(block, found)):
         assert_same_bits(ours, theirs)
 
 
@@ -322,7 +322,7 @@ def other_company(block, seed):
     edges, first = FIRST + chosen, int(rng.integers(0, 50))
     before = rng.integers(0, NUM_LOCAL, (2, first))
     src, dst = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
-    ends = Ends(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED, block.ends.way)
+    ends = EndRows(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED, block.ends.way)
     noise = replace(block.noise, ids=np.append(before[0], block.noise.ids[edges]))
     rows, gradient = (table[chosen].copy() for table in (block.rows, block.gradient))
     return replace(block, rows=rows, gradient=gradient, ends=ends, noise=noise), chosen, first
@@ -353,41 +353,41 @@ def test_a_row_that_is_not_finite_is_nan_in_all_its_results_and_no_other_row_is(
     assert np.isfinite(np.delete(out, 3, axis=0)).all()
     for found, expected in zip(sums, added_up_one_by_one(block, out)):
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    back, of_constants = backward(block)
+    back, grad_constants = backward(block)
     assert np.isnan(back[3]).all()
     assert np.isfinite(np.delete(back, 3, axis=0)).all()
-    assert np.isnan(of_constants[:2]).all()  # bias and scale
+    assert np.isnan(grad_constants[:2]).all()  # bias and scale
 
 
 def test_a_gradient_that_is_nan_is_not_lost_unless_the_relu_is_closed():
     block = drawn(16)
     block.constants[SHIFT] = 100.0  # all pass
     block.gradient[3, 7] = np.nan
-    back, of_constants = backward(block)
+    back, grad_constants = backward(block)
     assert np.isnan(back[3]).all()
-    assert np.isnan(of_constants[0]).all()
-    assert np.isnan(of_constants[1:]).sum() == 2
+    assert np.isnan(grad_constants[0]).all()
+    assert np.isnan(grad_constants[1:]).sum() == 2
     block.constants[SHIFT] = -100.0  # none do
-    back, of_constants = backward(block)
+    back, grad_constants = backward(block)
     assert not back.any()
-    assert not of_constants.any()
+    assert not grad_constants.any()
 
 
 def test_the_normed_rows_may_be_replaced_by_the_gradient_of_the_products():
     block = drawn(32, np.float32)
-    back, of_constants = backward(block)
+    back, grad_constants = backward(block)
     found, again = backward(block, in_place=True)
     assert_same_bits(found, back)
-    assert_same_bits(again, of_constants)
+    assert_same_bits(again, grad_constants)
 
 
 def test_only_the_rows_of_the_strip_are_written():
     block = drawn(32)
-    out, of_constants = forward(block)[0], backward(block)[1]
+    out, grad_constants = forward(block)[0], backward(block)[1]
     wide_out, wide_back, carried = np.full((3, 109, 32), 7.0)
     forward(block, out=wide_out)
     assert_same_bits(wide_out[:100], out)
-    assert_same_bits(backward(block, out=wide_back, carried=carried)[1], of_constants)
+    assert_same_bits(backward(block, out=wide_back, carried=carried)[1], grad_constants)
     assert_same_bits(wide_back[:100], backward(block)[0])
     for table in (wide_out, wide_back, carried):
         assert (table[100:] == 7).all()
@@ -397,10 +397,10 @@ def test_a_strip_without_rows_writes_nothing():
     block = drawn(16, num_rows=0)
     sums, out, back = block.new_sums(), np.full((3, 16), 7.0), np.full((3, 16), 7.0)
     forward(block, first=NUM_EDGES, sums=sums, out=out)
-    _, of_constants = backward(block, first=NUM_EDGES, sums=sums, out=back)
+    _, grad_constants = backward(block, first=NUM_EDGES, sums=sums, out=back)
     assert (out == 7).all()
     assert (back == 7).all()
-    assert not any(table.any() for table in (*sums, of_constants))
+    assert not any(table.any() for table in (*sums, grad_constants))
 
 
 def dropping(block, rate=0.3, seed=5):
@@ -426,14 +426,14 @@ def test_results_are_dropped_or_scaled_up_by_the_ids_of_their_rows_alone(width, 
 @pytest.mark.parametrize("gathered", [True, False])
 def test_backward_drops_what_forward_dropped(gathered):
     block = dropping(drawn(48))
-    out, of_constants = backward(block, gathered)
+    out, grad_constants = backward(block, gathered)
     rows = torch.from_numpy(block.rows).requires_grad_()
     expected, parameters = layer_of_torch(block, rows + (gathered_by_torch(block, block.at_ends) if gathered else 0))
     expected = expected * keeps(block.noise, 1, slice(FIRST, FIRST + 100), 48, expected)
     upstream = torch.from_numpy(block.gradient) + (gathered_by_torch(block, block.of_ends) if gathered else 0)
-    of_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
-    assert_close(out, of_rows)
-    assert_close(of_constants, torch.stack(of_parameters))
+    grad_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
+    assert_close(out, grad_rows)
+    assert_close(grad_constants, torch.stack(of_parameters))
 
 
 def test_a_residual_is_added_after_dropout():

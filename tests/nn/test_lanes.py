@@ -15,6 +15,7 @@ from domainpar.nn.lanes import (
     as_kept,
     exp,
     inverse_root,
+    lanes_of,
     load,
     sigmoid,
     store,
@@ -23,12 +24,11 @@ from domainpar.nn.lanes import (
     total,
     totals,
     where_positive,
-    wide,
     zeros,
 )
 
 FLOATS = [np.float32, np.float64]
-ONE = wide(COLUMN_BLOCK)
+ONE = lanes_of(COLUMN_BLOCK)
 WIDTHS = [16, 32, 48, 64, 112, 128]
 # Each combination is compiled: of every width one.
 of_each_width = pytest.mark.parametrize(
@@ -43,28 +43,28 @@ AWKWARD = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-45, 
 
 
 @njit
-def _copy(source, target, wide):
+def _copy(source, target, lanes_of):
     for row in range(source.shape[0]):
-        for column in range(0, source.shape[1], COLUMN_BLOCK * len(wide)):
-            store(target, row, column, load(source, row, column, wide))
+        for column in range(0, source.shape[1], COLUMN_BLOCK * len(lanes_of)):
+            store(target, row, column, load(source, row, column, lanes_of))
 
 
 @njit
-def _total_of_each(source, target, wide):
+def _total_of_each(source, target, lanes_of):
     for row in range(source.shape[0]):
-        target[row] = total(load(source, row, 0, wide))
+        target[row] = total(load(source, row, 0, lanes_of))
 
 
 @njit
-def _totals_of_groups(source, other, target, wide):
+def _totals_of_groups(source, other, target, lanes_of):
     for row in range(0, source.shape[0], ROWS_AT_ONCE):
-        store(target, 0, row, totals(source, other, row, wide))
+        store(target, 0, row, totals(source, other, row, lanes_of))
 
 
 @njit
-def _total_of_each_product(source, other, target, wide):
+def _total_of_each_product(source, other, target, lanes_of):
     for row in range(source.shape[0]):
-        target[row] = total(load(source, row, 0, wide) * load(other, row, 0, wide))
+        target[row] = total(load(source, row, 0, lanes_of) * load(other, row, 0, lanes_of))
 
 
 @njit
@@ -98,30 +98,30 @@ def _arithmetic(left, right, target):
 
 
 @njit
-def _functions(values, target, wide):
+def _functions(values, target, lanes_of):
     for row in range(values.shape[0]):
-        lanes = load(values, row, 0, wide)
+        lanes = load(values, row, 0, lanes_of)
         store(target[0], row, 0, exp(lanes))
         store(target[1], row, 0, sigmoid(lanes))
         store(target[2], row, 0, tanh(lanes))
 
 
 @njit
-def _stream_all(source, target, wide):
+def _stream_all(source, target, lanes_of):
     for row in range(source.shape[0]):
-        stream(target, row, load(source, row, 0, wide))
+        stream(target, row, load(source, row, 0, lanes_of))
 
 
 @njit
-def _as_kept_in(source, kept, target, wide):
+def _as_kept_in(source, kept, target, lanes_of):
     for row in range(source.shape[0]):
-        store(target, row, 0, as_kept(load(source, row, 0, wide), kept))
+        store(target, row, 0, as_kept(load(source, row, 0, lanes_of), kept))
 
 
 @njit
-def _zeros_plus(source, target, wide):
+def _zeros_plus(source, target, lanes_of):
     for row in range(source.shape[0]):
-        store(target, row, 0, zeros(source, wide) + load(source, row, 0, wide))
+        store(target, row, 0, zeros(source, lanes_of) + load(source, row, 0, lanes_of))
 
 
 @njit
@@ -155,7 +155,7 @@ def test_a_store_puts_back_what_a_load_took_whatever_its_bits(dtype, width):
     bits = np.random.default_rng(1).integers(0, 2**8, (40, 3 * width * np.dtype(dtype).itemsize), dtype=np.uint8)
     source = bits.view(dtype)
     target = np.zeros_like(source)
-    _copy(source, target, wide(width))
+    _copy(source, target, lanes_of(width))
     np.testing.assert_array_equal(_bits(target), _bits(source))
 
 
@@ -224,7 +224,7 @@ def test_a_total_is_taken_by_halving(dtype, width):
     values = _drawn(dtype, columns=width)
     values[1] = -0.0
     found = np.zeros(len(values), dtype)
-    _total_of_each(values, found, wide(width))
+    _total_of_each(values, found, lanes_of(width))
     with np.errstate(all="ignore"):
         _assert_same_bits(found, np.array([_halving(row) for row in values]))
         one_by_one = np.array([sum(row, dtype(0)) for row in values])
@@ -238,11 +238,11 @@ def test_totals_of_eight_rows_have_the_bits_of_the_total_of_each(dtype, width):
     values, other = _drawn(dtype, columns=width), _drawn(dtype, seed=1, columns=width)
     values[1] = -0.0
     alone, found = np.zeros(len(values), dtype), np.zeros((1, len(values)), dtype)
-    _total_of_each(values, alone, wide(width))
-    _totals_of_groups(values, None, found, wide(width))
+    _total_of_each(values, alone, lanes_of(width))
+    _totals_of_groups(values, None, found, lanes_of(width))
     _assert_same_bits(found[0], alone)
-    _total_of_each_product(values, other, alone, wide(width))
-    _totals_of_groups(values, other, found, wide(width))
+    _total_of_each_product(values, other, alone, lanes_of(width))
+    _totals_of_groups(values, other, found, lanes_of(width))
     _assert_same_bits(found[0], alone)
 
 
@@ -298,8 +298,8 @@ def test_no_product_is_fused_into_a_sum(dtype):
 
 def test_lanes_of_different_types_do_not_mix():
     @njit
-    def mixed(narrow, wide):
-        store(wide, 0, 0, load(narrow, 0, 0, ONE) + load(wide, 0, 0, ONE))
+    def mixed(narrow, lanes_of):
+        store(lanes_of, 0, 0, load(narrow, 0, 0, ONE) + load(lanes_of, 0, 0, ONE))
 
     with pytest.raises(TypingError):
         mixed(np.zeros((1, COLUMN_BLOCK), np.float32), np.zeros((1, COLUMN_BLOCK), np.float64))
@@ -315,7 +315,7 @@ LARGEST = {np.float32: 87, np.float64: 708}
 
 def _of_functions(values):
     found = tuple(np.zeros_like(values) for _ in FUNCTIONS)
-    _functions(values, found, wide(values.shape[1]))
+    _functions(values, found, lanes_of(values.shape[1]))
     return dict(zip(FUNCTIONS, found))
 
 
@@ -377,8 +377,8 @@ def _aligned(shape, dtype):
 def test_what_goes_past_the_caches_is_what_a_store_leaves(kinds, width):
     source, target = _drawn(kinds[0], columns=width), _aligned((202, width), kinds[1])
     stored = np.zeros((200, width), kinds[1])
-    _copy(source, stored, wide(width))
-    _stream_all(source, target, wide(width))
+    _copy(source, stored, lanes_of(width))
+    _stream_all(source, target, lanes_of(width))
     np.testing.assert_array_equal(target[:200], stored)
     assert (target[200:] == 7).all()
 
@@ -388,9 +388,9 @@ def test_what_goes_past_the_caches_is_what_a_store_leaves(kinds, width):
 def test_lanes_as_kept_are_what_a_table_gives_back(kinds, width):
     source, kept = _drawn(kinds[0], columns=width), np.zeros((200, width), kinds[1])
     expected, found = np.zeros_like(source), np.zeros_like(source)
-    _copy(source, kept, wide(width))
-    _copy(kept, expected, wide(width))
-    _as_kept_in(source, kept, found, wide(width))
+    _copy(source, kept, lanes_of(width))
+    _copy(kept, expected, lanes_of(width))
+    _as_kept_in(source, kept, found, lanes_of(width))
     _assert_same_bits(found, expected)
     assert (kinds[1] == np.uint16) == bool((found != source)[~np.isnan(source)].any())
 
@@ -399,6 +399,6 @@ def test_lanes_as_kept_are_what_a_table_gives_back(kinds, width):
 def test_zeros_are_plus_zero(dtype):
     source = np.array([-0.0, 1.0] * 24, dtype).reshape(1, 48)
     found = np.ones_like(source)
-    _zeros_plus(source, found, wide(48))
+    _zeros_plus(source, found, lanes_of(48))
     _assert_same_bits(found, source + dtype(0))  # -0.0 + +0.0 is +0.0
     assert not np.signbit(found).any()

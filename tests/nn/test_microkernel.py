@@ -7,10 +7,10 @@ from numba import njit
 from one_operation import multiply, outer
 
 from domainpar.nn import products
-from domainpar.nn.microkernel import NARROW, WIDE, Shape, product_of
+from domainpar.nn.microkernel import NARROW, WIDE, BlockShape, product_of
 
 ROWS, STEPS, COLUMNS = 13, 37, 64
-SHAPES = (Shape(1, 1), Shape(3, 2), Shape(4, 4), Shape(6, 1))
+SHAPES = (BlockShape(1, 1), BlockShape(3, 2), BlockShape(4, 4), BlockShape(6, 1))
 """Those of machines with and without vectors of 512 bits are among them."""
 SPOILT = {"every other": lambda table: table[:, ::2], "by columns": np.asfortranarray}
 

@@ -1,10 +1,10 @@
-"""Perceptrons on blocks are torch's own layers, and padding columns take no part."""
+"""MLPs on blocks are torch's own layers, and padding columns take no part."""
 
 import copy
 
 import pytest
 import torch
-from one_perceptron import an_mlp, back, forward, rows_of
+from one_mlp import an_mlp, back, forward, rows_of
 from torch import nn
 
 from domainpar.nn import COLUMN_BLOCK
@@ -40,9 +40,9 @@ def as_torch_layers(mlp):
 def on_a_tile(mlp, rows, upstream):
     """Outputs; what the last layer left, padding columns included; gradient of the rows, padding columns included."""
     out, every = rows.new_empty(len(rows), mlp.out_features), slice(0, len(rows))
-    perceptron = forward(mlp, [rows], every, out)
-    left = rows_of(perceptron, -1, len(rows))
-    return out, left, back(mlp, [rows], every, upstream).of_tables[0]
+    mlp_program = forward(mlp, [rows], every, out)
+    left = rows_of(mlp_program, -1, len(rows))
+    return out, left, back(mlp, [rows], every, upstream).grad_tables[0]
 
 
 @pytest.mark.parametrize(("in_features", "widths", "readout"), SHAPES.values(), ids=SHAPES)
@@ -129,7 +129,7 @@ def test_a_perceptron_of_torchs_layers_is_these_layers_with_every_gradient(modul
     ours = back(mlp, [rows], every, upstream)
     assert set(mlp.parameters()) == set(net.parameters())
     torch.testing.assert_close(out, expected.detach(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(ours.of_tables[0][:, :9], theirs[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.grad_tables[0][:, :9], theirs[0], rtol=1e-12, atol=1e-12)
     for one, other in zip(ours.of_parameters, theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
@@ -179,11 +179,11 @@ def test_layers_follow_replaced_parameters_types_and_copies():
 
 
 REFUSED = {
-    "another module": ([linear(9, 16), nn.GELU], False, "module 1 of a perceptron is GELU"),
-    "another order": ([linear(9, 16), nn.ReLU, norm(16)], False, "module 2 of a perceptron is LayerNorm"),
+    "another module": ([linear(9, 16), nn.GELU], False, "module 1 of an MLP is GELU"),
+    "another order": ([linear(9, 16), nn.ReLU, norm(16)], False, "module 2 of an MLP is LayerNorm"),
     "no bias": ([linear(9, 16, bias=False)], False, "module 0 .* take Linear with a bias"),
-    "no linear layer": ([nn.ReLU], False, "module 0 of a perceptron is ReLU"),
-    "nothing": ([], False, "every perceptron has one"),
+    "no linear layer": ([nn.ReLU], False, "module 0 of an MLP is ReLU"),
+    "nothing": ([], False, "every MLP has one"),
     "a readout with an activation": ([linear(9, 1), nn.Tanh], True, "a readout ends in a Linear"),
     "states of another width": ([linear(9, 16), nn.ReLU, linear(16, 1)], False, "hidden width 1 is not a multiple"),
     "hidden layers of another width": ([linear(9, 20), nn.ReLU, linear(20, 1)], True, "width 20 .* take 32"),

@@ -7,8 +7,8 @@ import networks
 import numpy as np
 import pytest
 import torch
+from one_mlp import an_mlp
 from one_operation import KINDS, call
-from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
@@ -46,12 +46,12 @@ def kept_by_backward(noise, layer, width, first, count, dtype):
     """What it multiplies a gradient by: that of the shift of a row whose results have a gradient of 1."""
     found, kind = np.empty((count, width), dtype), KINDS[np.dtype(dtype)]
     for i in range(count):
-        of_constants, out, ones = np.zeros((3, width), dtype), np.empty((1, width), dtype), np.ones((1, width), dtype)
+        grad_constants, out, ones = np.zeros((3, width), dtype), np.empty((1, width), dtype), np.ones((1, width), dtype)
         operands = layer_of(noise, layer, width, first + i, 1, dtype)
         call(operations.layer_forward(width, kind, kind), *operands, 0, 0, 0, count=1)
         kernel = operations.layer_backward(width, kind, kind, kind, kind)
-        call(kernel, *operands, 0, ones, 0, out, of_constants, count=1)
-        found[i] = of_constants[2]
+        call(kernel, *operands, 0, ones, 0, out, grad_constants, count=1)
+        found[i] = grad_constants[2]
     return found
 
 

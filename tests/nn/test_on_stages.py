@@ -7,7 +7,7 @@ import networks
 import numpy as np
 import pytest
 import torch
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
@@ -15,7 +15,7 @@ from domainpar.nn import on_stages, stages
 from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import OF_THE_FIELD
-from domainpar.nn.stages import EdgeStage, through
+from domainpar.nn.stages import EdgeStage, run_chain
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, MODELS
 from domainpar.tracking.networks.catalogue import build_model
@@ -138,7 +138,7 @@ def test_a_stage_both_ways_makes_sums_and_no_states(how):
         part = event.part(world.transport, event.grouping("ranges", 1))
         nodes = part.halo.spread(torch.zeros(part.graph.num_owned, 16, dtype=part.graph.features.dtype))
         stage = EdgeStage(an_mlp(32, (16,), torch.Generator()), both_ways=True).to(nodes.owned.dtype)
-        through([stage], nodes, None, part.graph, keys=[None], **how)
+        run_chain([stage], nodes, None, part.graph, keys=[None], **how)
 
     with pytest.raises(
         ValueError, match="a stage both ways makes sums of node states and no edge states: call it alone"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from marks import slow
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn.gradients import GradientSink
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 
 OPTIONS = {
     "residual": {"residual": True},
@@ -93,7 +93,7 @@ def test_only_the_last_of_several_stages_reads_out(event):
     def forward(world):
         graph = event.part(world.transport, event.grouping("ranges", 1)).graph
         stages = [_stage(16, (16, 16), plain=True), _stage(16)]
-        through(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
+        run_chain(stages, None, torch.zeros(graph.num_edges, 16), graph, sums=False, keys=[None, None])
 
     with pytest.raises(ValueError, match="only the last of several stages may be a readout"):
         networks.run_ranks(forward, 1)

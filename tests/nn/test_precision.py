@@ -4,7 +4,7 @@ import networks
 import numpy as np
 import pytest
 import torch
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 

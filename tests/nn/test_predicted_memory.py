@@ -14,7 +14,7 @@ from domainpar.nn import memory, stages
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.memory import ModelSize
-from domainpar.parallel.tables import Kept
+from domainpar.parallel.tables import BlockPool
 from domainpar.testing import run_ranks
 
 
@@ -23,7 +23,7 @@ class LiveBytes:
 
     def __init__(self, monkeypatch):
         self.now = self.most = 0
-        lend = Kept.lend
+        lend = BlockPool.lend
 
         def counted(kept, size):
             array = lend(kept, size)
@@ -31,7 +31,7 @@ class LiveBytes:
             weakref.finalize(array, self._add, -size)
             return array
 
-        monkeypatch.setattr(Kept, "lend", counted)
+        monkeypatch.setattr(BlockPool, "lend", counted)
 
     def _add(self, size):
         self.now += size
@@ -96,7 +96,7 @@ def test_predicted_memory_is_that_of_what_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("graph_iters", "readouts", "of_edges"),
+    ("graph_iters", "readouts", "grad_edges"),
     [
         (1, 1, ["eih"]),
         (2, 1, ["ei", "ih"]),
@@ -106,10 +106,10 @@ def test_predicted_memory_is_that_of_what_is_kept(monkeypatch):
     ],
     ids=str,
 )
-def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch, graph_iters, readouts, of_edges):
+def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch, graph_iters, readouts, grad_edges):
     """Of encoder, iterations and head on edges, some of them in one stage, each of 3 layers, and the head's last."""
     num_edges, num_nodes = np.array([100, 1000]), np.array([50, 100])
-    of_edges = [len(which) * 3 * (64 + 1) + which.count("h") * (16 + 1) for which in of_edges]
+    grad_edges = [len(which) * 3 * (64 + 1) + which.count("h") * (16 + 1) for which in grad_edges]
     sizes = {"graph_iters": graph_iters, "readouts": readouts, "layers": 3}
 
     def bytes_of(most, **changed):
@@ -119,10 +119,10 @@ def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(monkeypatch
     def layers_within(most, **changed):
         return (bytes_of(most, **changed) - bytes_of(0, **changed)).tolist()
 
-    of_nodes = graph_iters * 3 * (64 + 1)
-    assert layers_within(10**9) == [4 * (sum(of_edges) * e + of_nodes * n) for e, n in ((100, 50), (1000, 100))]
-    smallest = min(of_edges)
-    expected = 4 * (smallest * 1000 * of_edges.count(smallest) + of_nodes * 100)
+    grad_nodes = graph_iters * 3 * (64 + 1)
+    assert layers_within(10**9) == [4 * (sum(grad_edges) * e + grad_nodes * n) for e, n in ((100, 50), (1000, 100))]
+    smallest = min(grad_edges)
+    expected = 4 * (smallest * 1000 * grad_edges.count(smallest) + grad_nodes * 100)
     assert layers_within(4 * smallest * 1000)[1] == expected
     assert layers_within(10**9, edge_item_bytes=2) == layers_within(10**9)
     assert layers_within(10**9, recompute_every=1) == [0, 0]

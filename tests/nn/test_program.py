@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from numba import njit
+from one_mlp import an_mlp
 from one_operation import in_python, table_at
-from one_perceptron import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from marks import slow
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
 from domainpar.nn import interacting, stages
 from domainpar.nn.gradients import GradientSink
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.testing import run_ranks
 
 KEY, WIDTH, COLUMNS = 7, 16, 6
@@ -72,7 +72,7 @@ def in_one_pass(world, event, head, used, dtype, keeps_layers, products=None, gr
     sink, (nodes, edges, *upstream) = GradientSink(made), inputs(event, head, dtype)
     ids = {"edges": torch.from_numpy(plan.edge_ids), "nodes": torch.from_numpy(plan.owned_ids)}
     nodes, edges = nodes[ids["nodes"]].requires_grad_(), edges[ids["edges"]].requires_grad_()
-    results = through(list(made), part.halo.spread(nodes), edges, part.graph, sums=True, keys=[None] * 3)
+    results = run_chain(list(made), part.halo.spread(nodes), edges, part.graph, sums=True, keys=[None] * 3)
     places = dict(zip(RESULTS, ("edges", "nodes", "edges")))
     losses = [
         (result * gradient[ids[places[name]]]).sum()
@@ -177,9 +177,9 @@ def _readouts(world, event, flags):
 
 @pytest.mark.parametrize("order", ["edge-first", "node-first"])
 def test_in_training_each_iteration_is_read_out_as_if_it_were_the_last_and_else_the_last_alone(event, order):
-    ((of_training, of_scores), read, fewer), *_ = run_ranks(_readouts, 1, event, {"order": order, "graph_iters": 4})
+    ((of_training, grad_scores), read, fewer), *_ = run_ranks(_readouts, 1, event, {"order": order, "graph_iters": 4})
     assert of_training.shape == (4, event.graph.num_edges)
-    assert torch.equal(of_scores, of_training[-1])
+    assert torch.equal(grad_scores, of_training[-1])
     passes = 4 + (order == "node-first")
     assert read == [False] * (passes - 4) + [True] * 4 + [False] * (passes - 1) + [True]
     for ours, theirs in zip(of_training, fewer, strict=True):

@@ -219,10 +219,10 @@ def test_layers_are_kept_where_they_are_few_and_no_iteration_is_computed_again(w
 
     assert held() == [2 * num_layers] * 2
     assert held(recompute_every=3) == [0, 0]
-    of_nodes = 2 * (2 + 2 * (3 - (order == "edge-first")))
+    grad_nodes = 2 * (2 + 2 * (3 - (order == "edge-first")))
     with monkeypatch.context() as limited:
         limited.setattr(stages, "MOST_BYTES_OF_LAYERS", 90 * 32 * 8)  # of nodes, but not of edges
-        assert held() == [of_nodes] * 2
+        assert held() == [grad_nodes] * 2
     assert run_ranks(_kept_without_gradients, 1, event, flags) == [0]
 
 
@@ -270,7 +270,7 @@ def test_without_a_backward_pass_no_state_is_held_that_has_been_replaced(
 ):
     """At most: states of edges and of nodes, products of the latter, sums at nodes, and partial sums of pairs.
 
-    Edge-first, two perceptrons take node states in the first pass; node-first in the last one, which makes logits
+    Edge-first, two MLPs take node states in the first pass; node-first in the last one, which makes logits
     instead of sums.
     """
     lent = Lent()

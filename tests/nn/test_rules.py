@@ -11,22 +11,22 @@ import dense
 import numpy as np
 import pytest
 import torch
+from one_mlp import an_mlp
 from one_operation import in_python, multiply, table_at
-from one_perceptron import an_mlp
 from random_events import random_event
 from random_store import write_random_store
 from tiled import TiledEvent, sha
 from torch import nn
 
 from domainpar.nn import blocks, operations, program, tilewise
-from domainpar.nn.gradients import GradientSink, TakesGradients
+from domainpar.nn.gradients import GradientSink, GradSink
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.kernels import EPS, NUM_CONSTANTS, SCALE, SHIFT
 from domainpar.nn.mlp import padded
 from domainpar.nn.program import set_threads
-from domainpar.nn.stages import EdgeStage, NodeStage, through
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.parallel import local
-from domainpar.parallel.halo import CompleteHalo, Halo, Spread, _ExtendAdjoint
+from domainpar.parallel.halo import CompleteHalo, Halo, HaloRows, _ExtendAdjoint
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import NodeTile
 from domainpar.runs.checkpoint import Checkpoints, TrainingState
@@ -146,7 +146,7 @@ def test_rule_1_with_the_products_of_a_library_rows_depend_on_their_company(even
     assert len(_hashes(event, dtype=torch.float64)) > 1
 
 
-class _ClearedBefore(tilewise._Sums):
+class _ClearedBefore(tilewise._TileSums):
     """Sums that are 0 before the first tile, also those that no tile clears."""
 
     def __init__(self, graph, width, dtype):
@@ -209,7 +209,7 @@ class _NoHalo:
         self.plan = plan
 
     def spread(self, rows):
-        return Spread(self, rows, rows.detach().contiguous())
+        return HaloRows(self, rows, rows.detach().contiguous())
 
 
 def _as_if_all_were_owned(graph):
@@ -228,7 +228,7 @@ def _as_if_all_were_owned(graph):
     return replace(graph, plan=whole, tiles=local.Tiles(tuple(nodes), tuple(edges), pair_of_edge, pair_rows))
 
 
-def _summed_across_ranks(stages, nodes, edges, graph, plain=through, **how):
+def _summed_across_ranks(stages, nodes, edges, graph, plain=run_chain, **how):
     """Without rule 3: ghosts return partial gradients and owners add them up, in the order of ranks."""
     whole = _as_if_all_were_owned(graph)
     nodes.finish()
@@ -344,10 +344,10 @@ def _through_torchs_norm(width, kind, *kinds):
         given = [one.clone().requires_grad_() for one in (rows / inverse, constants[SCALE], constants[SHIFT])]
         with torch.enable_grad():
             normed = torch.relu(nn.functional.layer_norm(given[0], (width,), *given[1:], float(constants[EPS, 0])))
-        of_rows, *of_norm = torch.autograd.grad(normed, given, gradient)
-        of_constants = torch.from_numpy(table_at(arguments[21], 3, width, kind))
-        of_constants += torch.stack([of_rows.sum(dim=0), *of_norm])
-        out.copy_(of_rows)
+        grad_rows, *of_norm = torch.autograd.grad(normed, given, gradient)
+        grad_constants = torch.from_numpy(table_at(arguments[21], 3, width, kind))
+        grad_constants += torch.stack([grad_rows.sum(dim=0), *of_norm])
+        out.copy_(grad_rows)
 
     return in_python(layer_backward)
 
@@ -473,4 +473,4 @@ def test_rule_9_a_layer_outside_all_stages_is_refused_by_name():
 
     with pytest.raises(ValueError, match=r"parameter calibration\.weight belongs to no stage"):
         GradientSink(WithLinear())
-    assert issubclass(NodeStage, TakesGradients)
+    assert issubclass(NodeStage, GradSink)

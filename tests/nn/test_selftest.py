@@ -1,12 +1,12 @@
-"""The self-test passes on this machine and finds a perceptron whose rows depend on each other."""
+"""The self-test passes on this machine and finds an MLP whose rows depend on each other."""
 
 import threading
 from functools import cache
 
 import pytest
 import torch
+from one_mlp import an_mlp
 from one_operation import CODE, in_python, table_at
-from one_perceptron import an_mlp
 from torch import nn
 
 from domainpar.nn import blocks, operations
@@ -92,9 +92,9 @@ def test_this_machine_keeps_rows_apart(flags, order):
 
 def test_stages_of_other_shapes_are_tried_too():
     generator = torch.Generator().manual_seed(0)
-    perceptrons = [an_mlp(21, (48,), generator), an_mlp(7, (5,), generator, True), an_mlp(64, (5,), generator, True),
+    mlp_programs = [an_mlp(21, (48,), generator), an_mlp(7, (5,), generator, True), an_mlp(64, (5,), generator, True),
                    an_mlp(40, (16, 32, 16), generator), an_mlp(32, (16,), generator)]  # fmt: skip
-    stages = [stage(mlp) for mlp in perceptrons for stage in (EdgeStage, NodeStage)]
+    stages = [stage(mlp) for mlp in mlp_programs for stage in (EdgeStage, NodeStage)]
     assert run_ranks(_self_test, 1, nn.ModuleList(stages)) == [None]
     assert run_ranks(_self_test, 1, nn.ModuleList()) == [None]
 

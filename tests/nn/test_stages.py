@@ -4,7 +4,7 @@ import dense
 import numpy as np
 import pytest
 import torch
-from one_perceptron import an_mlp
+from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
@@ -142,8 +142,8 @@ def whole_stage(event, shape, sums, used=("edges", "sums")):
     at_ends = torch.cat([at_dst, at_src], dim=1) if sums else new.new_zeros(NUM_NODES, 0)
     losses = {"edges": (new * upstream[0]).sum(), "sums": (at_ends * upstream[1][:, : at_ends.shape[1]]).sum()}
     inputs = [edges, nodes, *mlp.parameters()]
-    of_edges, of_nodes, *of_parameters = torch.autograd.grad(sum(losses[name] for name in used), inputs)
-    return [new.detach(), at_ends.detach(), of_edges, of_nodes], of_parameters
+    grad_edges, grad_nodes, *of_parameters = torch.autograd.grad(sum(losses[name] for name in used), inputs)
+    return [new.detach(), at_ends.detach(), grad_edges, grad_nodes], of_parameters
 
 
 def _compare_stage(event, num_ranks, shape, sums, **used):

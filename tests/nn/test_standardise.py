@@ -9,14 +9,14 @@ import torch
 from tiled import TiledEvent, sha
 
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.standard import Standard, Sums, standard_of
+from domainpar.nn.standard import FeatureSums, Standard, standard_of
 from domainpar.nn.standardise import Standardise
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 
 EVENT = TiledEvent.random(4, 60, 300, 8, reach=2)
 GRAPH = EVENT.graph
-STANDARD = standard_of([(Sums.of(GRAPH.features), Sums.of(GRAPH.edge_features))])
+STANDARD = standard_of([(FeatureSums.of(GRAPH.features), FeatureSums.of(GRAPH.edge_features))])
 CONSTANTS = {f"standardise.{name}" for name in Standard._fields}
 
 
@@ -91,7 +91,7 @@ def test_constants_are_buffers_of_the_parameters_type_and_without_them_there_are
 
 def test_events_without_edge_features_have_constants_of_nodes_alone():
     event = TiledEvent.random(4, 60, 300, 8, reach=2, num_edge_features=0)
-    standard = standard_of([(Sums.of(event.graph.features), Sums.of(event.graph.edge_features))])
+    standard = standard_of([(FeatureSums.of(event.graph.features), FeatureSums.of(event.graph.edge_features))])
     flags = {"standard": standard, "dtype": torch.float32, "graph_iters": 1}
     assert networks.on_ranks(event, 1, **flags).sha == networks.on_ranks(event, 2, **flags).sha
 

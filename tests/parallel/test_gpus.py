@@ -10,7 +10,7 @@ from domainpar.common.agreement import Gathering
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.machine import check_gpus
 from domainpar.parallel import gpus
-from domainpar.parallel.gpus import Choice, Seen, choose_device, dealt, mixed_kinds
+from domainpar.parallel.gpus import DeviceChoice, VisibleGpus, choose_device, dealt, mixed_kinds
 from domainpar.parallel.meeting import choose_transport
 from domainpar.parallel.process_group import NcclTransport
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def seen(*of_ranks, host="n1"):
-    return [Seen(host, list(uuids)) for uuids in of_ranks]
+    return [VisibleGpus(host, list(uuids)) for uuids in of_ranks]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", made.append)
 
     def choose(device, of_ranks, rank=0, share=False):
-        cards = of_ranks if isinstance(of_ranks[0], Seen) else seen(*of_ranks)
+        cards = of_ranks if isinstance(of_ranks[0], VisibleGpus) else seen(*of_ranks)
         monkeypatch.setattr(gpus, "seen_by", lambda ranks: cards)
         made.clear()
         choice = choose_device(device, share, Gathering(rank, len(cards)))
@@ -62,9 +62,9 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
             on("cuda", ["A", "A"], rank)
         with pytest.raises(ValueError, match=r"torch sees no GPU for ranks 0, 1 \(host n1\)"):
             on("cuda", ["", ""], rank)
-    assert on("cuda", ["A", "A"], 1, share=True) == Choice(torch.device("cuda", 0), shared=True)
+    assert on("cuda", ["A", "A"], 1, share=True) == DeviceChoice(torch.device("cuda", 0), shared=True)
     told = [one._replace(may_share=True) for one in seen("A", "A")]  # NCCL, by each rank's environment
-    assert on("cuda", told, 1, share=True) == Choice(torch.device("cuda", 0), shared=False)
+    assert on("cuda", told, 1, share=True) == DeviceChoice(torch.device("cuda", 0), shared=False)
     assert on("cuda", [told[0], told[0]._replace(may_share=False)], 0, share=True).shared
     apart = [one._replace(told_host=host) for one, host in zip(seen("A", "A"), ("h0", "h1"))]
     assert not on("cuda", apart, 1, share=True).shared
@@ -89,12 +89,12 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    here = Seen.here()
+    here = VisibleGpus.here()
     assert (here.uuids, here.why) == (usable, str(error).split("\n")[0])
     found = check_gpus(1, [here])
     assert found.verdict is Verdict.PASS if usable else found.verdict in (Verdict.SKIP, Verdict.WARN)
     assert here.why in found.found or found.verdict is Verdict.SKIP  # where there is no driver
-    assert on("auto", [here, here]) == Choice(CPU)
+    assert on("auto", [here, here]) == DeviceChoice(CPU)
     if usable:
         with pytest.raises(ValueError, match=r"shows 1 GPU to 2 ranks \(Invalid device id\)"):
             on("cuda", [here, here])
@@ -104,18 +104,18 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
 
 
 def test_auto_takes_gpus_if_there_is_one_for_each_rank_and_says_why_where_some_are_left_alone(on, capfd):
-    assert on("auto", ["AB", "AB"], 1) == Choice(torch.device("cuda", 1))
-    assert on("auto", ["A", "A"], 1, share=True) == Choice(torch.device("cuda", 0), shared=True)
-    assert on("auto", ["", ""]) == on("auto", ["A", "A"], 1) == on("cpu", ["A", "A"]) == Choice(CPU)
+    assert on("auto", ["AB", "AB"], 1) == DeviceChoice(torch.device("cuda", 1))
+    assert on("auto", ["A", "A"], 1, share=True) == DeviceChoice(torch.device("cuda", 0), shared=True)
+    assert on("auto", ["", ""]) == on("auto", ["A", "A"], 1) == on("cpu", ["A", "A"]) == DeviceChoice(CPU)
     assert capfd.readouterr().err == "", "of no GPU there is nothing to say, and rank 0 speaks"
-    assert on("auto", ["A", "A"]) == Choice(CPU)
+    assert on("auto", ["A", "A"]) == DeviceChoice(CPU)
     assert "computing on CPUs: rank 1 would have no GPU alone: host n1 shows 1 GPU to 2 ranks" in capfd.readouterr().err
-    assert on("auto", ["", "A"]) == Choice(CPU)
+    assert on("auto", ["", "A"]) == DeviceChoice(CPU)
     assert "computing on CPUs: torch sees no GPU for rank 0 (host n1)" in capfd.readouterr().err
 
 
 def test_nccl_wants_a_gpu_for_each_rank():
-    alone, shared = Choice(torch.device("cuda", 0)), Choice(torch.device("cuda", 0), shared=True)
+    alone, shared = DeviceChoice(torch.device("cuda", 0)), DeviceChoice(torch.device("cuda", 0), shared=True)
     assert choose_transport("auto", alone, has_mpi=True) == "nccl"
     assert choose_transport("auto", shared, has_mpi=True) == "mpi"
     assert choose_transport("auto", shared, has_mpi=False) == "gloo"

@@ -16,7 +16,7 @@ from random_events import assigned_graphs
 from torch.autograd import gradcheck, gradgradcheck
 
 from domainpar.common.agreement import gather
-from domainpar.nn.adapt.across import Member, summed
+from domainpar.nn.adapt.across import GroupRank, summed
 from domainpar.parallel.halo import AdjointHalo, CompleteHalo, Halo
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
@@ -141,7 +141,7 @@ def test_the_adjoint_form_returns_what_ghosts_received_and_the_complete_form_dro
 
 def _differences_agree_with_gradients_of_any_order(world, edges, assignment, policy):
     """torch's own checks. Every rank has the number that rows are made of, and so makes the same calls."""
-    halo, ranks = _halo(world, edges, assignment, policy, kind=AdjointHalo), Member(world.transport)
+    halo, ranks = _halo(world, edges, assignment, policy, kind=AdjointHalo), GroupRank(world.transport)
     ids = torch.from_numpy(halo.plan.local_ids).double().reshape(-1, 1)
     of_owned, weights = ids[: halo.plan.num_owned].cos(), ids / 10 + 1 + world.rank
 

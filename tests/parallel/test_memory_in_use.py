@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from domainpar.parallel.allocator import bytes_in_use
-from domainpar.parallel.tables import Kept
+from domainpar.parallel.tables import BlockPool
 
 
 def test_blocks_count_as_long_as_somebody_refers_to_them():
-    kept, size = Kept(), 2**21
+    kept, size = BlockPool(), 2**21
     first, second = kept.lend(size), kept.lend(size)
     assert kept.bytes_lent == 2 * size
     del first

@@ -34,8 +34,8 @@ def test_in_a_call_it_is_the_outermost_call_of_ours_and_the_line_that_made_it(mo
     _, line = model(part.nodes(torch.ones(4, 1))), here()
     assert model.module.seen == [("model(...)", line)]
     seen.clear()
-    _, line = model.sum_gradients(), here()
-    assert seen == [("model.sum_gradients()", line)]
+    _, line = model.reduce_gradients(), here()
+    assert seen == [("model.reduce_gradients()", line)]
     seen.clear()
     _, line = agree(world.transport, None), here()
     assert in_words(*seen[0]) == f"agree(...) at {line}"

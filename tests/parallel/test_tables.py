@@ -44,7 +44,7 @@ def test_autograd_takes_it_as_a_result():
 
 
 def test_a_large_block_is_lent_again_when_nothing_refers_to_it_and_not_before():
-    kept = tables.Kept()
+    kept = tables.BlockPool()
     first = kept.lend(2**21)
     place = first.__array_interface__["data"][0]
     second = kept.lend(2**21)
@@ -59,7 +59,7 @@ def test_a_large_block_is_lent_again_when_nothing_refers_to_it_and_not_before():
 
 
 def test_a_block_is_not_given_to_a_table_that_is_much_smaller_or_larger():
-    kept = tables.Kept()
+    kept = tables.BlockPool()
     block, room = kept.lend(2**22), [kept.lend(size) for size in (2**21 + 2**20, 2**23 + 2**22)]
     place = block.__array_interface__["data"][0]
     del room, block  # those of a more alike size make place
@@ -73,7 +73,7 @@ def bytes_there(kept):
 
 
 def test_blocks_of_events_of_all_sizes_are_never_more_than_the_most_that_were_lent_at_once():
-    kept, sizes = tables.Kept(), [5, 11, 2, 7, 3, 11, 2, 5]
+    kept, sizes = tables.BlockPool(), [5, 11, 2, 7, 3, 11, 2, 5]
     for size in sizes:
         lent = [kept.lend(size * 2**20 + number) for number in range(3)]
         kept.lend(2**20)  # what came back is counted
@@ -83,7 +83,7 @@ def test_blocks_of_events_of_all_sizes_are_never_more_than_the_most_that_were_le
 
 
 def test_the_block_of_the_most_alike_size_makes_place_and_others_stay_while_there_is_room():
-    kept = tables.Kept()
+    kept = tables.BlockPool()
     first, second = kept.lend(2**22), kept.lend(2**25)
     del first
     del second
@@ -93,7 +93,7 @@ def test_the_block_of_the_most_alike_size_makes_place_and_others_stay_while_ther
 
 
 def test_a_table_that_there_is_no_memory_for_counts_for_nothing():
-    kept = tables.Kept()
+    kept = tables.BlockPool()
     with pytest.raises((OSError, ValueError, OverflowError)):
         kept.lend(2**62)
     assert (kept._lent, kept._most_lent) == (0, 0)
@@ -101,7 +101,7 @@ def test_a_table_that_there_is_no_memory_for_counts_for_nothing():
 
 def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
     monkeypatch.setattr(tables, "PATIENCE", 3)
-    kept = tables.Kept()
+    kept = tables.BlockPool()
     kept._most_lent = 2**30  # room for all
     kept.lend(2**22)
     lent = [kept.lend(2**20 * (10 + i)) for i in range(3)]
@@ -111,7 +111,7 @@ def test_a_block_that_no_table_takes_for_long_is_given_back(monkeypatch):
 
 
 def test_a_forked_process_has_blocks_of_its_own():
-    block = tables.Kept().lend(2**21)
+    block = tables.BlockPool().lend(2**21)
     block[:] = 1
     child = os.fork()
     if child == 0:
@@ -133,7 +133,7 @@ def test_a_system_without_huge_pages_lends_blocks_of_the_usual_pages(monkeypatch
 
 
 def test_threads_never_share_a_block():
-    kept, wrong = tables.Kept(), []
+    kept, wrong = tables.BlockPool(), []
 
     def work(number):
         for _ in range(200):

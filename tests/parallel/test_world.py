@@ -19,7 +19,7 @@ from domainpar.common.agreement import Refused, agree
 from domainpar.common.problems import Problem
 from domainpar.parallel import mpi, threads, world
 from domainpar.parallel.errors import RanksFailed
-from domainpar.parallel.gpus import Choice
+from domainpar.parallel.gpus import DeviceChoice
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
 from domainpar.parallel.presence import guard
@@ -216,7 +216,7 @@ def test_a_world_from_a_process_group_of_the_program():
 
 
 def test_auto_takes_nccl_on_gpus_then_mpi_then_gloo():
-    cpu, gpu = Choice(torch.device("cpu")), Choice(torch.device("cuda", 0))
+    cpu, gpu = DeviceChoice(torch.device("cpu")), DeviceChoice(torch.device("cuda", 0))
     assert choose_transport("auto", gpu, has_mpi=True) == "nccl"
     assert choose_transport("auto", cpu, has_mpi=True) == "mpi"
     assert choose_transport("auto", cpu, has_mpi=False) == "gloo"

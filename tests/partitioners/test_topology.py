@@ -12,7 +12,7 @@ NO_EDGES = np.zeros((2, 0), np.int64)
 def test_the_cost_of_a_node_is_its_in_and_out_degree_and_one():
     edges = np.array([[0, 0, 2, 2], [1, 1, 2, 0]])  # duplicates count twice, a self-loop as one in and one out
     assert Topology(edges, 4).costs().tolist() == [4, 3, 4, 1]
-    assert Topology(edges, 4, edges="incoming").costs().tolist() == [2, 3, 2, 1]  # those that a part computes on
+    assert Topology(edges, 4, edge_policy="incoming").costs().tolist() == [2, 3, 2, 1]  # those that a part computes on
 
 
 def attached(num_nodes, each, rng):
@@ -34,7 +34,7 @@ def test_edges_are_dealt_evenly_to_parts_that_compute_on_incoming_ones(graph, na
         edges = np.stack([np.zeros(4999, np.int64), np.arange(1, 5000)])
     else:
         edges = attached(5000, 4, np.random.default_rng(0))[::-1]  # from old nodes, which have many, to new ones
-    parts = get_partitioner(name)(Topology(edges, 5000, edges="incoming"), num_blocks)
+    parts = get_partitioner(name)(Topology(edges, 5000, edge_policy="incoming"), num_blocks)
     per_part = np.bincount(parts[edges[1]], minlength=num_blocks)
     assert per_part.max() / per_part.mean() < 1.06
 

@@ -41,7 +41,7 @@ def test_what_a_file_lacks_is_not_written_and_what_another_version_wrote_stays(t
 
 def test_scores_list_their_events_and_are_read_back(tmp_path):
     events = [ScoredEvent("7", "event7.scores.zarr.zip", "ab", "cd", 5, 1)]
-    record = ScoresRecord.of(mode="naive", events=events, store=StoreRecord.of(path="s", absolute="/s"), learnt=None)
+    record = ScoresRecord.of(mode="naive", events=events, store=StoreRecord.of(path="s", absolute="/s"), tasks=None)
     (tmp_path / "scores.json").write_bytes(json_bytes(record.plain()))
     assert scores_record(tmp_path / "scores.json") == record
     assert record.by_event["7"].edges == 5

@@ -10,7 +10,7 @@ Parts of torch that are not public and that this room relies on, with what break
 - `Tensor._base` (`rules/scatters`): values written into columns of rows might be written into a copy.
 - `UntypedStorage._cdata`, `StorageWeakRef` (`versions`): tensors that share memory would not be known to.
 - `__dict__` of a tensor and of a storage (`rows`, `part`, `gradient_sums`): rows could not be attached to tensors.
-- `torch.utils._python_dispatch.TorchDispatchMode` (`tape`): operations would not be seen.
+- `torch.utils._python_dispatch.TorchDispatchMode` (`recomputation`): operations would not be seen.
 - `torch._C._functorch.is_functorch_wrapped_tensor` (`versions`): tensors inside `vmap` would be asked for memory.
 - `_forward_cls` of a `BackwardCFunction` (`watch`): our own functions might be taken for a user's, and refused.
 - `_qualified_op_name` of `torch.ops` (`calls`): an extension's operation would go by the name of one of torch's.

@@ -34,14 +34,14 @@ def shape_and_type(tensor: Tensor) -> str:
 _NUMBERS = itertools.count()
 
 
-class Member(OfThisProcess):
+class GroupRank(OfThisProcess):
     """One of the ranks that share a graph, and its talk with the others.
 
     Args:
         transport: Joins the ranks.
 
     Attributes:
-        part: The number of this one.
+        index: The number of this one.
         number: Another number for each object of this class in a process.
         num_parts: Ranks that share the graph.
         num_exchanges: How often ghosts were filled in forward passes.
@@ -50,7 +50,7 @@ class Member(OfThisProcess):
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.part, self.num_parts, self.number = transport.rank, transport.size, next(_NUMBERS)
+        self.index, self.num_parts, self.number = transport.rank, transport.size, next(_NUMBERS)
         self.num_exchanges = self.num_sums = 0
 
     def gather(self, local: Tensor) -> list[Tensor]:
@@ -68,7 +68,7 @@ class Member(OfThisProcess):
         return total
 
 
-def summed(local: Tensor, part: Member) -> Tensor:
+def summed(local: Tensor, part: GroupRank) -> Tensor:
     """The sum of every rank's tensor, the same on all. *Collective*, forward and backward."""
     if part.num_parts == 1:
         return local
@@ -77,23 +77,23 @@ def summed(local: Tensor, part: Member) -> Tensor:
     return total
 
 
-def largest(local: Tensor, part: Member) -> Tensor:
+def largest(local: Tensor, part: GroupRank) -> Tensor:
     """The elementwise maximum over ranks, without gradient. *Collective*."""
     part.num_sums += 1
     return torch.stack(part.gather(local.detach())).amax(0)
 
 
-def multiplied(local: Tensor, part: Member) -> Tensor:
+def multiplied(local: Tensor, part: GroupRank) -> Tensor:
     """The product of every rank's tensor, in their order. *Collective*, forward and backward."""
     if part.num_parts == 1:
         return local
     # A sum that gathers every rank's factor, so that autograd knows of each: gradients of any order are exact.
     nothing = torch.zeros_like(local, requires_grad=False)
-    mine = torch.stack([local if rank == part.part else nothing for rank in range(part.num_parts)])
+    mine = torch.stack([local if rank == part.index else nothing for rank in range(part.num_parts)])
     return reduce(torch.mul, summed(mine, part).unbind())
 
 
-def shared_by(value: Tensor, mine: Tensor, chosen: Tensor, dims: tuple[int, ...], part: Member) -> Tensor:
+def shared_by(value: Tensor, mine: Tensor, chosen: Tensor, dims: tuple[int, ...], part: GroupRank) -> Tensor:
     """A value of the whole graph whose gradient the numbers that were chosen share. *Collective*, forward and backward.
 
     Args:
@@ -113,11 +113,11 @@ def with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     return result
 
 
-def counted_once(result: Tensor, part: Member) -> Tensor:
+def counted_once(result: Tensor, part: GroupRank) -> Tensor:
     """A result that every rank has. Its gradient is taken from rank 0, so that gradients may be summed over ranks."""
     if part.num_parts == 1:
         return result
-    kept: Tensor = _CountedOnce.apply(result, part.part == 0)  # type: ignore[no-untyped-call]
+    kept: Tensor = _CountedOnce.apply(result, part.index == 0)  # type: ignore[no-untyped-call]
     return kept
 
 
@@ -150,7 +150,7 @@ class _SumOverRanks(torch.autograd.Function):
     """Its own adjoint: what all ranks make of a sum comes back to every summand."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, part: Member) -> Tensor:
+    def forward(ctx: Any, local: Tensor, part: GroupRank) -> Tensor:
         ctx.part = part
         return part.sum_over_ranks(local)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.recorder import Moment, Seen, merged
-from domainpar.nn.adapt.trial import Run
+from domainpar.nn.adapt.recorder import SeenTensor, Snapshot, merged
+from domainpar.nn.adapt.trial import TrialRun
 from domainpar.nn.adapt.verification import LayerCheck, Worst
 
 FLOOR = 1e-3  # of the largest value so far: what cancels to less is judged against this, as it is rounding of that
@@ -49,7 +49,7 @@ class Differences:
     state: tuple[Worst, ...]
 
 
-def compare_runs(whole: Run, split: Run) -> Differences:
+def compare_runs(whole: TrialRun, split: TrialRun) -> Differences:
     """Compare results, gradients and buffers of two runs that came to their ends.
 
     Args:
@@ -79,10 +79,10 @@ def _by_name(whole: Mapping[str, Tensor], ranks: Sequence[Mapping[str, Tensor]])
     """Differences of tensors that every rank has whole."""
     floor = FLOOR * max(map(largest, whole.values()), default=0.0)
     for name, tensor in whole.items():
-        yield _worst(name, Seen(tensor), [Seen(tensors[name]) for tensors in ranks], floor)
+        yield _worst(name, SeenTensor(tensor), [SeenTensor(tensors[name]) for tensors in ranks], floor)
 
 
-def _worst(name: str, whole: Seen, ranks: Sequence[Seen], floor: float = 0.0) -> Worst:
+def _worst(name: str, whole: SeenTensor, ranks: Sequence[SeenTensor], floor: float = 0.0) -> Worst:
     """The difference of what a run leaves: of one type, and what has no rows the same bits on every rank."""
     found = compare(whole, ranks, floor)
     problem = found.note if found.difference is None or found.note.startswith("shape ") else ""
@@ -101,7 +101,7 @@ class Difference(NamedTuple):
     rows: str = ""
 
 
-def compare(whole: Seen, ranks: Sequence[Seen], floor: float) -> Difference:
+def compare(whole: SeenTensor, ranks: Sequence[SeenTensor], floor: float) -> Difference:
     """The largest difference of a tensor, relative to its largest value.
 
     Args:
@@ -126,7 +126,7 @@ def compare(whole: Seen, ranks: Sequence[Seen], floor: float) -> Difference:
     return Difference(max(own, of_copies) / scale, note, split.rows)
 
 
-def _gap_of_copies(seen: Seen, split: Seen, theirs: Tensor) -> float:
+def _gap_of_copies(seen: SeenTensor, split: SeenTensor, theirs: Tensor) -> float:
     if seen.copies is None or seen.dim is None:
         return 0.0
     # A key that no rank counts has no place; clamped to the last one it differs, or there is nothing to differ from.
@@ -134,7 +134,9 @@ def _gap_of_copies(seen: Seen, split: Seen, theirs: Tensor) -> float:
     return gap(seen.copies, theirs.index_select(seen.dim, places))
 
 
-def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[LayerCheck, ...], LayerCheck | None]:
+def compare_layers(
+    whole: TrialRun, split: TrialRun, tolerance: float
+) -> tuple[tuple[LayerCheck, ...], LayerCheck | None]:
     """All calls of all layers, inner ones first, and the one in whose own code the first difference arose."""
     record, sizes = whole.ranks[0].recorder.moments, [0.0]
     by_rank = [{(moment.layer, moment.when): moment for moment in rank.recorder.moments} for rank in split.ranks]
@@ -162,7 +164,7 @@ def compare_layers(whole: Run, split: Run, tolerance: float) -> tuple[tuple[Laye
     return (*rows, *rows_of_extra), first or next(iter(rows_of_extra), None)
 
 
-def _of_all(whole: Sequence[Seen], ranks: Sequence[Sequence[Seen]], floor: float) -> Difference:
+def _of_all(whole: Sequence[SeenTensor], ranks: Sequence[Sequence[SeenTensor]], floor: float) -> Difference:
     """The largest difference of the tensors of one moment."""
     if any(len(seen) != len(whole) for seen in ranks):
         return Difference(math.inf, "another number of tensors")
@@ -181,7 +183,7 @@ def _listed(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
-def _blamed(moments: Sequence[Moment], check: LayerCheck) -> LayerCheck:
+def _blamed(moments: Sequence[Snapshot], check: LayerCheck) -> LayerCheck:
     """The layer whose code ran when a difference first showed: that which gave a wrong value, not that which got it."""
     last = moments[-1]
     if last.when == "left":

@@ -32,7 +32,7 @@ DECIDED = (
     "something else than optimizer.step() on summed gradients changed them, or a rank decided by a number of its own, "
     "as its share of the loss (a schedule, an early stop, a clip, noise)"
 )
-DECIDE = "decide on every rank by what all of them have: part.sum(loss) is the loss; draw noise from equal seeds"
+DECIDE = "decide on every rank by what all of them have: part.all_reduce(loss) is the loss; draw noise from equal seeds"
 
 
 class GradientSums:
@@ -181,7 +181,7 @@ class Replicas:
             return
         why, hint = DECIDED, DECIDE
         if any(state[0] for state in states):
-            why = "parameters changed without sum_gradients()"
+            why = "parameters changed without reduce_gradients()"
             hint = "on every rank, call it after the last backward and before optimizer.step(); else change them alike"
         raise RanksDiffer(f"{differing[0]}: {why}", hint)
 

@@ -68,7 +68,7 @@ def check_module(module: nn.Module) -> None:
     if hooked := [name for name, holder in holders if any(getattr(holder, kind, None) for kind in hooks)]:
         raise ValueError(
             f"there are hooks on the gradients of {', '.join(hooked)}: they would see one rank's share of them; change "
-            "gradients after sum_gradients, or clip with --clip."
+            "gradients after reduce_gradients, or clip with --clip."
         )
 
 
@@ -85,7 +85,7 @@ def check_whole(module: nn.Module) -> None:
     for name, kind in sharded:
         raise ValueError(
             f"{name or 'the model'} is sharded over ranks ({kind} of torch.distributed), where every rank has to hold "
-            "its parameters whole; leave fully_shard and FullyShardedDataParallel away: sum_gradients sums."
+            "its parameters whole; leave fully_shard and FullyShardedDataParallel away: reduce_gradients sums."
         )
 
 

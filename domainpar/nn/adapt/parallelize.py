@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.adapt import rules as _rules  # noqa: F401  registers them
-from domainpar.nn.adapt.across import Member, counted_once
+from domainpar.nn.adapt.across import GroupRank, counted_once
 from domainpar.nn.adapt.gradient_sums import GradientSums, Replicas, take_from_root
 from domainpar.nn.adapt.input_log import input_log
 from domainpar.nn.adapt.modules import (
@@ -28,6 +28,7 @@ from domainpar.nn.adapt.modules import (
 )
 from domainpar.nn.adapt.nested import rebuilt, tensors_in
 from domainpar.nn.adapt.part import GraphPart
+from domainpar.nn.adapt.recomputation import Recomputation
 from domainpar.nn.adapt.rows import (
     UNKNOWN,
     NotExact,
@@ -39,7 +40,6 @@ from domainpar.nn.adapt.rows import (
     unwatched,
     was_written,
 )
-from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.adapt.watch import Watch
 from domainpar.nn.noise import key_of
 from domainpar.nn.recompute import checked
@@ -54,11 +54,11 @@ def parallelize(
     seed: int = 0,
     node_parameters: Sequence[str] = (),
     recompute_every: int | None = None,
-) -> Parallel:
+) -> GraphParallel:
     """Let a module, unchanged, run on a split graph: the result of one rank, to rounding. *Collective*.
 
     Its parameters and buffers are set to those of rank 0; rows of a part that it keeps, a static graph say, stay what
-    they are. Give the result tensors of a `GraphPart`; see `Parallel`.
+    they are. Give the result tensors of a `GraphPart`; see `GraphParallel`.
 
     Args:
         module: Any module of torch and torch_geometric functions.
@@ -75,17 +75,17 @@ def parallelize(
             yet or they are sharded over ranks (FSDP), there are hooks on gradients, or nothing has a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
-    if any(isinstance(child, Parallel) for child in module.modules()):
+    if any(isinstance(child, GraphParallel) for child in module.modules()):
         raise ValueError("the module is parallel already; give parallelize the module itself, once.")
     check_module(module)
-    parallel = Parallel(module, world, seed, node_parameters, recompute_every)
+    parallel = GraphParallel(module, world, seed, node_parameters, recompute_every)
     keep_rows_out_of_state(module)
     take_from_root(common_tensors(module), world)
     parallel.begin()
     return parallel
 
 
-class Parallel(nn.Module):
+class GraphParallel(nn.Module):
     """A module on a split graph. Call it like the module itself, with tensors marked by a `GraphPart`.
 
     Every torch call of the forward pass is watched: rows of ghosts are fetched where an edge reads them and they are
@@ -93,7 +93,7 @@ class Parallel(nn.Module):
     number of a row. What has no exact form raises `NotExact` naming the module and the reason, on every rank.
 
     The loss is the caller's: a sum over the rows that come back, divided by a number of the whole graph, so that the
-    losses of all ranks add up to the loss. `sum_gradients` then makes the gradient of that loss of each rank's share.
+    losses of all ranks add up to the loss. `reduce_gradients` then makes the gradient of that loss of each rank's share.
 
     Args:
         module: The module itself; `state_dict` of it is what to save.
@@ -103,10 +103,10 @@ class Parallel(nn.Module):
         recompute_every: As for `parallelize`.
 
     Attributes:
-        calls: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
+        rng_step: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
     """
 
-    calls: Tensor
+    rng_step: Tensor
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Parallel(nn.Module):
         self.module, self.world, self.seed, self.recompute_every = module, world, seed, checked(recompute_every)
         self._replicas: Replicas | None = None
         self._node_parameters = {name: owner_of(module, name) for name in node_parameters}
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.register_buffer("rng_step", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the module, of the rows this rank owns. *Collective*, forward and backward.
@@ -145,8 +145,8 @@ class Parallel(nn.Module):
         if part.num_parts > 1:
             args, kwargs = self._compared(part, args, kwargs)
         with torch.no_grad():
-            self.calls += 1
-        return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.calls)))
+            self.rng_step += 1
+        return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.rng_step)))
 
     def _compared(self, part: GraphPart, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments as they are to be read, once all ranks have compared what they hold and were given."""
@@ -193,7 +193,7 @@ class Parallel(nn.Module):
         """
         noise = None if key is None else partial(key_of, key)
         constants = {id(tensor): tensor for tensor in common_tensors(self.module).values()}
-        watch = Watch(part, constants, noise, Tape(self.recompute_every))
+        watch = Watch(part, constants, noise, Recomputation(self.recompute_every))
         arguments = tensors_in((args, kwargs))
         watch.numbering.give(arguments, "arguments")
         watch.versions.keep(arguments)
@@ -205,7 +205,7 @@ class Parallel(nn.Module):
                 around.enter_context(counting())
                 for name, owner in self._node_parameters.items():
                     around.enter_context(read_as_nodes(name, owner, part))
-                around.enter_context(watch.tape.whole())
+                around.enter_context(watch.recomputation.whole())
                 around.enter_context(watch)
                 result = self.module(*args, **kwargs)
             if not torch.equal(_random_state(part.device), before):
@@ -220,7 +220,7 @@ class Parallel(nn.Module):
             for hook in hooks:
                 hook.remove()
 
-    def sum_gradients(self) -> None:
+    def reduce_gradients(self) -> None:
         """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
 
         Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
@@ -254,7 +254,7 @@ class Parallel(nn.Module):
         return f"{where}: {reason_of(running)}{refused}"
 
 
-never_compiled(Parallel.forward, Parallel.sum_gradients)
+never_compiled(GraphParallel.forward, GraphParallel.reduce_gradients)
 
 
 def _passes_messages(layer: nn.Module) -> bool:
@@ -302,13 +302,13 @@ def _part_of(arguments: Any) -> GraphPart:
             )
         if getattr(item, "is_sparse", False) or type(item).__name__ == "SparseTensor":
             raise NotExact("an adjacency matrix (adj_t) is given; give part.edge_index instead.")
-    parts: dict[int, Member] = {}
+    parts: dict[int, GroupRank] = {}
     for tensor in tensors_in(arguments):
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(
                 f"an argument of shape {tuple(tensor.shape)} is not marked; say what its rows are with part.nodes, "
-                "part.edges or, for a tensor that every rank has, part.same_everywhere; edges are part.edge_index, or "
+                "part.edges or, for a tensor that every rank has, part.replicate; edges are part.edge_index, or "
                 "part.src and part.dst by themselves. A mark does not outlive a torch call outside of the model: what "
                 "that makes of marked tensors and results (x + model(x)) is to be made in the model, or in place."
             )

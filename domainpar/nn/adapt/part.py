@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.adapt.across import Member, summed
+from domainpar.nn.adapt.across import GroupRank, summed
 from domainpar.nn.adapt.input_log import input_log, tensor_given
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, counting, last_noted, mark, note_version, rows_of
+from domainpar.nn.adapt.rows import Axis, NotExact, RowIndex, Rows, counting, last_noted, mark, note_version, rows_of
 from domainpar.nn.adapt.slices import Slices
 from domainpar.nn.uncompiled import never_compiled
 from domainpar.parallel.halo import AdjointHalo
@@ -21,7 +21,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.plan import PartitionPlan
 
 
-class GraphPart(Member):
+class GraphPart(GroupRank):
     """One rank's part of a graph: owned nodes, ghosts, local edges, and what carries rows between parts.
 
     Making one is *collective*: the plans of the ranks are compared.
@@ -55,8 +55,8 @@ class GraphPart(Member):
         counted = self._edge_owned if incident else None
         self.edge_axis = Axis(self, "edges", counted, self._to_device(plan.edge_ids))
         self._joined: WeakValueDictionary[tuple[int, ...], Axis] = WeakValueDictionary()
-        src = Names(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
-        dst = Names(self.node_axis, complete=True, only_owned=not incident)
+        src = RowIndex(self.node_axis, complete=incident or plan.num_parts == 1, only_owned=plan.num_parts == 1)
+        dst = RowIndex(self.node_axis, complete=True, only_owned=not incident)
         self.ends = (src, dst)
         _ = self.node_axis.total, self.edge_axis.total  # asked now, together, not by whoever asks first
         self.edge_index = note_version(mark(self._to_device(plan.edge_rows), Rows(self.edge_axis, 1, names=self.ends)))
@@ -81,22 +81,22 @@ class GraphPart(Member):
         Args:
             whole: One row for each node of the whole graph, the same on every rank, which the next forward pass or the
                 end of the world checks. An array of numpy will do. Gradients flow back to it, this rank's share:
-                `whole.grad = part.sum(whole.grad)` makes it whole.
+                `whole.grad = part.all_reduce(whole.grad)` makes it whole.
             dim: The dimension along which the nodes lie.
 
         Raises:
             ValueError: If its number of rows is not that of the graph's nodes.
         """
-        return self.local_nodes(self._taken("part.nodes", whole, dim, self.node_axis, self.local_ids), dim)
+        return self.nodes_from_local(self._taken("part.nodes", whole, dim, self.node_axis, self.local_ids), dim)
 
     def read_nodes(self, whole: Tensor, dim: int = 0) -> Tensor:
         """The same of what need not be compared, since all ranks have it: a parameter."""
         self._check(whole, dim, self.node_axis.total, "nodes of the whole graph")
-        return self.local_nodes(whole.index_select(dim, self.local_ids.to(whole.device)), dim)
+        return self.nodes_from_local(whole.index_select(dim, self.local_ids.to(whole.device)), dim)
 
     def edges(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """This part's rows of a tensor of all edges, marked as edges; arguments as for `nodes`."""
-        return self.local_edges(self._taken("part.edges", whole, dim, self.edge_axis, self.edge_axis.keys), dim)
+        return self.edges_from_local(self._taken("part.edges", whole, dim, self.edge_axis, self.edge_axis.keys), dim)
 
     def owned_nodes(self, whole: Tensor | npt.ArrayLike, dim: int = 0) -> Tensor:
         """The rows of a tensor of all nodes that this part owns, as in a model's result: targets, masks, weights."""
@@ -107,7 +107,7 @@ class GraphPart(Member):
         keys = self.edge_axis.keys[self._edge_owned]
         return self._own(self._taken("part.owned_edges", whole, dim, self.edge_axis, keys))
 
-    def local_nodes(self, local: Tensor, dim: int = 0) -> Tensor:
+    def nodes_from_local(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's owned nodes and ghosts in the plan's order, ghosts up to date.
 
         Its owned rows may be written in place, `local[: part.plan.num_owned] += ...`: the next pass fetches those of
@@ -116,21 +116,21 @@ class GraphPart(Member):
         self._check(local, dim, self.plan.num_local, "owned nodes and ghosts")
         return _marked(_counting(local.to(self.device)), Rows(self.node_axis, dim % local.dim()))
 
-    def local_edges(self, local: Tensor, dim: int = 0) -> Tensor:
+    def edges_from_local(self, local: Tensor, dim: int = 0) -> Tensor:
         """Mark a tensor whose rows are this part's local edges in the plan's order."""
         self._check(local, dim, self.plan.num_edges, "local edges")
         return _marked(_counting(local.to(self.device)), Rows(self.edge_axis, dim % local.dim()))
 
-    def same_everywhere(self, tensor: Tensor | npt.ArrayLike) -> Tensor:
+    def replicate(self, tensor: Tensor | npt.ArrayLike) -> Tensor:
         """Mark a tensor that is the same on every rank: a time step, a condition of the whole graph.
 
-        A gradient that flows back to it is this rank's share: `t.grad = part.sum(t.grad)` makes it whole.
+        A gradient that flows back to it is this rank's share: `t.grad = part.all_reduce(t.grad)` makes it whole.
         """
         taken = tensor_given(tensor, "what is the same everywhere")
-        self.inputs.remember("part.same_everywhere", taken)
+        self.inputs.remember("part.replicate", taken)
         return note_version(mark(_counting(taken.to(self.device)), None))
 
-    def sum(self, owned: Tensor, *, gradient: bool = False) -> Tensor:
+    def all_reduce(self, owned: Tensor, *, differentiable: bool = False) -> Tensor:
         """Add up a tensor over all parts: a loss to print, a count, forces to train on. *Collective*.
 
         Args:
@@ -141,10 +141,10 @@ class GraphPart(Member):
         """
         return summed(owned, self) if gradient else self.sum_over_ranks(owned.detach())
 
-    def mean_over_nodes(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
+    def node_mean_share(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
         """This rank's share of the mean over all nodes of the graph; the shares of all ranks add up to it.
 
-        A loss of this kind is what backward, `sum_gradients` and `sum` want. *Collective* if there are weights.
+        A loss of this kind is what backward, `reduce_gradients` and `sum` want. *Collective* if there are weights.
 
         Args:
             each: A loss for each node that this part owns, [num_owned, ...].
@@ -155,7 +155,7 @@ class GraphPart(Member):
         """
         return self._mean(each, weights, self.node_axis, self.plan.num_owned)
 
-    def mean_over_edges(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
+    def edge_mean_share(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
         """The same over all edges of the graph, of a loss for each edge that this part owns."""
         return self._mean(each, weights, self.edge_axis, int(self.plan.edge_owned.sum()))
 
@@ -173,7 +173,7 @@ class GraphPart(Member):
         if weights is None:
             return each.sum() / (axis.total * numbers_each)
         beside = weights.view(-1, *(1 for _ in each.shape[1:]))  # a weight of a row, whatever its dimensions
-        return (each * beside).sum() / (self.sum(weights.sum()) * numbers_each)
+        return (each * beside).sum() / (self.all_reduce(weights.sum()) * numbers_each)
 
     def joined(self, pieces: Sequence[Axis]) -> Axis:
         """The axis of rows of several axes, one behind the other; the same object for the same pieces."""
@@ -211,8 +211,8 @@ class GraphPart(Member):
 
 
 never_compiled(
-    *(GraphPart.nodes, GraphPart.edges, GraphPart.owned_nodes, GraphPart.owned_edges, GraphPart.same_everywhere),
-    *(GraphPart.local_nodes, GraphPart.local_edges, GraphPart.sum, GraphPart._mean, GraphPart._end),
+    *(GraphPart.nodes, GraphPart.edges, GraphPart.owned_nodes, GraphPart.owned_edges, GraphPart.replicate),
+    *(GraphPart.nodes_from_local, GraphPart.edges_from_local, GraphPart.all_reduce, GraphPart._mean, GraphPart._end),
 )
 
 # Set on the memory of a tensor, as views of it have no `Rows` of their own where nobody watches.

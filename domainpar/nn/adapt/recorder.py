@@ -11,17 +11,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn.adapt.in_blocks import in_a_block
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, unwatched
-from domainpar.nn.adapt.stream import in_a_block
-from domainpar.nn.adapt.verification import Layer
+from domainpar.nn.adapt.verification import LayerCall
 from domainpar.nn.adapt.watch import Watch, watching
 
 When = Literal["given", "made", "left"]
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTensor:
     """A tensor as one rank saw it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Seen:
     keys_of_copies: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64, device="cpu"))
     problem: str = ""
 
-    def returned_as(self, tensor: Tensor) -> Seen:
+    def returned_as(self, tensor: Tensor) -> SeenTensor:
         """The result of a module as its caller got it: rows that this rank counts, row numbers as values."""
         if self.problem == _SPARSE:
             return self
@@ -54,16 +54,16 @@ class Seen:
 _SPARSE = "a sparse tensor"
 
 
-def see(tensor: Tensor, watch: Watch | None) -> Seen:
+def see(tensor: Tensor, watch: Watch | None) -> SeenTensor:
     """A tensor as it is now; without a watch, on the whole graph."""
     if tensor.layout is not torch.strided:
-        return Seen(problem=_SPARSE)
+        return SeenTensor(problem=_SPARSE)
     try:
         rows = None if watch is None else watch.rows(tensor)
     except NotExact:
-        return Seen(problem="nobody knows what its rows are")
+        return SeenTensor(problem="nobody knows what its rows are")
     if watch is None or rows is None:
-        return Seen(as_numbers(tensor), tensor.dtype)
+        return SeenTensor(as_numbers(tensor), tensor.dtype)
     axis, dim, part = rows.axis, rows.dim, watch.part
     values, problem = tensor, ""
     if rows.names is not None:  # local numbers differ between ranks: the ids behind them are compared
@@ -75,7 +75,7 @@ def see(tensor: Tensor, watch: Watch | None) -> Seen:
             ids = ids_of[numbered.pop()]
             if tensor.numel() and not -len(ids) <= int(tensor.min()) <= int(tensor.max()) < len(ids):
                 # Changed where torch does not tell: the watch refuses them as soon as they are used.
-                return Seen(problem="numbers beyond the rows", rows=axis.name)
+                return SeenTensor(problem="numbers beyond the rows", rows=axis.name)
             values = ids[tensor]
     if axis is part.node_axis:
         keys = part.local_ids[: tensor.size(dim)]
@@ -83,7 +83,9 @@ def see(tensor: Tensor, watch: Watch | None) -> Seen:
     else:
         keys, counted = axis.keys, axis.counted_rows
     ours, others = counted.nonzero().view(-1), (~counted).nonzero().view(-1)
-    seen = Seen(as_numbers(values.index_select(dim, ours)), tensor.dtype, axis.name, dim, keys[ours], problem=problem)
+    seen = SeenTensor(
+        as_numbers(values.index_select(dim, ours)), tensor.dtype, axis.name, dim, keys[ours], problem=problem
+    )
     if axis is part.node_axis and not rows.fresh:  # ghosts out of date hold nothing that anybody reads
         return seen
     return replace(seen, copies=as_numbers(values.index_select(dim, others)), keys_of_copies=keys[others])
@@ -95,7 +97,7 @@ def as_numbers(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64, copy=True)
 
 
-def merged(ranks: Sequence[Seen]) -> Seen:
+def merged(ranks: Sequence[SeenTensor]) -> SeenTensor:
     """The tensor of the whole graph, its rows in the order of their keys, from the rows that each rank counted."""
     first = ranks[0]
     problem = next((seen.problem for seen in ranks if seen.problem), "")
@@ -109,16 +111,16 @@ def merged(ranks: Sequence[Seen]) -> Seen:
         return replace(first, value=first.value.new_zeros(0))  # of no shape that the whole graph's could have
     keys, order = torch.cat([seen.keys for seen in ranks]).sort()
     value = torch.cat([seen.value for seen in ranks], first.dim).index_select(first.dim, order)
-    return Seen(value, first.dtype, first.rows, first.dim, keys)
+    return SeenTensor(value, first.dtype, first.rows, first.dim, keys)
 
 
-class Moment(NamedTuple):
+class Snapshot(NamedTuple):
     """The tensors that were seen when a layer was called, had made its result, or left its arguments behind."""
 
-    layer: Layer
+    layer: LayerCall
     when: When
-    inside: Layer | None
-    seen: list[Seen]
+    inside: LayerCall | None
+    seen: list[SeenTensor]
 
 
 class Recorder:
@@ -130,8 +132,8 @@ class Recorder:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.moments: list[Moment] = []
-        self.running: list[Layer] = []
+        self.moments: list[Snapshot] = []
+        self.running: list[LayerCall] = []
         self._model, self._calls = type(module).__name__, Counter[str]()
         self._hooks = []
         for name, child in module.named_modules():
@@ -144,11 +146,11 @@ class Recorder:
             hook.remove()
 
     @property
-    def place(self) -> Layer:
+    def place(self) -> LayerCall:
         """The layer that runs, or ran when the module failed."""
-        return self.running[-1] if self.running else Layer("", self._model)
+        return self.running[-1] if self.running else LayerCall("", self._model)
 
-    def result(self) -> list[Seen]:
+    def result(self) -> list[SeenTensor]:
         """The result of the module itself, of its last call."""
         return next(last.seen for last in reversed(self.moments) if last.layer.name == "" and last.when == "made")
 
@@ -157,7 +159,7 @@ class Recorder:
             return
         self._calls[name] += 1
         inside = self.running[-1] if self.running else None
-        self.running.append(Layer(name, type(child).__name__, self._calls[name]))
+        self.running.append(LayerCall(name, type(child).__name__, self._calls[name]))
         self._write("given", inside, (args, kwargs))
 
     def _returns(self, name: str, _: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -170,9 +172,9 @@ class Recorder:
         self._write("left", inside, (args, kwargs))
         self.running.pop()
 
-    def _write(self, when: When, inside: Layer | None, value: Any) -> None:
+    def _write(self, when: When, inside: LayerCall | None, value: Any) -> None:
         watch = watching()
         # This look at the tensors is no part of the model: it neither passes the watch nor leaves a graph.
         with unwatched(), torch.no_grad():
             seen = [see(tensor, watch) for tensor in tensors_in(value)]
-        self.moments.append(Moment(self.running[-1], when, inside, seen))
+        self.moments.append(Snapshot(self.running[-1], when, inside, seen))

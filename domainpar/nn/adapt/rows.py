@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import Member, payload_of, tensor_of
+from domainpar.nn.adapt.across import GroupRank, payload_of, tensor_of
 
 MARK_IT = "mark it with part.nodes or part.edges (a parameter: parallelize(..., node_parameters=[its name]))"
 APART = (
@@ -74,7 +74,7 @@ class Axis:
         length: Rows on this rank that it computes on: owned nodes, local edges.
     """
 
-    part: Member
+    part: GroupRank
     name: str
     counted: Tensor | None
     keys: Tensor
@@ -197,7 +197,7 @@ class Axis:
         return f"<{self.name}: {self.length} here>"
 
 
-def places_of(axis: Axis, keys: Tensor, part: Member) -> Tensor:
+def places_of(axis: Axis, keys: Tensor, part: GroupRank) -> Tensor:
     """The places of some rows among those of the whole graph, by their keys, the same on every rank. *Collective*."""
     if axis.selected_from is None and not axis.pieces and axis.each is None:
         return keys  # nodes and edges: their numbers are their places
@@ -215,7 +215,7 @@ def _split_keys(keys: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Names:
+class RowIndex:
     """The rows that the integers of a tensor number, as this rank knows them.
 
     Attributes:
@@ -228,12 +228,12 @@ class Names:
     complete: bool
     only_owned: bool
 
-    def joined_with(self, other: Names) -> Names:
+    def joined_with(self, other: RowIndex) -> RowIndex:
         """The rows that the entries of both number."""
-        return Names(self.of, self.complete and other.complete, self.only_owned and other.only_owned)
+        return RowIndex(self.of, self.complete and other.complete, self.only_owned and other.only_owned)
 
 
-class Kept(NamedTuple):
+class CachedResult(NamedTuple):
     """A result kept for a tensor, with the version of the tensor and whether gradients were on."""
 
     result: Tensor
@@ -241,7 +241,7 @@ class Kept(NamedTuple):
     with_gradient: bool
 
     @classmethod
-    def of(cls, tensor: Tensor, result: Tensor) -> Kept:
+    def of(cls, tensor: Tensor, result: Tensor) -> CachedResult:
         """A result that was made of a tensor just now."""
         return cls(result, version_of(tensor), torch.is_grad_enabled())
 
@@ -269,9 +269,9 @@ class Rows:
     axis: Axis
     dim: int
     fresh: bool = True
-    names: tuple[Names, ...] | None = None
+    names: tuple[RowIndex, ...] | None = None
     equal_ends: bool | None = None
-    with_ghosts: Kept | None = field(default=None, repr=False)
+    with_ghosts: CachedResult | None = field(default=None, repr=False)
     selections: dict[object, Axis] = field(default_factory=dict, repr=False)  # by the version of a mask
     number: tuple[int, object] | None = field(default=None, repr=False)
     used: bool = field(default=False, repr=False)  # by a tensor: what is kept here is of that one
@@ -305,7 +305,7 @@ class Rows:
         return OrderedDict, ()
 
     @property
-    def named(self) -> Names:
+    def named(self) -> RowIndex:
         """The rows that an index numbers.
 
         Raises:
@@ -318,7 +318,7 @@ class Rows:
             )
         return self.names[0]
 
-    def names_at(self, dim: int, at: int) -> tuple[Names, ...] | None:
+    def names_at(self, dim: int, at: int) -> tuple[RowIndex, ...] | None:
         """The rows numbered by an entry of a dimension that is not that of the rows."""
         return self.names if self.names is None or len(self.names) == 1 else (self.names[at],)
 
@@ -438,7 +438,7 @@ def check_written(tensor: Tensor, rows: Rows) -> None:
         raise NotExact(
             f"a tensor of {rows.axis.name} of shape {tuple(tensor.shape)} was written in place since it was marked, "
             "and other ranks hold copies of its rows (edges='incident'); keep what changes of edges in the model, or "
-            "mark it anew with part.edges or part.local_edges, the copies alike."
+            "mark it anew with part.edges or part.edges_from_local, the copies alike."
         )
 
 

@@ -26,7 +26,7 @@ def split_graph(
     num_nodes: int,
     world: World,
     *,
-    edges: EdgePolicy = "incoming",
+    edge_policy: EdgePolicy = "incoming",
     partitioner: str | IntArray = "metis",
     position: Tensor | npt.ArrayLike | None = None,
     seed: int = 0,
@@ -46,7 +46,7 @@ def split_graph(
         position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
         seed: Of the partitioner.
         among: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
-            graph of its own. Then `GraphPart.sum` runs over the group, `Parallel.sum_gradients` over all.
+            graph of its own. Then `GraphPart.all_reduce` runs over the group, `GraphParallel.reduce_gradients` over all.
 
     Returns:
         This rank's part. Parts may own nothing.
@@ -79,7 +79,7 @@ def split_slices(
     num_nodes: int,
     world: World,
     *,
-    edges: EdgePolicy = "incoming",
+    edge_policy: EdgePolicy = "incoming",
     assignment: Tensor | npt.ArrayLike | None = None,
     among: Literal["all", "domain"] = "all",
 ) -> GraphPart:
@@ -109,7 +109,7 @@ def split_slices(
     alike = {f"split_slices' {name}": words for name, words in alike.items()}
     agree(world.transport, difference(transport, alike, "give every rank a slice of the same graph"))
     if own_parts is None:
-        costs = torch.from_numpy(Topology(mine, num_nodes, edges=edges).costs() - 1)
+        costs = torch.from_numpy(Topology(mine, num_nodes, edge_policy=edges).costs() - 1)
         transport.all_reduce(costs)
         owner = split_evenly(costs.numpy() + 1, transport.size)
     else:
@@ -158,7 +158,7 @@ def _handed(of_ranks: list[IntArray], transport: Transport) -> IntArray:
     return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
 
 
-def _topology(edge_index: Any, num_nodes: int, edges: EdgePolicy, position: Any) -> Topology:
+def _topology(edge_index: Any, num_nodes: int, edge_policy: EdgePolicy, position: Any) -> Topology:
     """The graph to be split, looked at.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
-same numbers. What a checkpointed one makes is still computed again in backward, from the watch's tape; what a compiled
+same numbers. What a checkpointed one makes is still computed again in backward, from the watch's recomputation; what a compiled
 one would have saved is lost. Elsewhere nothing changes, and after the last pass that runs torch is as it was.
 
 The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
@@ -83,12 +83,12 @@ def _source(watch: Any, usual: Any, function: Any, *args: Any, **kwargs: Any) ->
 
 
 def _written_down(watch: Any, usual: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    with watch.tape.piece():
+    with watch.recomputation.piece():
         return function(*args)
 
 
 def _writing_down(watch: Any, usual: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    with watch.tape.piece():
+    with watch.recomputation.piece():
         yield
 
 
@@ -114,6 +114,6 @@ _said: set[str] = set()
 
 def _say_compiled(watch: Any) -> None:
     """Say once in a process what the user's model does not get, on the first rank."""
-    if _COMPILED not in _said and watch.part.part == 0:
+    if _COMPILED not in _said and watch.part.index == 0:
         _said.add(_COMPILED)
         warnings.warn(_COMPILED, stacklevel=3)

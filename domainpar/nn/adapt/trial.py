@@ -21,7 +21,7 @@ from domainpar.nn.adapt.gradient_sums import GradientSums, dense_gradient
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.parallelize import parallelize
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.recorder import Recorder, Seen, as_numbers
+from domainpar.nn.adapt.recorder import Recorder, SeenTensor, as_numbers
 from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.errors import RanksFailed
@@ -120,7 +120,7 @@ class OneRank:
     sums: int = 0
     calls: int = 0
 
-    def results(self) -> list[Seen]:
+    def results(self) -> list[SeenTensor]:
         """The tensors of the result."""
         pairs = zip(tensors_in(self.result), self.recorder.result(), strict=True)
         return [seen.returned_as(tensor) for tensor, seen in pairs]
@@ -130,7 +130,7 @@ class OneRank:
         state = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         return {name: as_numbers(tensor) for name, tensor in state.items()}
 
-    def learn(self, whole: Sequence[Seen]) -> None:
+    def learn(self, whole: Sequence[SeenTensor]) -> None:
         """The backward pass of a sum of all results, with weights that depend on the key of each row.
 
         So the loss is the same, whole and split.
@@ -151,7 +151,7 @@ class OneRank:
         return {name: as_numbers(dense_gradient(tensor)) for name, tensor in parameters if tensor.requires_grad}
 
 
-def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
+def _weighted_sum(tensor: Tensor, seen: SeenTensor) -> Tensor:
     """A sum in which every number has a weight of its own, so that no two gradients can be taken for each other."""
     first = tensor.flatten() if seen.dim is None else tensor.movedim(seen.dim, 0)
     table = first.flatten(1) if first.dim() > 1 else first.unsqueeze(1)
@@ -162,7 +162,7 @@ def _weighted_sum(tensor: Tensor, seen: Seen) -> Tensor:
 
 
 @dataclass
-class Run:
+class TrialRun:
     """One run of a module, bare or on several ranks.
 
     Attributes:
@@ -240,7 +240,7 @@ class Trial:
     patience: float = 60.0
     calls: int = 1
 
-    def bare(self) -> tuple[Run, bool]:
+    def bare(self) -> tuple[TrialRun, bool]:
         """The module itself on the whole graph, and whether torch drew random numbers for it."""
         rank, part = self._one_rank(), self._part(World.alone())
         torch.manual_seed(self.seed)  # so that a second run on the whole graph drops the same
@@ -253,12 +253,12 @@ class Trial:
                 error.add_note("This was the whole graph, not split; verify takes a copy in float64 on the CPU.")
                 raise
         rank.recorder.stop()
-        return Run([rank]), not torch.equal(before, torch.get_rng_state())
+        return TrialRun([rank]), not torch.equal(before, torch.get_rng_state())
 
-    def split(self, num_ranks: int) -> Run:
+    def split(self, num_ranks: int) -> TrialRun:
         """The module on a split graph, forward and backward, up to where it fails."""
         ranks = [self._one_rank() for _ in range(num_ranks)]
-        return Run(ranks, failures_of(partial(self._on_rank, ranks), num_ranks, self.patience))
+        return TrialRun(ranks, failures_of(partial(self._on_rank, ranks), num_ranks, self.patience))
 
     def _on_rank(self, ranks: Sequence[OneRank], world: World) -> None:
         rank, part = ranks[world.rank], self._part(world)
@@ -283,7 +283,7 @@ class Trial:
 
     def _part(self, world: World) -> GraphPart:
         assignment = self.assignment if world.size > 1 else self.assignment * 0
-        return split_graph(self.edge_index, self.num_nodes, world, edges=self.edges, partitioner=assignment)
+        return split_graph(self.edge_index, self.num_nodes, world, edge_policy=self.edges, partitioner=assignment)
 
     def _arguments(self, part: GraphPart, rank: OneRank) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments = self.inputs(part, rank.leaves)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from domainpar.nn.adapt.rows import NotExact
 
 
-class Layer(NamedTuple):
+class LayerCall(NamedTuple):
     """One call of one layer.
 
     Attributes:
@@ -31,9 +31,9 @@ class LayerCheck:
     """One call of one layer, whole and split.
 
     Attributes:
-        name: As in `Layer`.
-        kind: As in `Layer`.
-        number: As in `Layer`.
+        name: As in `LayerCall`.
+        kind: As in `LayerCall`.
+        number: As in `LayerCall`.
         difference: Of its result: the largest, relative to the largest value, `inf` where shapes or calls differ; None
             if it was not compared.
         note: Why not, or where in the layer.
@@ -50,7 +50,7 @@ class LayerCheck:
     mode: str = ""
 
     def __str__(self) -> str:
-        return str(Layer(self.name, self.kind, self.number))
+        return str(LayerCall(self.name, self.kind, self.number))
 
 
 class Worst(NamedTuple):

@@ -21,10 +21,10 @@ from domainpar.common import timeouts
 from domainpar.nn.adapt.differences import compare_layers, compare_runs
 from domainpar.nn.adapt.modules import check_sizes
 from domainpar.nn.adapt.nested import is_data, rebuilt, with_fields
-from domainpar.nn.adapt.parallelize import Parallel
+from domainpar.nn.adapt.parallelize import GraphParallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import UNKNOWN, mark, rows_of
-from domainpar.nn.adapt.trial import Inputs, Run, Trial
+from domainpar.nn.adapt.trial import Inputs, Trial, TrialRun
 from domainpar.nn.adapt.verification import LayerCheck, Verification, Worst, agrees
 from domainpar.plan import EdgePolicy
 
@@ -42,7 +42,7 @@ def verify(
     parts: int = 3,
     *,
     inputs: Callable[[GraphPart], Any] | None = None,
-    edges: EdgePolicy = "incoming",
+    edge_policy: EdgePolicy = "incoming",
     backward: bool = True,
     tolerance: float = 1e-10,
     seed: int = 0,
@@ -77,7 +77,7 @@ def verify(
         ValueError: If arguments cannot be made from the graph.
         Exception: What the module raises on the whole graph.
     """
-    module = module.module if isinstance(module, Parallel) else module
+    module = module.module if isinstance(module, GraphParallel) else module
     if is_data(graph):
         edge_index, num_nodes = graph.edge_index, int(graph.num_nodes)
     elif isinstance(graph, tuple) and len(graph) == 2 and isinstance(graph[0], Tensor):
@@ -163,7 +163,7 @@ def _worse(*pair: Worst | None) -> Worst | None:
 
 
 def _compared(
-    blank: Verification, trial: Trial, num_ranks: int, whole: Run, again: Callable[[], Run], mode: str = ""
+    blank: Verification, trial: Trial, num_ranks: int, whole: TrialRun, again: Callable[[], TrialRun], mode: str = ""
 ) -> Verification:
     """A run on ranks against a run on the whole graph, which `again` repeats to see whether it is always the same."""
     split, tolerance = trial.split(num_ranks), blank.tolerance

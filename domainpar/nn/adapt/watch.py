@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from domainpar.nn.adapt.calls import DRAWS, DROPS, TAKES_SIZES, TELLS_NO_VALUE, USUAL, Call, Signature, name_of
 from domainpar.nn.adapt.nested import flat, tensors_in
-from domainpar.nn.adapt.numbering import Numbering
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import APART, UNKNOWN, Axis, Kept, NotExact, RowCount, Rows, mark, rows_of
-from domainpar.nn.adapt.tape import Tape
+from domainpar.nn.adapt.recomputation import Recomputation
+from domainpar.nn.adapt.rows import APART, UNKNOWN, Axis, CachedResult, NotExact, RowCount, Rows, mark, rows_of
 from domainpar.nn.adapt.transforms import run_as_written
+from domainpar.nn.adapt.value_numbers import ValueNumbers
 from domainpar.nn.adapt.versions import Versions
 
 Rule = Callable[["Watch", "Call"], Any]
@@ -54,7 +54,7 @@ class Watch(TorchFunctionMode):
         part: The part all tensors belong to.
         constants: Tensors by their `id` that are the same on every rank and that the model held before.
         noise: Gives the key of the n-th use of random numbers; None to refuse them.
-        tape: Writes down what backward is to compute again.
+        recomputation: Writes down what backward is to compute again.
 
     Attributes:
         uses: How often random numbers were used.
@@ -65,14 +65,14 @@ class Watch(TorchFunctionMode):
         part: GraphPart,
         constants: Mapping[int, Tensor],
         noise: Callable[[int], int] | None = None,
-        tape: Tape | None = None,
+        recomputation: Recomputation | None = None,
     ) -> None:
         super().__init__()
-        self.part, self.noise, self.tape = part, noise, tape or Tape()
+        self.part, self.noise, self.recomputation = part, noise, recomputation or Recomputation()
         self._phase, self._apart, self.uses = "nodes", False, 0
         self.alone = part.num_parts == 1
         self._constants = constants
-        self.numbering = Numbering()
+        self.numbering = ValueNumbers()
         self.versions = Versions(constants, None if self.alone else part.node_axis)
         self.selected: dict[int, Axis] = {}
         self.slices: dict[tuple[int, int, int, int], tuple[Axis, Tensor]] = {}
@@ -102,7 +102,7 @@ class Watch(TorchFunctionMode):
         call = Call(func, name, list(args), kwargs, in_place, _SIGNATURES.get(name, USUAL))
         arguments = tensors_in((args, kwargs))
         self.versions.check(arguments)
-        result = self._under_rule(call) if self._concerns_rows(call) else self._same_everywhere(call)
+        result = self._under_rule(call) if self._concerns_rows(call) else self._replicated(call)
         self.versions.seen(arguments)
         self.versions.seen(tensors_in(result))
         return result
@@ -116,7 +116,7 @@ class Watch(TorchFunctionMode):
             raise NotExact(f"torch.{name} writes into a given tensor (out=); use the one it returns.")
         if self._at_nodes_again(call):
             self._phase = "nodes"
-            self.tape.iterate()
+            self.recomputation.iterate()
         if (handle := RULES.get(name)) is None:
             axes = sorted({rows.axis.name for tensor in call.tensors if (rows := self.rows(tensor))})
             raise NotExact(
@@ -147,7 +147,7 @@ class Watch(TorchFunctionMode):
                 f"a tensor of shape {tuple(tensor.shape)} comes from where torch does not tell (an extension, an "
                 "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
                 "same on every rank; make it of torch functions, register it as a buffer, or pass it as an argument "
-                "marked by part.nodes, part.edges or part.same_everywhere."
+                "marked by part.nodes, part.edges or part.replicate."
             )
         if rows is not None and rows.axis.part is not self.part:
             raise NotExact(
@@ -220,7 +220,7 @@ class Watch(TorchFunctionMode):
         first = self.owned(tensor).movedim(rows.dim, 0)
         filled = self._extended(first.contiguous()).movedim(0, rows.dim)
         mark(filled, rows.but(fresh=True))
-        rows.with_ghosts = Kept.of(tensor, filled)
+        rows.with_ghosts = CachedResult.of(tensor, filled)
         self.versions.seen((filled,))
         self.versions.stands_in(filled, tensor)
         if number is not None:
@@ -230,7 +230,7 @@ class Watch(TorchFunctionMode):
     def _extended(self, owned: Tensor) -> Tensor:
         """Owned rows and those of ghosts; backward, where it computes owned rows again, keeps what came here."""
         num_owned = self.part.plan.num_owned
-        return self.tape.instead(
+        return self.recomputation.instead(
             lambda: self.part.halo.extend(owned),
             lambda rows, ghosts: torch.cat([rows, ghosts]),
             owned,
@@ -327,7 +327,7 @@ class Watch(TorchFunctionMode):
             for value in flat((call.args, call.kwargs))
         )
 
-    def _same_everywhere(self, call: Call) -> Any:
+    def _replicated(self, call: Call) -> Any:
         """A call on what every rank has gives what every rank has, unless chance plays a part."""
         # A gradient also of what every rank has: through sums, each rank has a share. All that draws has a rule.
         if call.name in DRAWS or (call.name in DROPS and call.drops) or call.name == "autograd.grad":

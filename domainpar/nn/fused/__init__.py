@@ -1,6 +1,6 @@
 """Stages on a GPU in own kernels, whose bits depend on no launch. Here is what they can be asked for.
 
-`calls` are those of stages, `perceptron` what they launch; the kernels are in `arithmetic`, `rows` and `between`.
+`calls` are those of stages, `fused_mlp` what they launch; the kernels are in `arithmetic`, `rows` and `between`.
 
 Triton, in which they are written, comes with torch's builds for GPUs. It is loaded when a GPU is used.
 """
@@ -23,7 +23,7 @@ WIDEST = 256
 
 
 MOST_THAT_DROP = 4
-"""Layers of a perceptron that have dropout, all but its last."""
+"""Layers of an MLP that have dropout, all but its last."""
 
 
 OLDEST = (8, 0)
@@ -63,12 +63,12 @@ def _of_card(index: int) -> str | None:
 
 
 def refused(mlp: MLP) -> str | None:
-    """Why the kernels do not compute a perceptron, in words; None if they do."""
+    """Why the kernels do not compute an MLP, in words; None if they do."""
     kinds = {parameter.dtype for parameter in mlp.all_parameters()}
     if {kind.itemsize for kind in kinds} != {4}:
         return f"the GPU kernels compute in float32, and parameters are {', '.join(sorted(map(str, kinds)))}"
     if (widest := max(layer.linear.out_features for layer in mlp.layers)) > WIDEST:
         return f"the GPU kernels take at most {WIDEST} columns, and a layer has {widest}"
     if mlp.dropout and len(mlp.layers) > MOST_THAT_DROP + 1:
-        return f"the GPU kernels drop in at most {MOST_THAT_DROP} layers, and a perceptron has {len(mlp.layers)}"
+        return f"the GPU kernels drop in at most {MOST_THAT_DROP} layers, and an MLP has {len(mlp.layers)}"
     return None

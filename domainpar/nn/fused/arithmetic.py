@@ -10,7 +10,7 @@
 - Quotients and roots are rounded as IEEE 754 says (`div_rn`, `sqrt_rn`), and kernels are compiled without contracting
   products and sums (`enable_fp_fusion=False`): what is left to the architecture is exp and the sums of matrix units.
 
-Tuples of numbers describe perceptrons, see `calls.Shape`: they are constants of a kernel.
+Tuples of numbers describe MLPs, see `calls.Shape`: they are constants of a kernel.
 """
 
 from __future__ import annotations

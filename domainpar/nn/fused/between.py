@@ -47,7 +47,7 @@ def node_products(
 
 @triton.jit(do_not_specialize=["num_chunks", "num_sums"])
 def node_products_back(
-    chunks, num_chunks, nodes, of_products, weight, memory, added, of_nodes, places, limbs, num_sums,
+    chunks, num_chunks, nodes, grad_products, weight, memory, added, grad_nodes, places, limbs, num_sums,
     AT_DST_COLUMN: tl.constexpr, AT_SRC_COLUMN: tl.constexpr, NODES: tl.constexpr, IN: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PIECE: tl.constexpr, ADDS: tl.constexpr, KIND: tl.constexpr,
     BLOCK: tl.constexpr
@@ -56,7 +56,7 @@ def node_products_back(
 
     Args:
         chunks: As of `rows_backward`.
-        of_products: Gradient of the products, [rows, 2 WIDTH].
+        grad_products: Gradient of the products, [rows, 2 WIDTH].
         memory: [programs, WIDTH, IN].
         places: Of the weight.
     """
@@ -72,11 +72,11 @@ def node_products_back(
             here = at < stop
             start = first.to(tl.int64) * (2 * WIDTH)
             add_outer(
-                partials + AT_DST_COLUMN, of_products + start, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
+                partials + AT_DST_COLUMN, grad_products + start, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
                 stop - first, n, wide, NODES, IN, KIND, BLOCK, PIECE
             )
             add_outer(
-                partials + AT_SRC_COLUMN, of_products + start + WIDTH, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
+                partials + AT_SRC_COLUMN, grad_products + start + WIDTH, 2 * WIDTH, nodes, first.to(tl.int64), NODES,
                 stop - first, n, wide, NODES, IN, KIND, BLOCK, PIECE
             )
             for column in range(0, NODES, PIECE):
@@ -86,13 +86,13 @@ def node_products_back(
                 if ADDS:
                     total += tl.load(added + place, mask, 0.0)
                 total = back_through(
-                    total, of_products, at, here, 2 * WIDTH, weight + AT_DST_COLUMN, c, NODES, WIDTH, IN, KIND
+                    total, grad_products, at, here, 2 * WIDTH, weight + AT_DST_COLUMN, c, NODES, WIDTH, IN, KIND
                 )
                 total = back_through(
-                    total, of_products + WIDTH, at, here, 2 * WIDTH, weight + AT_SRC_COLUMN, c, NODES, WIDTH, IN,
+                    total, grad_products + WIDTH, at, here, 2 * WIDTH, weight + AT_SRC_COLUMN, c, NODES, WIDTH, IN,
                     KIND
                 )
-                tl.store(of_nodes + place, total, mask)
+                tl.store(grad_nodes + place, total, mask)
             tl.debug_barrier()
             first += BLOCK
         give(partials, places, limbs, num_sums, WIDTH * IN)
@@ -103,7 +103,7 @@ def node_products_back(
 @triton.jit
 def _sum_at_nodes(
     nodes, here, rows, edges, first, num_edges, num_nodes, other, gates, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    PADDED: tl.constexpr, NODES: tl.constexpr, OF_NODES: tl.constexpr, GATED: tl.constexpr
+    PADDED: tl.constexpr, NODES: tl.constexpr, GRAD_NODES: tl.constexpr, GATED: tl.constexpr
 ):
     begin = tl.load(first + nodes, here, 0)
     stop = tl.load(first + nodes + 1, nodes + 1 < num_nodes, num_edges)
@@ -117,7 +117,7 @@ def _sum_at_nodes(
         there = begin + i < stop
         edge = tl.load(edges + begin + i, there, 0)
         row = edge
-        if OF_NODES:
+        if GRAD_NODES:
             row = tl.load(other + edge, there, 0)
         value = tl.load(rows + row[:, None] * STRIDE + n[None, :], there[:, None] & wide[None, :], 0.0).to(tl.float32)
         if GATED:
@@ -131,12 +131,12 @@ def _sum_at_nodes(
 def sums_at_ends(
     to_dst, to_src, edges_at_dst, first_at_dst, num_at_dst, edges_at_src, first_at_src, num_at_src, dst, src, gates,
     scales, out, num_nodes, WIDTH: tl.constexpr, STRIDE: tl.constexpr, PADDED: tl.constexpr, NODES: tl.constexpr,
-    OF_NODES: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr
+    GRAD_NODES: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr
 ):
     """Sums of rows at the `dst`, then at the `src` of their edges, in stored order, [num_nodes, 2 WIDTH].
 
     Args:
-        to_dst, to_src: What is summed at either end: rows of edges; with OF_NODES rows of what an edge begins at, and
+        to_dst, to_src: What is summed at either end: rows of edges; with GRAD_NODES rows of what an edge begins at, and
             ends at.
         edges_at_dst, first_at_dst, num_at_dst: As `EdgesAtNodes`, and how many edges; the same at `src`.
         gates: With GATED, scores of edges, whose sigmoids weigh rows.
@@ -148,12 +148,12 @@ def sums_at_ends(
     if end == 0:
         total = _sum_at_nodes(
             nodes, here, to_dst, edges_at_dst, first_at_dst, num_at_dst, num_nodes, src, gates, WIDTH, STRIDE, PADDED,
-            NODES, OF_NODES, GATED
+            NODES, GRAD_NODES, GATED
         )
     else:
         total = _sum_at_nodes(
             nodes, here, to_src, edges_at_src, first_at_src, num_at_src, num_nodes, dst, gates, WIDTH, STRIDE, PADDED,
-            NODES, OF_NODES, GATED
+            NODES, GRAD_NODES, GATED
         )
     if SCALED:
         total = total * tl.load(scales + 2 * nodes + end, here, 0.0)[:, None]
@@ -163,25 +163,25 @@ def sums_at_ends(
 
 @triton.jit(do_not_specialize=["num_edges"])
 def gates_of_edges_back(
-    states, of_sums, gates, given, dst, src, num_edges, of_states, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    states, grad_sums, gates, given, dst, src, num_edges, grad_states, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradients of what gates weigh where that is states of edges: of the states, [num_edges, WIDTH], and the scores.
 
     Args:
-        states: Of edges, [num_edges, WIDTH]; the gradient of what the sums take of them goes to `of_states`.
-        of_sums, gates, given: As of `gates_back`.
+        states: Of edges, [num_edges, WIDTH]; the gradient of what the sums take of them goes to `grad_states`.
+        grad_sums, gates, given: As of `gates_back`.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here, n = at < num_edges, tl.arange(0, PADDED)
     wide = n < WIDTH
     of_dst, of_src = tl.load(dst + at, here, 0), tl.load(src + at, here, 0)
-    at_ends = gather(of_sums, of_dst, of_src, here, n, wide, WIDTH, AT_BOTH_ENDS)
+    at_ends = gather(grad_sums, of_dst, of_src, here, n, wide, WIDTH, AT_BOTH_ENDS)
     place, mask = at[:, None] * WIDTH + n[None, :], here[:, None] & wide[None, :]
     gate = sigmoid(tl.load(gates + at, here, 0.0))
-    tl.store(of_states + place, gate[:, None] * at_ends, mask)
-    of_gate = tl.sum(tl.load(states + place, mask, 0.0).to(tl.float32) * at_ends, 1)
-    gradient = of_gate * gate * (1.0 - gate)
+    tl.store(grad_states + place, gate[:, None] * at_ends, mask)
+    grad_gate = tl.sum(tl.load(states + place, mask, 0.0).to(tl.float32) * at_ends, 1)
+    gradient = grad_gate * gate * (1.0 - gate)
     if HAS_GIVEN:
         gradient += tl.load(given + at, here, 0.0)
     tl.store(out + at, gradient, here)
@@ -189,14 +189,14 @@ def gates_of_edges_back(
 
 @triton.jit(do_not_specialize=["num_edges"])
 def gates_back(
-    states, of_sums, gates, given, dst, src, num_edges, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    states, grad_sums, gates, given, dst, src, num_edges, out, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradient of the scores of edges that are gates of node states, [num_edges]: see `sums_at_ends`.
 
     Args:
         states: Of nodes, [num_local, WIDTH].
-        of_sums: Gradient of the sums at `dst`, then at `src`, [num_local, 2 WIDTH].
+        grad_sums: Gradient of the sums at `dst`, then at `src`, [num_local, 2 WIDTH].
         gates: The scores.
         given: With HAS_GIVEN, gradient of the scores from elsewhere.
     """
@@ -206,11 +206,11 @@ def gates_back(
     of_dst, of_src = tl.load(dst + at, here, 0), tl.load(src + at, here, 0)
     from_src = tl.load(states + of_src[:, None] * WIDTH + n[None, :], wide, 0.0)
     from_dst = tl.load(states + of_dst[:, None] * WIDTH + n[None, :], wide, 0.0)
-    at_dst = tl.load(of_sums + of_dst[:, None] * (2 * WIDTH) + n[None, :], wide, 0.0)
-    at_src = tl.load(of_sums + of_src[:, None] * (2 * WIDTH) + WIDTH + n[None, :], wide, 0.0)
-    of_gate = tl.sum(from_src * at_dst, 1) + tl.sum(from_dst * at_src, 1)
+    at_dst = tl.load(grad_sums + of_dst[:, None] * (2 * WIDTH) + n[None, :], wide, 0.0)
+    at_src = tl.load(grad_sums + of_src[:, None] * (2 * WIDTH) + WIDTH + n[None, :], wide, 0.0)
+    grad_gate = tl.sum(from_src * at_dst, 1) + tl.sum(from_dst * at_src, 1)
     gate = sigmoid(tl.load(gates + at, here, 0.0))
-    gradient = of_gate * gate * (1.0 - gate)
+    gradient = grad_gate * gate * (1.0 - gate)
     if HAS_GIVEN:
         gradient += tl.load(given + at, here, 0.0)
     tl.store(out + at, gradient, here)
@@ -218,14 +218,14 @@ def gates_back(
 
 @triton.jit(
     do_not_specialize=["num_chunks", "divisor_bits"],
-    do_not_specialize_on_alignment=["logits", "weights", "label", "of_logits"],
+    do_not_specialize_on_alignment=["logits", "weights", "label", "grad_logits"],
 )
-def edge_losses(chunks, num_chunks, logits, weights, label, divisor_bits, of_logits, limbs, CHUNK: tl.constexpr):
+def edge_losses(chunks, num_chunks, logits, weights, label, divisor_bits, grad_logits, limbs, CHUNK: tl.constexpr):
     """Weighted cross-entropy of edges, its sum over each owned chunk as integers, and its gradient: `training.loss`.
 
     Args:
         chunks: As of `rows_backward`, of at most CHUNK rows.
-        logits: [num_edges]; their gradient goes to `of_logits`.
+        logits: [num_edges]; their gradient goes to `grad_logits`.
         weights: Of the edges, of any type; one below 0 teaches the edge as false, with its size.
         label: [num_edges].
         divisor_bits: The bits of what all is divided by, a float64: numbers that kernels are given are float32.
@@ -238,13 +238,13 @@ def edge_losses(chunks, num_chunks, logits, weights, label, divisor_bits, of_log
     divisor = divisor_bits.to(tl.int64).to(tl.float64, bitcast=True)
     weight = tl.load(weights + at, here, 0).to(tl.float64)
     size, logit = tl.abs(weight), tl.load(logits + at, here, 0.0).to(tl.float64)
-    taught = (tl.load(label + at, here, 0) > 0) & (weight >= 0)
+    positive = (tl.load(label + at, here, 0) > 0) & (weight >= 0)
     # The loss is log(1 + exp(u)), its slope 1 / (1 + exp(-u)): exp of what is not positive never overflows.
-    u = tl.where(taught, -logit, logit)
+    u = tl.where(positive, -logit, logit)
     small = tl.exp(-tl.abs(u))
     slope = tl.where(u >= 0, 1.0, small) / (1.0 + small)
-    gradient = tl.where(taught, -slope, slope) * size / divisor
-    tl.store(of_logits + at, gradient, here)
+    gradient = tl.where(positive, -slope, slope) * size / divisor
+    tl.store(grad_logits + at, gradient, here)
     if tl.load(chunks + 3 * number + 2) != 0:
         # 0 * u: an infinite logit, also on the right side, is an error and not a loss of 0.
         terms = (tl.where(u > 0, u, 0.0) + tl.log(1.0 + small) + 0.0 * u) * size

@@ -1,6 +1,6 @@
 """Stages on a GPU in own kernels: the same bits on any number of GPUs of one architecture.
 
-What `batchwise` does in plain torch, in one launch for each perceptron, forward and backward: see `rows`. It is the
+What `batchwise` does in plain torch, in one launch for each MLP, forward and backward: see `rows`. It is the
 engine of networks in float32 whose layers are not too wide, see `fused.refused`; `batchwise` is that of all others.
 """
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, scale_of_sums
 from domainpar.nn.fused import between, launching
-from domainpar.nn.fused.perceptron import (
+from domainpar.nn.fused.fused_mlp import (
     CHUNK,
     CHUNKS_AT_ONCE,
     Dropout,
-    Perceptron,
+    FusedMLP,
     blocks_of,
     chunks_of,
     multiply_nodes,
@@ -30,7 +30,7 @@ from domainpar.nn.fused.perceptron import (
     weight_at_ends,
     with_sums,
 )
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
@@ -45,37 +45,37 @@ NODES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class FusedNodes(NodeCall):
-    """A perceptron on the rows of some nodes."""
+    """An MLP on the rows of some nodes."""
 
     def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
         device = self.tables[0].device
         out = self.tables[0].new_empty(self.nodes.count, self.mlp.out_features)
         self.made[:] = [packed(self.mlp)]
-        perceptron, whole = self._perceptron(), np.array([[0, self.nodes.count]])
-        rows = perceptron.shape.block
-        perceptron.forward(self.nodes.once(f"blocks of {rows}", lambda: blocks_of(whole, rows, device)), out)
+        fused_mlp, whole = self._fused_mlp(), np.array([[0, self.nodes.count]])
+        rows = fused_mlp.shape.block
+        fused_mlp.forward(self.nodes.cached(f"blocks of {rows}", lambda: blocks_of(whole, rows, device)), out)
         return out, []
 
     def backward(
-        self, kept: Sequence[Tensor], gradient: Tensor, taker: TakesGradients, needed: Sequence[bool]
+        self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         ranges, device = self.nodes.pieces, gradient.device
-        chunks = self.nodes.once("chunks", lambda: chunks_of(ranges, np.ones(len(ranges), np.int64), device))
-        perceptron = self._perceptron()
-        of_tables, _ = perceptron.backward(chunks, taker, gradient.contiguous(), None, BOTH_ENDS, needed)
-        return [table if need else None for table, need in zip(of_tables, needed)]
+        chunks = self.nodes.cached("chunks", lambda: chunks_of(ranges, np.ones(len(ranges), np.int64), device))
+        fused_mlp = self._fused_mlp()
+        grad_tables, _ = fused_mlp.backward(chunks, grad_sink, gradient.contiguous(), None, BOTH_ENDS, needed)
+        return [table if need else None for table, need in zip(grad_tables, needed)]
 
-    def _perceptron(self) -> Perceptron:
+    def _fused_mlp(self) -> FusedMLP:
         shape = shape_of(self.mlp, self.tables, self.residual, None)
         (parameters,) = self.made
         noise = Dropout.of(self.noise, parameters)
         tables = tuple(map(_aligned, self.tables))
-        return Perceptron(self.mlp, shape, tables, parameters, noise)
+        return FusedMLP(self.mlp, shape, tables, parameters, noise)
 
 
 @dataclass(frozen=True)
 class FusedEdges(EdgeCall):
-    """Perceptrons on the local edges."""
+    """MLPs on the local edges."""
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
         self.made[:] = [packed(link.mlp) for link in self.chain]
@@ -84,60 +84,60 @@ class FusedEdges(EdgeCall):
         sums = self.edges.new_empty(self.graph.num_owned, 0, dtype=self.chain[0].exact)
         if self.aggregate is not None:
             sums = self._sums(states, readout)
-        # What a perceptron makes for the next is computed again in backward: that costs less than its memory is worth.
+        # What an MLP makes for the next is computed again in backward: that costs less than its memory would.
         return EdgeResults(states[0] if self.keeps and states else None, sums, readout), []
 
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         tables = self._compute(but_last=self.gates is None)
-        of_sums = None
+        grad_sums = None
         if given.sums is not None:
             given.sums.finish()
-            of_sums = given.sums.local
-        of_nodes = given.nodes
+            grad_sums = given.sums.local
+        grad_nodes = given.nodes
         upstream: list[Tensor | None] = [None] * len(self.chain)
-        readout, of_messages = self._results(tables)[1], None
+        readout, grad_messages = self._results(tables)[1], None
         if self.readout is not None:
             # Of several readouts it is a piece of one table.
-            upstream[-1] = of_readout = None if given.readout is None else _aligned(given.readout.contiguous())
-            if self.gates == "nodes" and of_sums is not None:
-                upstream[-1] = self._of_gates(readout, of_sums, of_readout)
-                of_nodes = _added(of_nodes, self._gated_back(readout, of_sums))
-            if self.gates == "edges" and of_sums is not None:
-                upstream[-1], of_messages = self._of_gates_of_edges(tables, of_sums, of_readout)
-        summed = self._summed if of_sums is not None and self.gates is None else ()
+            upstream[-1] = grad_readout = None if given.readout is None else _aligned(given.readout.contiguous())
+            if self.gates == "nodes" and grad_sums is not None:
+                upstream[-1] = self._of_gates(readout, grad_sums, grad_readout)
+                grad_nodes = _added(grad_nodes, self._gated_back(readout, grad_sums))
+            if self.gates == "edges" and grad_sums is not None:
+                upstream[-1], grad_messages = self._of_gates_of_edges(tables, grad_sums, grad_readout)
+        summed = self._summed if grad_sums is not None and self.gates is None else ()
         for position in self._summed:
             upstream[position] = given.edges
-        of_edges: Tensor | None = None
-        if of_messages is not None and self._summed:
-            upstream[self._summed[-1]] = _added(given.edges, of_messages)
-        elif of_messages is not None:  # of the states that came in
-            of_edges = of_messages
+        grad_edges: Tensor | None = None
+        if grad_messages is not None and self._summed:
+            upstream[self._summed[-1]] = _added(given.edges, grad_messages)
+        elif grad_messages is not None:  # of the states that came in
+            grad_edges = grad_messages
         chunks = chunks_of_edges(self.graph)
         for position in reversed(range(len(self.chain))):
-            link, of_out = self.chain[position], upstream[position]
-            at_ends = of_sums if position in summed else None
-            if of_out is None and at_ends is None:
+            link, grad_out = self.chain[position], upstream[position]
+            at_ends = grad_sums if position in summed else None
+            if grad_out is None and at_ends is None:
                 continue
-            perceptron = self._perceptron(position, self._input(position, tables))
+            fused_mlp = self._fused_mlp(position, self._input(position, tables))
             before = 0 if link.turned else position
-            needs = [before > 0 or needed] * len(perceptron.tables)
-            of_out = None if of_out is None else of_out.contiguous()
-            of_tables, of_product = perceptron.backward(chunks, link.taker, of_out, at_ends, link.way, needs)
-            if perceptron.products is not None:
-                of_nodes = self._products_back(link, perceptron, of_product, of_nodes)
+            needs = [before > 0 or needed] * len(fused_mlp.tables)
+            grad_out = None if grad_out is None else grad_out.contiguous()
+            grad_tables, grad_product = fused_mlp.backward(chunks, link.grad_sink, grad_out, at_ends, link.way, needs)
+            if fused_mlp.products is not None:
+                grad_nodes = self._products_back(link, fused_mlp, grad_product, grad_nodes)
             # No longer needed, and as large as the edges are many: what it took and made, and gradients.
-            del tables[max(position - 1, 0) :], perceptron, of_product
-            upstream[position] = of_out = None
-            if of_tables and before > 0:
-                upstream[position - 1] = _added(upstream[position - 1], of_tables[0])
-            elif of_tables and needed:
-                of_edges = _added(of_edges, of_tables[0])
-        return of_nodes, torch.zeros_like(self.edges) if of_edges is None and needed else of_edges
+            del tables[max(position - 1, 0) :], fused_mlp, grad_product
+            upstream[position] = grad_out = None
+            if grad_tables and before > 0:
+                upstream[position - 1] = _added(upstream[position - 1], grad_tables[0])
+            elif grad_tables and needed:
+                grad_edges = _added(grad_edges, grad_tables[0])
+        return grad_nodes, torch.zeros_like(self.edges) if grad_edges is None and needed else grad_edges
 
     def _compute(self, but_last: bool = False) -> list[Tensor]:
-        """What each perceptron makes of all edges; those without a ghost while ghosts are on their way."""
+        """What each MLP makes of all edges; those without a ghost while ghosts are on their way."""
         count = len(self.chain) - but_last
         tables = [
             self.edges.new_empty(self.graph.num_edges, link.mlp.out_features, dtype=link.kind)
@@ -147,8 +147,8 @@ class FusedEdges(EdgeCall):
 
         def compute(with_ghosts: bool) -> None:
             for position in range(count):
-                perceptron = self._perceptron(position, self._input(position, tables), at_nodes[position])
-                perceptron.forward(self._blocks(with_ghosts, perceptron.shape.block), tables[position])
+                fused_mlp = self._fused_mlp(position, self._input(position, tables), at_nodes[position])
+                fused_mlp.forward(self._blocks(with_ghosts, fused_mlp.shape.block), tables[position])
 
         compute(with_ghosts=False)
         if self.nodes is not None:
@@ -161,12 +161,12 @@ class FusedEdges(EdgeCall):
         return tables
 
     def _input(self, position: int, tables: Sequence[Tensor]) -> Tensor:
-        """The states that a perceptron takes: those of the one before it."""
+        """The states that an MLP takes: those of the one before it."""
         return self.edges if position == 0 or self.chain[position].turned else tables[position - 1]
 
     @property
     def _summed(self) -> tuple[int, ...]:
-        """Which perceptrons make what is summed and handed on: the last update, or both ways."""
+        """Which MLPs make what is summed and handed on: the last update, or both ways."""
         last = len(self.updates) - 1
         if last < 0:
             return ()
@@ -181,9 +181,9 @@ class FusedEdges(EdgeCall):
             tiles = [tile.edges for tile in self.graph.tiles.edges if tile.has_ghosts == with_ghosts]
             return blocks_of(_joined([(edges.start, edges.stop) for edges in tiles]), rows, self.edges.device)
 
-        return self.graph.once(("blocks of edges", with_ghosts, rows), make)
+        return self.graph.cached(("blocks of edges", with_ghosts, rows), make)
 
-    def _perceptron(self, position: int, states: Tensor, products: Tensor | None = None) -> Perceptron:
+    def _fused_mlp(self, position: int, states: Tensor, products: Tensor | None = None) -> FusedMLP:
         link = self.chain[position]
         tables = (states,) if states.shape[1] else ()
         shape = shape_of(link.mlp, tables, 0 if link.residual else None, link.products)
@@ -191,7 +191,7 @@ class FusedEdges(EdgeCall):
             products = self._products_of(position, slice(0, self.graph.plan.num_local))
         parameters = self.made[position]
         noise = Dropout.of(link.noise, parameters)
-        return Perceptron(link.mlp, shape, tables, parameters, noise, products, (self.graph.dst, self.graph.src))
+        return FusedMLP(link.mlp, shape, tables, parameters, noise, products, (self.graph.dst, self.graph.src))
 
     def _products_of(self, position: int, rows: slice) -> Tensor | None:
         """Products of node states with the first weight, of which some rows are made, [num_local, 2 width]."""
@@ -213,24 +213,26 @@ class FusedEdges(EdgeCall):
         width = self.nodes.owned.shape[1]
         return (0, width) if link.turned else (width, 0)
 
-    def _products_back(self, link: Link, perceptron: Perceptron, of_product: Tensor, of_nodes: Tensor | None) -> Tensor:
+    def _products_back(
+        self, link: Link, fused_mlp: FusedMLP, grad_product: Tensor, grad_nodes: Tensor | None
+    ) -> Tensor:
         """Gradient of the owned nodes' states from that of each edge's product; with what there is of it already."""
         assert self.nodes is not None
-        of_products = self._at_ends(of_product, of_product)
-        tiles, device = self.graph.tiles.ranges_of_nodes, of_product.device
-        chunks = self.graph.once("chunks of nodes", lambda: chunks_of(tiles, np.ones(len(tiles), np.int64), device))
+        grad_products = self._at_ends(grad_product, grad_product)
+        tiles, device = self.graph.tiles.ranges_of_nodes, grad_product.device
+        chunks = self.graph.cached("chunks of nodes", lambda: chunks_of(tiles, np.ones(len(tiles), np.int64), device))
         constants = weight_at_ends(link.mlp, self.nodes.owned.shape[1], self._columns(link))
         out = self.nodes.owned.new_empty(self.graph.num_owned, constants["NODES"])
-        memory = out.new_empty(min(len(chunks), perceptron.programs), constants["WIDTH"] * constants["IN"])
-        added = out if of_nodes is None else of_nodes.contiguous()
-        for piece, sums in with_sums(chunks, link.taker, link.mlp):
+        memory = out.new_empty(min(len(chunks), fused_mlp.programs), constants["WIDTH"] * constants["IN"])
+        added = out if grad_nodes is None else grad_nodes.contiguous()
+        for piece, sums in with_sums(chunks, link.grad_sink, link.mlp):
             launching.launch(
                 between.node_products_back,
                 (min(len(piece), len(memory)),),
-                *(piece, len(piece), self.nodes.local.detach(), of_products, perceptron.parameters, memory),
+                *(piece, len(piece), self.nodes.local.detach(), grad_products, fused_mlp.parameters, memory),
                 *(added, out, *sums),
                 **constants,
-                **{"PIECE": min(power_of_two(constants["NODES"]), constants["BLOCK"]), "ADDS": of_nodes is not None},
+                **{"PIECE": min(power_of_two(constants["NODES"]), constants["BLOCK"]), "ADDS": grad_nodes is not None},
             )
         return out
 
@@ -239,7 +241,7 @@ class FusedEdges(EdgeCall):
         if self.gates == "nodes":
             assert self.nodes is not None
             local = self.nodes.local.detach()
-            return self._at_ends(local, local, readout, of_nodes=True, scaled=True)
+            return self._at_ends(local, local, readout, grad_nodes=True, scaled=True)
         own = [*states] or [self.edges]
         return self._at_ends(own[0], own[-1], readout if self.gates else None, scaled=True)
 
@@ -248,7 +250,7 @@ class FusedEdges(EdgeCall):
         to_dst: Tensor,
         to_src: Tensor,
         gates: Tensor | None = None,
-        of_nodes: bool = False,
+        grad_nodes: bool = False,
         scaled: bool = False,
     ) -> Tensor:
         """Sums at owned nodes, [num_owned, 2 width]: of rows of edges, or of those of nodes at other ends."""
@@ -265,11 +267,11 @@ class FusedEdges(EdgeCall):
             *(at_src.edges, at_src.first, len(at_src.edges), graph.dst, graph.src),
             *(out if gates is None else gates, out if scale is None else scale, out, graph.num_owned),
             **{"WIDTH": width, "STRIDE": to_dst.stride(0), "PADDED": power_of_two(width), "NODES": NODES_AT_ONCE},
-            **{"OF_NODES": of_nodes, "GATED": gates is not None, "SCALED": scale is not None},
+            **{"GRAD_NODES": grad_nodes, "GATED": gates is not None, "SCALED": scale is not None},
         )
         return out
 
-    def _of_gates(self, readout: Tensor | None, of_sums: Tensor, given: Tensor | None) -> Tensor:
+    def _of_gates(self, readout: Tensor | None, grad_sums: Tensor, given: Tensor | None) -> Tensor:
         """Gradient of the scores that are gates of node states."""
         assert self.nodes is not None
         assert readout is not None
@@ -278,7 +280,7 @@ class FusedEdges(EdgeCall):
         launching.launch(
             between.gates_back,
             (-(-graph.num_edges // rows_at_once(power_of_two(width))),),
-            *(self.nodes.local.detach(), of_sums, readout, out if given is None else given),
+            *(self.nodes.local.detach(), grad_sums, readout, out if given is None else given),
             *(graph.dst, graph.src, graph.num_edges, out),
             **{"WIDTH": width, "PADDED": power_of_two(width), "HAS_GIVEN": given is not None},
             BLOCK=rows_at_once(power_of_two(width)),
@@ -286,32 +288,32 @@ class FusedEdges(EdgeCall):
         return out
 
     def _of_gates_of_edges(
-        self, tables: Sequence[Tensor], of_sums: Tensor, given: Tensor | None
+        self, tables: Sequence[Tensor], grad_sums: Tensor, given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of scores that are gates of edge states, and of these states as the sums take them."""
         states, readout = self._input(len(self.chain) - 1, tables), tables[-1]
         graph, width = self.graph, states.shape[1]
-        out, of_states = readout.new_empty(graph.num_edges, 1), torch.empty_like(states)
+        out, grad_states = readout.new_empty(graph.num_edges, 1), torch.empty_like(states)
         block = rows_at_once(power_of_two(width))
         launching.launch(
             between.gates_of_edges_back,
             (-(-graph.num_edges // block),),
-            *(states, of_sums, readout, out if given is None else given),
-            *(graph.dst, graph.src, graph.num_edges, of_states, out),
+            *(states, grad_sums, readout, out if given is None else given),
+            *(graph.dst, graph.src, graph.num_edges, grad_states, out),
             **{"WIDTH": width, "PADDED": power_of_two(width), "HAS_GIVEN": given is not None, "BLOCK": block},
         )
-        return out, of_states
+        return out, grad_states
 
-    def _gated_back(self, readout: Tensor | None, of_sums: Tensor) -> Tensor:
+    def _gated_back(self, readout: Tensor | None, grad_sums: Tensor) -> Tensor:
         """Gradient of the node states that gates weigh: what `src` sent came to `dst`, and the other way round."""
-        at_dst, at_src = of_sums.chunk(2, dim=1)
-        back = self._at_ends(at_src, at_dst, readout, of_nodes=True)
+        at_dst, at_src = grad_sums.chunk(2, dim=1)
+        back = self._at_ends(at_src, at_dst, readout, grad_nodes=True)
         of_dst, of_src = back.chunk(2, dim=1)
         return of_dst + of_src
 
 
 def edge_losses(
-    logits: Tensor, weights: Tensor, graph: LocalGraph, divisor: float, sums: IntegerSums, of_logits: Tensor
+    logits: Tensor, weights: Tensor, graph: LocalGraph, divisor: float, sums: IntegerSums, grad_logits: Tensor
 ) -> None:
     """Cross-entropy of the logits of all local edges, whose sums over chunks of owned tiles are added to `sums`.
 
@@ -320,13 +322,13 @@ def edge_losses(
         graph: The part, with labels.
         divisor: Of the loss.
         sums: Of length 1.
-        of_logits: Takes the gradient of the logits.
+        grad_logits: Takes the gradient of the logits.
     """
     assert graph.label is not None
     bits = int(np.float64(divisor).view(np.int64))
     for piece in chunks_of_edges(graph).split(CHUNKS_AT_ONCE):
         with sums.room_for(len(piece)) as limbs:
-            arguments = (logits.contiguous(), weights.contiguous(), graph.label.contiguous(), bits, of_logits, limbs)
+            arguments = (logits.contiguous(), weights.contiguous(), graph.label.contiguous(), bits, grad_logits, limbs)
             launching.launch(between.edge_losses, (len(piece),), piece, len(piece), *arguments, CHUNK=CHUNK)
 
 
@@ -339,7 +341,7 @@ def chunks_of_edges(graph: LocalGraph) -> Tensor:
         owned = np.array([tile.owned for tile in tiles], np.int64)
         return chunks_of(ranges, owned, graph.features.device)
 
-    return graph.once("chunks of edges", make)
+    return graph.cached("chunks of edges", make)
 
 
 def _aligned(table: Tensor) -> Tensor:

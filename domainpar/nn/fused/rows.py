@@ -1,4 +1,4 @@
-"""Kernels of perceptrons on rows of edges or nodes: all layers forward, and back with all gradients, in one launch."""
+"""Kernels of MLPs on rows of edges or nodes: all layers forward, and back with all gradients, in one launch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _through(
     at, here, tables, parameters, at_nodes, dst, src, ids, keys, threshold, scale, memory, SHAPE: tl.constexpr,
     GATHERS: tl.constexpr, DROPS: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A perceptron on a block of rows, but for its residual.
+    """An MLP on a block of rows, but for its residual.
 
     Args:
         at, here: Rows of the tables, int64 [BLOCK], and which of them there are.
@@ -100,12 +100,12 @@ def rows_forward(
     blocks, num_blocks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
     memory, out, SHAPE: tl.constexpr, GATHERS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A perceptron on rows: `out = mlp(tables and node states) [+ a table]`.
+    """An MLP on rows: `out = mlp(tables and node states) [+ a table]`.
 
     Args:
         blocks: Rows, from and to, of each block, int32 [num_blocks, 2].
         tables: Row tables that come in, float32 or bfloat16, their widths in SHAPE.
-        parameters: All of the perceptron, float32, as SHAPE says.
+        parameters: All of the MLP, float32, as SHAPE says.
         at_nodes: Products of node states with the weight for `dst`, then for `src`, [num_local, 2 width].
         dst, src: Ends of each row, int64.
         ids: Global ids of the rows, for dropout.
@@ -196,7 +196,7 @@ def _hidden_back(
 
 @triton.jit
 def _first_back(
-    gradient, at, here, start, count, tables, parameters, partials, own, of_product, of_tables, owned,
+    gradient, at, here, start, count, tables, parameters, partials, own, grad_product, grad_tables, owned,
     SHAPE: tl.constexpr, GATHERS: tl.constexpr, NEEDED: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradients of the first weight, of tables and of products of nodes, given that of the first product."""
@@ -205,7 +205,7 @@ def _first_back(
     tl.store(own + block[:, None] * SHAPE.pad + n[None, :], gradient)
     tl.debug_barrier()
     if GATHERS:
-        tl.store(of_product + at[:, None] * SHAPE.widths[0] + n[None, :], gradient, here[:, None] & wide[None, :])
+        tl.store(grad_product + at[:, None] * SHAPE.widths[0] + n[None, :], gradient, here[:, None] & wide[None, :])
     for i in tl.static_range(len(SHAPE.tables)):
         if owned != 0:
             add_outer(
@@ -223,14 +223,14 @@ def _first_back(
                     SHAPE.ins[0], SHAPE.kinds[0]
                 )
                 if i == CARRIES:
-                    total = tl.load(of_tables[i] + place, mask, 0.0).to(tl.float32) + total
-                tl.store(of_tables[i] + place, total, mask)
+                    total = tl.load(grad_tables[i] + place, mask, 0.0).to(tl.float32) + total
+                tl.store(grad_tables[i] + place, total, mask)
     tl.debug_barrier()
 
 
 @triton.jit
 def _given(
-    at, here, dst, src, of_out, of_sums, of_tables, SHAPE: tl.constexpr, HAS_OUT: tl.constexpr, ENDS: tl.constexpr,
+    at, here, dst, src, grad_out, grad_sums, grad_tables, SHAPE: tl.constexpr, HAS_OUT: tl.constexpr, ENDS: tl.constexpr,
     CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradient of what comes out, of all that it is used for; a residual hands it on to a table as it is."""
@@ -239,18 +239,18 @@ def _given(
     place, mask = at[:, None] * SHAPE.widths[SHAPE.depth - 1] + n[None, :], here[:, None] & wide[None, :]
     gradient = zeros(BLOCK, SHAPE.padded[SHAPE.depth - 1])
     if HAS_OUT:
-        gradient += tl.load(of_out + place, mask, 0.0).to(tl.float32)
+        gradient += tl.load(grad_out + place, mask, 0.0).to(tl.float32)
     if ENDS != AT_NO_END:
-        gradient += gather(of_sums, dst, src, here, n, wide, SHAPE.widths[SHAPE.depth - 1], ENDS)
+        gradient += gather(grad_sums, dst, src, here, n, wide, SHAPE.widths[SHAPE.depth - 1], ENDS)
     if CARRIES >= 0:
-        tl.store(of_tables[CARRIES] + place, gradient, mask)
+        tl.store(grad_tables[CARRIES] + place, gradient, mask)
     return gradient
 
 
 @triton.jit(do_not_specialize=["num_chunks", "key_0", "key_1", "key_2", "key_3", "threshold", "num_sums"])
 def rows_backward(
     chunks, num_chunks, tables, parameters, at_nodes, dst, src, ids, key_0, key_1, key_2, key_3, threshold, scale,
-    memory, of_out, of_sums, of_product, of_tables, places, limbs, num_sums, SHAPE: tl.constexpr,
+    memory, grad_out, grad_sums, grad_product, grad_tables, places, limbs, num_sums, SHAPE: tl.constexpr,
     GATHERS: tl.constexpr, DROPS: tl.constexpr, HAS_OUT: tl.constexpr, ENDS: tl.constexpr, NEEDED: tl.constexpr,
     CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -258,10 +258,10 @@ def rows_backward(
 
     Args:
         chunks: Rows, from and to, and whether their parameters' gradients count here, int32 [num_chunks, 3].
-        of_out: Gradient of what comes out, [rows, width], with HAS_OUT.
-        of_sums: That of its sums at nodes, [num_local, 2 width], at which ENDS.
-        of_product: Takes the gradient of the first layer's product, [rows, width], with GATHERS.
-        of_tables: Take those of the tables, of their types, where NEEDED; that of number CARRIES also gets what the
+        grad_out: Gradient of what comes out, [rows, width], with HAS_OUT.
+        grad_sums: That of its sums at nodes, [num_local, 2 width], at which ENDS.
+        grad_product: Takes the gradient of the first layer's product, [rows, width], with GATHERS.
+        grad_tables: Take those of the tables, of their types, where NEEDED; that of number CARRIES also gets what the
             residual hands on.
         places, limbs, num_sums: Of the sums of the parameters' gradients.
         memory: [programs, SHAPE.memory of backward].
@@ -291,7 +291,7 @@ def rows_backward(
             )
             tl.debug_barrier()
             gradient = _given(
-                at, here, of_dst, of_src, of_out, of_sums, of_tables, SHAPE, HAS_OUT, ENDS, CARRIES, BLOCK
+                at, here, of_dst, of_src, grad_out, grad_sums, grad_tables, SHAPE, HAS_OUT, ENDS, CARRIES, BLOCK
             )
             for back in tl.static_range(len(SHAPE.widths)):
                 gradient = _layer_back(
@@ -304,8 +304,8 @@ def rows_backward(
                         owned, SHAPE, BLOCK
                     )
             _first_back(
-                gradient, at, here, first.to(tl.int64), stop - first, tables, parameters, partials, own, of_product,
-                of_tables, owned, SHAPE, GATHERS, NEEDED, CARRIES, BLOCK
+                gradient, at, here, first.to(tl.int64), stop - first, tables, parameters, partials, own, grad_product,
+                grad_tables, owned, SHAPE, GATHERS, NEEDED, CARRIES, BLOCK
             )
             first += BLOCK
         if owned != 0:

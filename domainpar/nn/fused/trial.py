@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.fused import launching
-from domainpar.nn.fused.perceptron import Dropout, Perceptron, blocks_of, chunks_of, multiply_nodes, packed, shape_of
-from domainpar.nn.gradients import IntegersOnDevice, TakesGradients
+from domainpar.nn.fused.fused_mlp import Dropout, FusedMLP, blocks_of, chunks_of, multiply_nodes, packed, shape_of
+from domainpar.nn.gradients import GradSink, IntegersOnDevice
 from domainpar.nn.kernels import BOTH_ENDS
 from domainpar.nn.mlp import MLP
 
 
-class _Limbs(TakesGradients):
+class _Limbs(GradSink):
     """Takes gradients into sums of its own."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -51,7 +51,7 @@ def block(
     mlp: MLP,
     products: torch.dtype | None,
     at_nodes: Tensor,
-    of_sums: Tensor,
+    grad_sums: Tensor,
     tables: Sequence[Tensor],
     rows: slice,
     *,
@@ -60,10 +60,10 @@ def block(
     """Forward and backward through rows of edges, or of nodes; and the sums of the parameters' gradients.
 
     Args:
-        mlp: The perceptron.
+        mlp: The fused_mlp.
         products: As in `EdgeStage`.
         at_nodes: Products of node states, [nodes, 2 width], or nothing.
-        of_sums: Gradient of sums at nodes, [nodes, 2 out], or nothing.
+        grad_sums: Gradient of sums at nodes, [nodes, 2 out], or nothing.
         tables: Its row tables, `src` and `dst` of each row, and the gradient of its results.
         rows: Which of them.
         programs: Of a launch, at most; None: as always.
@@ -74,14 +74,14 @@ def block(
     shape = shape_of(mlp, operands, None, products)
     gathers = at_nodes[:, : 2 * shape.widths[0]].contiguous().to(device) if len(at_nodes) else None
     given = (mlp, shape, tuple(operands), parameters, Dropout.of(None, parameters), gathers, (dst, src))
-    perceptron = Perceptron(*given, programs or launching.PROGRAMS)
+    fused_mlp = FusedMLP(*given, programs or launching.PROGRAMS)
     cuts = np.linspace(rows.start, rows.stop, PIECES + 1).astype(np.int64)
     ranges = np.column_stack([cuts[:-1], cuts[1:]])
     out = torch.zeros_like(upstream)
-    perceptron.forward(blocks_of(ranges, shape.block, device), out)
-    taker = _Limbs(shape.size, device)
+    fused_mlp.forward(blocks_of(ranges, shape.block, device), out)
+    grad_sink = _Limbs(shape.size, device)
     chunks = chunks_of(ranges, np.ones(PIECES, np.int64), device)
-    sums = of_sums.to(device) if len(of_sums) else None
-    of_tables, of_product = perceptron.backward(chunks, taker, upstream, sums, BOTH_ENDS, [True] * len(operands))
-    of_rows = [each[rows].float().cpu() for each in (*([of_product] if gathers is not None else []), *of_tables)]
-    return out[rows].cpu(), torch.cat(of_rows, dim=1), taker.limbs.cpu()
+    sums = grad_sums.to(device) if len(grad_sums) else None
+    grad_tables, grad_product = fused_mlp.backward(chunks, grad_sink, upstream, sums, BOTH_ENDS, [True] * len(operands))
+    grad_rows = [each[rows].float().cpu() for each in (*([grad_product] if gathers is not None else []), *grad_tables)]
+    return out[rows].cpu(), torch.cat(grad_rows, dim=1), grad_sink.limbs.cpu()

@@ -15,11 +15,11 @@ from domainpar.tracking.config.prepare import PrepareConfig
 from domainpar.tracking.config.ranks import session_arguments
 from domainpar.tracking.config.report import ReportConfig
 from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
-from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, Network, TrainConfig
+from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig
 
 __all__ = [
     "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
-    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "Network", "Numbers",
+    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "NetworkFlags", "Numbers",
     "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "resolved_yaml",
     "session_arguments", "title",
 ]  # fmt: skip

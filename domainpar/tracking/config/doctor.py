@@ -8,7 +8,7 @@ from domainpar.tracking.config.ranks import NCCL_ON_CPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looking(Group):
+class CheckFlags(Group):
     """What to look at"""
 
     verify: str | None = None
@@ -37,7 +37,7 @@ class Looking(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certifying(Group):
+class CertificateFlags(Group):
     """Abilities of this machine and this launcher, in one file to send back"""
 
     certify: bool = False
@@ -59,5 +59,5 @@ class Certifying(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig(Looking, Certifying):
+class DoctorConfig(CheckFlags, CertificateFlags):
     """All flags of `doctor`."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, rules
-from domainpar.tracking.config.texts import Names
-from domainpar.tracking.config.train import Learning, Network, Price
+from domainpar.tracking.config.texts import NameList
+from domainpar.tracking.config.train import LearningFlags, NetworkFlags, PriceFlags
 
 CHOICES = {
     "groupings": ("contiguous", "metis", "random"),
@@ -13,8 +13,8 @@ CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(Group):
-    """The events, the machine and what is told of them"""
+class QuestionFlags(Group):
+    """The events, the machine and what you know of them"""
 
     store: str | None = None
     """Store of the events. Default: built-in simulated events, as of train."""
@@ -28,10 +28,10 @@ class Asking(Group):
     most_ranks: int = 64
     """Most ranks to look at."""
 
-    groupings: Names = Names("contiguous, metis")
+    groupings: NameList = NameList("contiguous, metis")
     """Ways to gather tiles into parts that are compared."""
 
-    partitioners: Names = Names("phi-eta, metis")
+    partitioners: NameList = NameList("phi-eta, metis")
     """Ways to cut events into tiles that are compared with the tiles of the store; '': none. See prepare."""
 
     seed: int = 0
@@ -60,5 +60,5 @@ class Asking(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateConfig(Asking, Price, Network, Learning):
+class EstimateConfig(QuestionFlags, PriceFlags, NetworkFlags, LearningFlags):
     """All flags of `estimate`."""

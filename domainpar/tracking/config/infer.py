@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
+from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import ConditionsOrAll, check_sectors
 
 SHIPPED = "pretrained:"
@@ -12,7 +12,7 @@ SHIPPED = "pretrained:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring(Group):
+class ScoringFlags(Group):
     """What to score, with which weights, and where scores go"""
 
     run: str | None = None
@@ -53,33 +53,33 @@ class Scoring(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracks(Group):
+class TrackFlags(Group):
     """Tracks, built from the scores"""
 
-    tracks: Literal["grow", "cc", "walk", "junction"] | None = None
-    """grow: segments join hits, the best first, while one helix goes through them. cc: connected components. walk:
+    tracks: Literal["greedy", "cc", "walk", "junction"] | None = None
+    """greedy: segments join hits, the best first, while one helix goes through them. cc: connected components. walk:
     simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
 
     tune: bool = False
-    """Choose --score-cut, --misfit, --walk-min, --walk-add and --least-worth on validation events first, and keep them
+    """Choose --score-cut, --max-chi2, --walk-min, --walk-add and --min-quality on validation events first, and keep them
     with the run: it is scored with them from then on, where they are not given."""
 
-    most_fakes: float | None = None
+    max_fake_rate: float | None = None
     """--tune: the cuts with the most efficiency among those with at most this share of fakes and unlabelled tracks, not
     those with the most efficiency less these and duplicates."""
 
     score_cut: float | None = None
-    """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for grow, 0.01 for walk, else 0.5."""
+    """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for greedy, 0.01 for walk, else 0.5."""
 
-    misfit: float | None = None
-    """grow, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
+    max_chi2: float | None = None
+    """greedy, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
     errors allowed. Default: as tuned, or 1."""
 
     walk_min: float | None = None
-    """walk: a road follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
+    """walk: a path follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
 
     walk_add: float | None = None
-    """walk: a road branches to every other segment above this. Default: as tuned, or 0.6."""
+    """walk: a path branches to every other segment above this. Default: as tuned, or 0.6."""
 
     min_hits: int = 3
     """Drop tracks with fewer hits."""
@@ -88,24 +88,24 @@ class Tracks(Group):
     """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
 
     refine: bool = False
-    """Grow each track, also those of --classical, anew from its own hits: outliers fall off, wrong joins come apart."""
+    """Grow each track, also those of --ckf, anew from its own hits: outliers fall off, wrong joins come apart."""
 
     stitch: bool = True
     """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
 
-    follow: bool = False
-    """Follow each track through all hits with a Kalman filter at last, as --classical follows its seeds: hits that no
+    extend: bool = False
+    """Follow each track through all hits with a Kalman filter at last, as --ckf follows its seeds: hits that no
     segment leads to are added, wrong ones fall off. TrackML's detector only."""
 
-    least_worth: float | None = None
-    """Drop tracks of less worth: their hits, twice the sum of the scores of their segments, and 2 for a helix through
+    min_quality: float | None = None
+    """Drop tracks of lower quality: their hits, twice the sum of the scores of their segments, and 2 for a helix through
     the beam line. Default: as tuned, or 0."""
 
     shared_hits: bool = False
     """Let a track also have hits of other tracks, where one helix goes through them and all of its own, of which there
     are four or more. In track_id and the table of --format csv such a hit keeps its first track alone."""
 
-    classical: bool = False
+    ckf: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
     format: Literal["zarr", "acorn", "csv", "edges", "colliderml"] = "zarr"
@@ -114,22 +114,22 @@ class Tracks(Group):
 
     RULES = rules(
         Bounded("min_hits", least=1),
-        Bounded("misfit", positive=True),
-        Bounded("least_worth", most=1000),
-        Bounded("score_cut, walk_min, walk_add, most_fakes", below=1),
+        Bounded("max_chi2", positive=True),
+        Bounded("min_quality", most=1000),
+        Bounded("score_cut, walk_min, walk_add, max_fake_rate", below=1),
         MeansNothing("walk_min, walk_add", without="tracks walk"),
-        MeansNothing("misfit", without="tracks grow, refine, shared_hits"),
-        MeansNothing("most_fakes", without="tune"),
+        MeansNothing("max_chi2", without="tracks greedy, refine, shared_hits"),
+        MeansNothing("max_fake_rate", without="tune"),
         MeansNothing(
-            "tune, refine, follow, least_worth, shared_hits, classical, format csv, format colliderml",
+            "tune, refine, extend, min_quality, shared_hits, ckf, format csv, format colliderml",
             without="tracks",
-            hint="it is about tracks, but none are built: add --tracks grow",
+            hint="it is about tracks, but none are built: add --tracks greedy",
         ),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching(Group):
+class MatchingFlags(Group):
     """How tracks are compared with true particles"""
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
@@ -165,7 +165,7 @@ class Matching(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferConfig(Scoring, Tracks, Matching, Ranks, Launch, BadEvents):
+class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFlags, BadEventFlags):
     """All flags of `infer`."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

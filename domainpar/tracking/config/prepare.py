@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import Conditions, LayerPairs, Names, Numbers
+from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers
 
 OF_HITS = "source simulate, source trackml, source colliderml"
 """Sources of hits, which are selected and joined here; others are graphs."""
@@ -13,13 +13,13 @@ _OF_FILES = "source trackml, source colliderml, source heptrkx, source pyg, sour
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Group):
+class SourceFlags(Group):
     """Where events come from"""
 
     source: Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
     """simulate: built in, TrackML geometry, exact truth. trackml: CSV. colliderml: parquet, as ACTS writes it, too.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
-    all in one directory. scores: events that infer scored, with the edges of at least --least-score (a filter)."""
+    all in one directory. scores: events that infer scored, with the edges of at least --min-score (a filter)."""
 
     input: str | None = None
     """Directory with the files of the source."""
@@ -44,42 +44,42 @@ class Source(Group):
     """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
     at the truth: noise goes as well."""
 
-    hit_loss: float = 0.0
+    hit_inefficiency: float = 0.0
     """Lose this share of the hits at random, as inefficient sensors do: what does a missing hit cost?"""
 
     cluster_features: bool = False
     """Size, charge and direction of the cluster of each hit as node features too, from -cells.csv and detectors.csv of
     --source trackml."""
 
-    least_score: float = 0.02
+    min_score: float = 0.02
     """Least score of an edge that stays, of --source scores."""
 
     RULES = rules(
         Bounded("events", least=1),
-        Bounded("hit_loss", below=1),
+        Bounded("hit_inefficiency", below=1),
         Bounded("seed", below=2**63),
-        Bounded("least_score", positive=True, below=1),
+        Bounded("min_score", positive=True, below=1),
         Bounded("hits", least=500, most=1_000_000),  # ten times as dense as a collider will be
         MeansNothing("input", beside="source simulate", hint="say what the files are: --source trackml"),
         MeansNothing(_OF_FILES, without="input", hint="name the directory of its files: --input DIR"),
         MeansNothing("cluster_features", without="source trackml", hint="its hits have no cells"),
-        MeansNothing("least_score", without="source scores", hint="its edges have no scores"),
-        MeansNothing("volumes, hit_loss", without=OF_HITS, hint="its files are graphs, joined already"),
+        MeansNothing("min_score", without="source scores", hint="its edges have no scores"),
+        MeansNothing("volumes, hit_inefficiency", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing("hard_cuts", without=f"{OF_HITS}, source acorn", hint="it selects hits"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcornFiles(Group):
+class AcornFlags(Group):
     """How acorn files are read"""
 
-    node_features: Names | None = None
+    node_features: NameList | None = None
     """Columns that become node features: 'r, phi, z, eta'. Default: 'r, phi, z'."""
 
     node_scales: Numbers | None = None
     """Divisor of each of --node-features. Default: '1000, 3.14159265359, 1000'."""
 
-    edge_features: Names | None = None
+    edge_features: NameList | None = None
     """Columns that become edge features, computed if absent: 'dr, dphi, dz, deta, phislope, rphislope', or none.
     Default: as of candidate edges that are found here."""
 
@@ -93,7 +93,7 @@ class AcornFiles(Group):
         """Refuse lists that do not fit each other."""
         for of in ("node", "edge"):
             features, scales = (getattr(self, f"{of}_{kind}") for kind in ("features", "scales"))
-            names = 3 if features is None and of == "node" else len(Names(features or "").value)
+            names = 3 if features is None and of == "node" else len(NameList(features or "").value)
             if scales is not None and len(scales.value) != names:
                 raise ConfigError(
                     f"--{of}-scales {scales!r} are not one for each of {names} {of} features",
@@ -111,7 +111,7 @@ _CUTS = "phi_slope, z0, layer_pairs, same_layer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidateEdges(Group):
+class CandidateFlags(Group):
     """Candidate edges, for sources that give hits"""
 
     phi_slope: float = 6e-4
@@ -155,7 +155,7 @@ class CandidateEdges(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles(Group):
+class TileFlags(Group):
     """Tiles, the small regions an event is stored in"""
 
     partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] | None = None
@@ -171,7 +171,7 @@ class Tiles(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage(Group):
+class StoreFlags(Group):
     """The store"""
 
     store: str | None = None
@@ -201,7 +201,7 @@ class Storage(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
+class PrepareConfig(SourceFlags, AcornFlags, CandidateFlags, TileFlags, StoreFlags):
     """All flags of `prepare`."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -226,13 +226,15 @@ class PrepareConfig(Source, AcornFiles, CandidateEdges, Tiles, Storage):
         ),
         MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
-            ", ".join(AcornFiles.__annotations__), without="source acorn", hint="it tells how acorn files are read"
+            ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it tells how acorn files are read"
         ),
     )
 
     def check(self) -> None:
         """Refuse to leave out hits that are counted."""
-        if selects := [name for name in ("volumes", "hard_cuts", "hit_loss") if self.edges_from and self.has(name)]:
+        if selects := [
+            name for name in ("volumes", "hard_cuts", "hit_inefficiency") if self.edges_from and self.has(name)
+        ]:
             asks = f"{flag(selects[0])}{self.of_preset(selects[0])}"
             what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")

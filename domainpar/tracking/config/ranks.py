@@ -13,11 +13,11 @@ NCCL_ON_CPU = MeansNothing(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks(Group):
+class RankFlags(Group):
     """Ranks and how an event is split over them"""
 
     mode: Literal["halo", "naive"] = "halo"
-    """halo: the answer of one rank, exactly. naive: independent sectors, cut edges dropped (approximate). infer scores
+    """halo: the result of one rank, exactly. naive: independent sectors, cut edges dropped (approximate). infer scores
     as it is told here, however the run was trained."""
 
     sectors: int | str | None = None
@@ -25,7 +25,7 @@ class Ranks(Group):
     tiles. 8x2: wedges in phi times slices in eta."""
 
     grouping: Literal["contiguous", "metis", "random", "auto"] = "contiguous"
-    """How tiles are gathered into parts. The answer does not depend on it, only the speed. auto: as estimate predicts
+    """How tiles are gathered into parts. The result does not depend on it, only the speed. auto: as estimate predicts
     the shortest step; in train."""
 
     domain_size: int | Literal["auto"] | None = None
@@ -40,7 +40,7 @@ class Ranks(Group):
     which."""
 
     threads: int | None = None
-    """Threads of a rank on cpu. The answer does not depend on it. Default: an equal share of the cores."""
+    """Threads of a rank on cpu. The result does not depend on it. Default: an equal share of the cores."""
 
     allocator: Literal["auto", "keep", "lean", "system"] = "auto"
     """keep: memory that is freed stays with its process for the next step (glibc). lean: it is given back at once: less
@@ -65,7 +65,7 @@ class Ranks(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch(Group):
+class MeetingFlags(Group):
     """How ranks meet, and how long they wait for each other"""
 
     ranks: int | None = None
@@ -90,7 +90,7 @@ class Launch(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadEvents(Group):
+class BadEventFlags(Group):
     """Events that are damaged, without truth, or too small for the ranks"""
 
     on_bad_event: Literal["fail", "skip"] = "fail"
@@ -100,13 +100,13 @@ class BadEvents(Group):
     """Refuse events of which a rank would own nothing, such as those with fewer tiles than ranks."""
 
 
-def fixed_domain_size(config: Ranks) -> int | None:
+def fixed_domain_size(config: RankFlags) -> int | None:
     """Ranks that share one event, as far as they are told before the ranks have met."""
     return None if config.domain_size == "auto" else config.domain_size
 
 
 def session_arguments(config: Any) -> dict[str, Any]:
-    """Arguments of `World.session`, from a configuration that has the groups `Ranks` and `Launch`."""
+    """Arguments of `World.session`, from a configuration that has the groups `RankFlags` and `MeetingFlags`."""
     # All flags must be the same on every rank but one.
     values = {flag(field.name): str(getattr(config, field.name)) for field in fields(config)}
     return {

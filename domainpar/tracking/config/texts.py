@@ -174,7 +174,7 @@ class Weighting(Text):
         return [(float(rule["weight"]), rule["conditions"]) for rule in rules]
 
 
-class Names(Text):
+class NameList(Text):
     """Names, `r, phi, z`; `none` and nothing are no names."""
 
     @cached_property

@@ -6,7 +6,7 @@ from typing import Literal
 
 from domainpar.nn import COLUMN_BLOCK
 from domainpar.tracking.config.group import OWN_MODEL, Bounded, ConfigError, Group, MeansNothing, is_code, rules
-from domainpar.tracking.config.ranks import BadEvents, Launch, Ranks
+from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeights, Range, Weighting
 
 # Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
@@ -17,7 +17,7 @@ MODELS = (*BITWISE, "gcn", "resin", "acorn2", "graphnets")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Group):
+class RunFlags(Group):
     """The run, its events and its results"""
 
     store: str | None = None
@@ -57,7 +57,7 @@ class Run(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network(Group):
+class NetworkFlags(Group):
     """The network"""
 
     model: str = "interaction"
@@ -148,8 +148,8 @@ class Network(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aims(Group):
-    """What is learnt"""
+class TaskFlags(Group):
+    """What the network is trained on"""
 
     task: Literal["edge", "node-class", "node-regression", "graph-class", "graph-regression"] = "edge"
     """edge: which candidate edges are segments. Else a label of each node, or of the event as a whole: a class or a
@@ -161,7 +161,7 @@ class Aims(Group):
 
     aux: LossWeights | None = None
     """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
-    are learnt in standard deviations."""
+    are trained on in units of standard deviations."""
 
     stop_early: int | None = None
     """Stop after so many epochs without a better validation. Default: never."""
@@ -182,7 +182,7 @@ class Aims(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning(Group):
+class LearningFlags(Group):
     """Learning"""
 
     epochs: int = 40
@@ -255,8 +255,8 @@ class Learning(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Group):
-    """Less memory for more time; the answer stays the same"""
+class MemoryFlags(Group):
+    """Less memory for more time; the result stays the same"""
 
     recompute_every: int | Literal["auto"] | None = None
     """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
@@ -282,13 +282,13 @@ class Memory(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(Group):
+class LossFlags(Group):
     """Weights of edges in the loss"""
 
     true_weight: float = 1.0
     """Weight of a true edge of a target particle."""
 
-    fake_weight: float = 1.0
+    false_weight: float = 1.0
     """Weight of a false edge."""
 
     other_weight: float = 0.0
@@ -299,13 +299,13 @@ class Loss(Group):
 
     weighting: Weighting | None = None
     """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
-    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be taught as false. Metrics,
+    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be trained as false. Metrics,
     and the best checkpoint, count --target."""
 
     RULES = rules(
-        Bounded("true_weight, fake_weight, other_weight"),
+        Bounded("true_weight, false_weight, other_weight"),
         MeansNothing(
-            "true_weight, fake_weight, other_weight",
+            "true_weight, false_weight, other_weight",
             beside="weighting",
             hint="write the weight as a rule of --weighting",
         ),
@@ -313,16 +313,16 @@ class Loss(Group):
 
     def check(self) -> None:
         """Refuse weights that leave nothing to learn."""
-        if self.true_weight == 0 or self.fake_weight == 0:
+        if self.true_weight == 0 or self.false_weight == 0:
             raise ConfigError(
-                "--true-weight and --fake-weight must be above 0: "
-                f"they are {self.true_weight:g} and {self.fake_weight:g}, so one answer would fit every edge",
+                "--true-weight and --false-weight must be above 0: "
+                f"they are {self.true_weight:g} and {self.false_weight:g}, so one score would fit every edge",
                 "to weigh true edges less, use a small number",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Group):
+class RecordFlags(Group):
     """What is printed and kept"""
 
     log_every: int = 10
@@ -349,7 +349,7 @@ class Record(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price(Group):
+class PriceFlags(Group):
     """Energy and price"""
 
     watts: float | None = None
@@ -362,7 +362,7 @@ class Price(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watching(Group):
+class ReplicaFlags(Group):
     """Watching over the ranks"""
 
     check_replicas_every: int = 100
@@ -372,7 +372,20 @@ class Watching(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Run, Ranks, Launch, BadEvents, Network, Aims, Learning, Memory, Loss, Record, Price, Watching):
+class TrainConfig(
+    RunFlags,
+    RankFlags,
+    MeetingFlags,
+    BadEventFlags,
+    NetworkFlags,
+    TaskFlags,
+    LearningFlags,
+    MemoryFlags,
+    LossFlags,
+    RecordFlags,
+    PriceFlags,
+    ReplicaFlags,
+):
     """All flags of `train`."""
 
     RULES = rules(

@@ -89,14 +89,14 @@ class Costs:
         device, on_gpu = self.world.device, self.world.device.type == "cuda"
         self.machines = len(set(gather(self.world.transport, self.world.host)))
         own = uuid_of(device) if on_gpu else self.world.host
-        takers = gather(self.world.transport, own)  # of power, by rank
+        grad_sinks = gather(self.world.transport, own)  # of power, by rank
         counter = None
-        if takers.index(own) == self.world.rank:  # one rank reads for its machine, or card
+        if grad_sinks.index(own) == self.world.rank:  # one rank reads for its machine, or card
             counter = of_gpu(device) if on_gpu else of_processors()
         self._counter = counter
         reads = gather(self.world.transport, counter.source if counter else "")
         # A sum without one of them would be none.
-        sources = {reads[takers.index(taker)] for taker in takers}
+        sources = {reads[grad_sinks.index(grad_sink)] for grad_sink in grad_sinks}
         self._source = sources.pop() if len(sources) == 1 and "" not in sources else ""
         self.begin()
 

@@ -74,7 +74,7 @@ class Machine:
         return -(-ranks // self.ranks)
 
     def numbers_of_ranks(self, most: int) -> list[int]:
-        """Ranks worth a look: those that fit one machine, and whole machines."""
+        """Ranks to look at: those that fit one machine, and whole machines."""
         inside = [
             ranks for ranks in range(1, self.ranks + 1) if ranks <= 4 or self.ranks % ranks == 0 or ranks % 4 == 0
         ]

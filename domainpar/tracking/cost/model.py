@@ -4,7 +4,7 @@ With E edges of an event, P ranks, D of them to an event (G = P / D groups), par
 ghosts and n_i neighbours; latency a and rate w of messages; B events of a step, dealt to groups by their cost:
 
     part        t_i = b (c + s e_i)            c, s: `Way.seconds`; b: all ranks of a machine are busy
-    exchange    x_i = X n_i a + q g_i / w      X exchanges of a step, q bytes of a ghost: `Work`
+    exchange    x_i = X n_i a + q g_i / w      X exchanges of a step, q bytes of a ghost: `StepWork`
     event       T(E) = max_i (t_i + x_i), in proportion to E but for b c
     reduction   S = 2 log2(P) a + 2 (P - 1) / P p / w
     step        max over groups of the sum of T over its events, + S + host
@@ -59,7 +59,7 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class StepWork:
     """What a training asks of a machine: a step of its network, weighed on one, and the events of its steps.
 
     Attributes:
@@ -142,7 +142,7 @@ def divisors(number: int) -> list[int]:
 
 def grids(
     machine: Machine,
-    work: Work,
+    work: StepWork,
     numbers: Sequence[int],
     groupings: Sequence[str],
     seed: int = 0,
@@ -171,7 +171,7 @@ def grids(
     return sorted(found, key=lambda grid: (not grid.fits, grid.seconds, grid.ranks))
 
 
-def predict(machine: Machine, work: Work, cut: Cut, ranks: int, every: int | None) -> Grid:
+def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int | None) -> Grid:
     """What one grid takes, whose events are cut like this one."""
     parts, domain_size = cut.quality, cut.num_parts
     nodes = parts.owned_nodes + parts.incident_ghosts
@@ -220,7 +220,7 @@ def predict(machine: Machine, work: Work, cut: Cut, ranks: int, every: int | Non
 
 
 def seconds_of_parts(
-    machine: Machine, work: Work, every: int | None, edges: IntArray, nodes: IntArray
+    machine: Machine, work: StepWork, every: int | None, edges: IntArray, nodes: IntArray
 ) -> tuple[float, Any]:
     """Seconds of a rank that do not depend on its part, and those that do, [D], if nothing else runs."""
     line = work.ways[every].seconds
@@ -262,7 +262,7 @@ def deal(samples: Sequence[T], num_groups: int) -> list[list[T]]:
     return hands
 
 
-def _dealt(work: Work, groups: int, fixed: float, of_event: float) -> tuple[float, float]:
+def _dealt(work: StepWork, groups: int, fixed: float, of_event: float) -> tuple[float, float]:
     """Mean seconds of a step until its last group is done, and of all groups together.
 
     `fixed`, `of_event`: seconds of the event in full, of which only the second grow with edges.

@@ -22,7 +22,7 @@ from domainpar.nn.uncompiled import UncompiledMode, pass_back
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.networks.catalogue import said_by
+from domainpar.tracking.networks.catalogue import message_of
 from domainpar.tracking.part_loading import Sector, load_part
 
 EDGES_OF_PIECES = (5_000, 20_000)
@@ -109,7 +109,7 @@ def weighed(
                 tensors = own.read(part.graph, part.halo, 1).tensors
                 pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
         except Exception as error:  # a user's own code may raise anything
-            raise ValueError(f"the network cannot be run on a piece of an event: {said_by(error)}") from error
+            raise ValueError(f"the network cannot be run on a piece of an event: {message_of(error)}") from error
         del gradients
         made = domain.num_exchanges - exchanges
         piece = Piece(part.graph.num_edges, tensors_made.peak, flops.total, made, 0.0)

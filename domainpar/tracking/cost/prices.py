@@ -19,7 +19,7 @@ def priced(seconds: float, machines: int, watts: float | None, dollars_per_hour:
 
 
 def in_words(costs: Mapping[str, Any]) -> str:
-    """The costs of an epoch: `12.3 s, 1.2 kJ (RAPL), 0.0003 dollars, 31.2 GFLOP/s a rank in float32`."""
+    """The costs of an epoch: `12.3 s, 1.2 kJ (RAPL), 0.0003 dollars, 31.2 GFLOP/s per rank in float32`."""
     parts = [f"{costs['seconds']:.3g} s"]
     if costs["joules"] is not None:
         parts.append(f"{_joules_in_words(costs['joules'])} ({costs['joules_by']})")
@@ -27,7 +27,7 @@ def in_words(costs: Mapping[str, Any]) -> str:
         parts.append(f"{costs['dollars']:.3g} dollars")
     speeds: Sequence[float] = costs.get("flops_per_second", ())
     if any(speeds):
-        parts.append(f"{sum(speeds) / len(speeds) / 1e9:.3g} GFLOP/s a rank in {costs['precision']}")
+        parts.append(f"{sum(speeds) / len(speeds) / 1e9:.3g} GFLOP/s per rank in {costs['precision']}")
     return ", ".join(parts)
 
 

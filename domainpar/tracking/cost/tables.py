@@ -38,7 +38,7 @@ def _row(grid: Grid, alone: float, machine: Machine, steps_per_epoch: int) -> di
         "to an event": str(grid.domain_size),
         "grouping": grid.grouping if grid.domain_size > 1 else "-",
         "recompute": "-" if grid.recompute_every is None else f"every {grid.recompute_every}",
-        "s a step": f"{grid.seconds:.3g}",
+        "s per step": f"{grid.seconds:.3g}",
         "x 1 rank": f"{alone / grid.seconds:.2f}",
         "waiting": f"{grid.waiting:.0%}",
         "memory of a rank": byte_size(grid.bytes_of_rank),
@@ -74,7 +74,7 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
         reasons.append(f"tiles of prepare --partitioner {chosen.partitioner}{longer}")
     if chosen.recompute_every is not None:
         reasons.append("what is kept would not fit")
-    return f"{share}: {chosen.seconds:.3g} s a step" + (f" ({'; '.join(reasons)})" if reasons else "")
+    return f"{share}: {chosen.seconds:.3g} s per step" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def of_epoch(grid: Grid, machine: Machine, steps: int) -> dict[str, Any]:

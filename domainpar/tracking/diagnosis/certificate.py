@@ -272,7 +272,7 @@ def gradients(precision: str, store: EventStore, device: torch.device) -> dict[s
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def _names(places: Sequence[machine.Place]) -> dict[str, str]:
+def _names(places: Sequence[machine.RankPlace]) -> dict[str, str]:
     """Names of people and places, and the words that stand for them; longer names first."""
     hosts = list(dict.fromkeys(place.host for place in places))
     short = {name.split(".")[0]: f"host{number}" for number, name in enumerate(hosts)}

@@ -14,7 +14,7 @@ import torch
 from domainpar.common import timeouts
 from domainpar.common.agreement import agree
 from domainpar.common.limits import cores_here
-from domainpar.common.problems import Problem, told
+from domainpar.common.problems import Problem, problem_record
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import (
     Finding,
@@ -30,7 +30,7 @@ from domainpar.diagnosis.finding import (
 from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import ADVICE, check_halo, check_rows, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
-from domainpar.parallel.gpus import Seen, seen_by
+from domainpar.parallel.gpus import VisibleGpus, seen_by
 from domainpar.parallel.launcher import Launcher, detect
 from domainpar.parallel.meeting import tells
 from domainpar.parallel.presence import guard
@@ -39,7 +39,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig
 from domainpar.tracking.diagnosis.certificate import certify
 from domainpar.tracking.diagnosis.files import check_run, check_store
-from domainpar.tracking.diagnosis.layouts import SMALL, Layout
+from domainpar.tracking.diagnosis.layouts import SMALL, TrainingLayout
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 
 THREAD_RANKS = 3
@@ -66,8 +66,8 @@ class Subject:
     started: bool
     allocator: str
     world: World
-    places: Sequence[machine.Place]
-    seen: Sequence[Seen]
+    places: Sequence[machine.RankPlace]
+    seen: Sequence[VisibleGpus]
 
     @property
     def local_ranks(self) -> int:
@@ -111,8 +111,8 @@ def check_split(world: World) -> Finding:
     """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
     # A toy event of which every rank can own a part.
     with toy_store(ring_event(max(TOY_TRACKS, world.size)), num_ranks=world.size) as store:
-        splits = Layout("split", SMALL, "processes", world.size).hashes(store, world)
-        wholes = Layout("whole", SMALL, "alone").hashes(store, world)
+        splits = TrainingLayout("split", SMALL, "processes", world.size).hashes(store, world)
+        wholes = TrainingLayout("whole", SMALL, "alone").hashes(store, world)
     text = f"forward, backward and step on {world.size} parts: {splits[0][:12]}; whole, on one rank: {wholes[0][:12]}"
     if len({*splits, *wholes}) == 1:
         return works("split = whole", f"{text}, to the last bit", sha256=splits[0])
@@ -234,11 +234,11 @@ def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) ->
     if not tells(refused):
         time.sleep(timeouts.DOCTOR_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
         return 1
-    reason = told(refused)
+    reason = problem_record(refused)
     advice = reason["hint"] or "nothing that needs several ranks works until this is mended"
     alone = World.alone()
     # No launcher: MPI is then looked at in a process of its own, safely.
-    places, seen = machine.places_of(alone), [Seen.here()]
+    places, seen = machine.places_of(alone), [VisibleGpus.here()]
     subject = Subject(config, Launcher("none", ""), True, allocator, alone, places, seen)
     own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
     _show_and_write(config, [failed("ranks", reason["what"], advice), *own])

@@ -63,7 +63,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {"float32": {}, "float64": {"dtype": "fl
 
 
 @dataclass(frozen=True)
-class Layout:
+class TrainingLayout:
     """A training, and the ranks that do it.
 
     Attributes:
@@ -94,24 +94,24 @@ class Layout:
         return sorted(set(hashes))
 
 
-def layouts(world: World) -> Iterator[Layout]:
+def layouts(world: World) -> Iterator[TrainingLayout]:
     """Every layout, the same on every rank; the most important first."""
     size, together = world.size, world.size > 1
     for flags in PRECISIONS.values():
         training = replace(SMALL, **flags)
-        yield Layout("each rank alone", training, "alone")
+        yield TrainingLayout("each rank alone", training, "alone")
         if together:
-            yield Layout(f"{size} ranks as one domain", training, "processes", size)
-        yield Layout("4 threads as ranks", training, "threads", 4)
+            yield TrainingLayout(f"{size} ranks as one domain", training, "processes", size)
+        yield TrainingLayout("4 threads as ranks", training, "threads", 4)
     for domain_size in divisors(size)[:-1]:
-        yield Layout(f"{size // domain_size} groups of {domain_size}", SMALL, "processes", domain_size)
+        yield TrainingLayout(f"{size // domain_size} groups of {domain_size}", SMALL, "processes", domain_size)
     for grouping in OTHER_GROUPINGS:
         training = replace(SMALL, grouping=grouping)
         if together:
-            yield Layout(f"{size} ranks with {grouping} parts", training, "processes", size)
-        yield Layout(f"3 threads as ranks with {grouping} parts", training, "threads", 3)
+            yield TrainingLayout(f"{size} ranks with {grouping} parts", training, "processes", size)
+        yield TrainingLayout(f"3 threads as ranks with {grouping} parts", training, "threads", 3)
     sparing = replace(SMALL, threads=3, recompute_every=2)
-    yield Layout(f"{several(size, 'rank')} of 3 threads that recompute", sparing, "processes", size)
+    yield TrainingLayout(f"{several(size, 'rank')} of 3 threads that recompute", sparing, "processes", size)
     for count in THREAD_RANKS:
         name = "1 thread as the only rank" if count == 1 else f"{count} threads as ranks"
-        yield Layout(name, SMALL, "threads", count)
+        yield TrainingLayout(name, SMALL, "threads", count)

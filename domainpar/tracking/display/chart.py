@@ -56,7 +56,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """One axis of a panel.
 
     Attributes:
@@ -87,8 +87,8 @@ class Panel:
 
     name: str
     series: tuple[Series, ...]
-    x: Axis
-    y: Axis
+    x: ChartAxis
+    y: ChartAxis
     title: str = ""
     caption: str = ""
 
@@ -124,7 +124,7 @@ class Chart:
         return fullest if same and len(self.panels) > 1 else None
 
 
-def log_axis(label: str, values: FloatArray, low: float | None = None, high: float | None = None) -> Axis:
+def log_axis(label: str, values: FloatArray, low: float | None = None, high: float | None = None) -> ChartAxis:
     """A logarithmic axis with its limits and ticks; a linear one where a value is not positive, or none is there.
 
     Args:
@@ -134,12 +134,12 @@ def log_axis(label: str, values: FloatArray, low: float | None = None, high: flo
     """
     finite = values[np.isfinite(values)]
     if len(finite) == 0 or finite.min() <= 0:
-        return Axis(label)
+        return ChartAxis(label)
     # A twentieth of the span as the eye sees it, which on such an axis is a factor.
     spare = (finite.max() / finite.min()) ** 0.05 if finite.max() > finite.min() else 1.5
     low = finite.min() / spare if low is None else low
     high = finite.max() * spare if high is None else high
-    return Axis(label, float(low), float(high), log=True, ticks=_log_ticks(float(low), float(high)))
+    return ChartAxis(label, float(low), float(high), log=True, ticks=_log_ticks(float(low), float(high)))
 
 
 def _log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:

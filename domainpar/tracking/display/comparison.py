@@ -12,7 +12,7 @@ from typing import Any
 from domainpar.common.words import several
 from domainpar.tracking.config import flag
 from domainpar.tracking.display.run_files import RunFiles, read_run_files
-from domainpar.tracking.display.summary import Rows, facts
+from domainpar.tracking.display.summary import ReportTable, facts
 
 MOST_CANDIDATES = 8
 """Scored runs, the last ones, among which the run beside another is looked for."""
@@ -77,11 +77,11 @@ def told_apart(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
     return replace(run, name=names[0]), replace(other, name=names[1])
 
 
-def differing(run: RunFiles, other: RunFiles) -> tuple[Rows, ...]:
+def differing(run: RunFiles, other: RunFiles) -> tuple[ReportTable, ...]:
     """The flags in which two runs differ, and the facts: a table of each, none where nothing differs."""
     flags = [{flag(name): _shown(value) for name, value in files.settings.items()} for files in (run, other)]
     told: list[dict[str, str]] = [{row[0]: row[1] for row in facts(files).rows} for files in (run, other)]
-    tables: list[Rows] = []
+    tables: list[ReportTable] = []
     for heading, (here, there), absent in (("flag", flags, NOT_KEPT), ("fact", told, "–")):
         if not (here and there):
             continue
@@ -90,7 +90,7 @@ def differing(run: RunFiles, other: RunFiles) -> tuple[Rows, ...]:
             for name in (here | there)
             if here.get(name) != there.get(name)
         ]
-        tables += Rows.of(rows, words=3)
+        tables += ReportTable.of(rows, words=3)
     return tuple(tables)
 
 

@@ -15,11 +15,22 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import BLACK, BLUE, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series, log_axis
+from domainpar.tracking.display.chart import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILION,
+    Chart,
+    ChartAxis,
+    Panel,
+    Series,
+    log_axis,
+)
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.tracking.reco.performance.ceiling import EdgeCeiling, edge_ceiling
+from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, UNKNOWN
 
 BINS = np.linspace(0, 1, 51)
@@ -49,7 +60,7 @@ class EdgeCurves:
         targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].
         unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
         unscored: Edges without a score.
-        ceiling: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
+        upper_bound: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
             where the truth does not know them.
     """
 
@@ -66,7 +77,7 @@ class EdgeCurves:
     others: IntArray
     unscored_targets: int
     unscored: int
-    ceiling: EdgeCeiling | None
+    upper_bound: EdgeUpperBound | None
 
 
 def edge_curves(run: RunFiles) -> EdgeCurves | None:
@@ -110,7 +121,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         others=histograms[2],
         unscored_targets=int(np.count_nonzero(~scored & (classes == TARGET))),
         unscored=int(np.count_nonzero(~scored)),
-        ceiling=_ceiling(events, run.tracking.cuts.target),
+        upper_bound=_upper_bound(events, run.tracking.cuts.target),
     )
 
 
@@ -152,18 +163,18 @@ def _ratio(part: IntArray, whole: IntArray) -> FloatArray:
     return ratio
 
 
-def _ceiling(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeCeiling | None:
+def _upper_bound(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeUpperBound | None:
     """Over all events; None if one of them does not know what the conditions ask."""
-    ceilings = []
+    bounds = []
     for event in events:
         assert event.logit is not None, "only scored events are counted"
         if event.truth is None:
             return None
         try:
-            ceilings.append(edge_ceiling(event.truth, event.edge_index, track_target, event.logit > 0))
-        except ValueError:  # the other curves are worth having
+            bounds.append(edge_upper_bound(event.truth, event.edge_index, track_target, event.logit > 0))
+        except ValueError:  # the other curves are kept
             return None
-    return functools.reduce(operator.add, ceilings)
+    return functools.reduce(operator.add, bounds)
 
 
 def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
@@ -188,7 +199,7 @@ def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     )
     means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
     caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
-    return Panel("roc", tuple(series), x, Axis("share of target edges that pass", 0.0, 1.02), "", caption)
+    return Panel("roc", tuple(series), x, ChartAxis("share of target edges that pass", 0.0, 1.02), "", caption)
 
 
 def _score_panel(curves: EdgeCurves) -> Panel:
@@ -202,7 +213,7 @@ def _score_panel(curves: EdgeCurves) -> Panel:
     )
     y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
     caption = "Scores of target edges and of those that are not true."
-    return Panel("scores", series, Axis("score of the edge", 0.0, 1.0), y, "", caption)
+    return Panel("scores", series, ChartAxis("score of the edge", 0.0, 1.0), y, "", caption)
 
 
 def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
@@ -212,12 +223,17 @@ def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
         for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
             series.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == VERMILION))
     caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
-    ceiling = runs[0][0].ceiling
-    if ceiling is not None and ceiling.construction_efficiency is not None:
+    upper_bound = runs[0][0].upper_bound
+    if upper_bound is not None and upper_bound.construction_efficiency is not None:
         caption += (
-            f" The graph holds {ceiling.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
+            f" The graph holds {upper_bound.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
             "cut finds more of them."
         )
     return Panel(
-        "cuts", tuple(series), Axis("cut on the score", 0.0, 1.0), Axis("share of edges", 0.0, 1.02), "", caption
+        "cuts",
+        tuple(series),
+        ChartAxis("cut on the score", 0.0, 1.0),
+        ChartAxis("share of edges", 0.0, 1.02),
+        "",
+        caption,
     )

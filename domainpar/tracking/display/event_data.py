@@ -46,7 +46,7 @@ class EventData:
         track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
         shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
             one track at most.
-        classical_track_id: Track of each hit of the classical finder.
+        ckf_track_id: Track of each hit of the CKF.
     """
 
     event_id: str
@@ -66,7 +66,7 @@ class EventData:
     logit: FloatArray | None
     track_id: IntArray | None
     shared_hits: IntArray | None
-    classical_track_id: IntArray | None
+    ckf_track_id: IntArray | None
 
     @property
     def num_hits(self) -> int:
@@ -161,7 +161,7 @@ def read_event_data(
         logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
         track_id=arrays.get("track_id"),
         shared_hits=arrays.get("shared_hits"),
-        classical_track_id=arrays.get("classical_track_id"),
+        ckf_track_id=arrays.get("ckf_track_id"),
     )
 
 

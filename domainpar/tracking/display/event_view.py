@@ -140,7 +140,7 @@ class EventView:
 
     @property
     def finder(self) -> str:
-        """The finder whose tracks are shown first: the network, or else the classical one; empty without tracks."""
+        """The finder whose tracks are shown first: the network, or else the CKF; empty without tracks."""
         return next(iter(self.facts.get("finders", [])), "")
 
     def as_json(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
     kept = _add_particles(event, event.position, facts, arrays)
-    finders = ("network", event.track_id, event.shared_hits), ("classical", event.classical_track_id, None)
+    finders = ("network", event.track_id, event.shared_hits), ("ckf", event.ckf_track_id, None)
     for name, track_id, shared_hits in finders:
         if track_id is None:
             continue

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from domainpar import __version__
-from domainpar.tracking.display.chart import FRAME, GRID, TEXT, Axis, Chart, Panel, Series
+from domainpar.tracking.display.chart import FRAME, GRID, TEXT, Chart, ChartAxis, Panel, Series
 from domainpar.tracking.display.sections import Page
 from domainpar.tracking.events.graph import FloatArray
 
@@ -173,7 +173,7 @@ def _plot(panels: Sequence[Panel], columns: int, height: int) -> dict[str, Any]:
     return {"data": traces, "layout": layout}
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: ChartAxis) -> dict[str, Any]:
     described: dict[str, Any] = {**AXIS, "title": {"text": text(axis.label), "standoff": 8, "font": {"size": 13}}}
     described["type"] = "log" if axis.log else "linear"
     ends = [None if end is None else math.log10(end) if axis.log else end for end in (axis.low, axis.high)]

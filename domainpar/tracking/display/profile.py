@@ -15,13 +15,13 @@ from domainpar.tracking.display.chart import (
     PURPLE,
     SKY,
     VERMILION,
-    Axis,
     Chart,
+    ChartAxis,
     Panel,
     Series,
 )
 from domainpar.tracking.display.run_files import RunFiles
-from domainpar.tracking.display.summary import Rows
+from domainpar.tracking.display.summary import ReportTable
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, PALE)
 MIB = 2.0**20
@@ -38,7 +38,7 @@ def profile_of(run: RunFiles) -> Table | None:
     return read_file(path, dict) if path.is_file() else None
 
 
-def operations(profile: Table) -> tuple[Rows, ...]:
+def operations(profile: Table) -> tuple[ReportTable, ...]:
     """A row for each operation: its calls, and its own time in a step on each rank; the longest first."""
     ranks = profile["ranks"][:MOST_RANKS]
     by_name: dict[str, list[Table]] = {}
@@ -56,7 +56,7 @@ def operations(profile: Table) -> tuple[Rows, ...]:
     note = f"Own time of operations, without that of those they call; means over {several(profile['steps'], 'step')}."
     if len(ranks) < len(profile["ranks"]):
         note += f" The first {MOST_RANKS} of {several(len(profile['ranks']), 'rank')}."
-    return Rows.of(rows, note)
+    return ReportTable.of(rows, note)
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -75,16 +75,23 @@ def profile_chart(profile: Table) -> Chart:
     ranks = np.arange(len(all_ranks), dtype=np.float64)
     ticks = tuple((float(rank), str(rank)) for rank in range(0, len(ranks), -(-len(ranks) // 16)))
     spare = max(0.5, (4 - len(ranks)) / 2)
-    x = Axis("rank", -spare, len(ranks) - 1 + spare, ticks=ticks)
+    x = ChartAxis("rank", -spare, len(ranks) - 1 + spare, ticks=ticks)
     of_memory = f"Memory in use on each rank over {several(profile['steps'], 'step')}; not what is kept free."
     counted = "Floating-point operations of products in a step, by formula, both passes and all that is made again."
     panels = (
-        Panel("memory", tuple(lines), Axis("time [s]", low=0.0), Axis("memory in use [MiB]", low=0.0), "", of_memory),
+        Panel(
+            "memory",
+            tuple(lines),
+            ChartAxis("time [s]", low=0.0),
+            ChartAxis("memory in use [MiB]", low=0.0),
+            "",
+            of_memory,
+        ),
         Panel(
             "flops",
             (Series("operations", "bars", GREEN, ranks, flops / 1e9),),
             x,
-            Axis("GFLOP of a step", low=0.0),
+            ChartAxis("GFLOP of a step", low=0.0),
             "",
             counted,
         ),
@@ -92,7 +99,7 @@ def profile_chart(profile: Table) -> Chart:
             "rate",
             (Series("rate", "bars", BLUE, ranks, rates),),
             x,
-            Axis("GFLOP/s", low=0.0),
+            ChartAxis("GFLOP/s", low=0.0),
             "",
             "The same over the seconds of a step, waiting included.",
         ),

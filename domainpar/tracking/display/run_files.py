@@ -187,7 +187,7 @@ class RunFiles:
 
     @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
-        """Counts of tracks by split and finder: `network`, `classical`, `ceiling`; empty without tracks.
+        """Counts of tracks by split and finder: `network`, `ckf`, `upper_bound`; empty without tracks.
 
         Raises:
             ValueError: If they were written by another version.
@@ -275,7 +275,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     if score_files is not None and score_files.record.tracks is None and record.learns_edges:
         missing.append(
             f"No tracks, so no efficiency of tracks: {this_python()} -m domainpar.infer --run {directory} "
-            "--tracks grow --overwrite"
+            "--tracks greedy --overwrite"
         )
     if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
@@ -325,7 +325,7 @@ def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]
             "No scores, so no ROC curve, no efficiency and no tracks in the event display: "
             f"{this_python()} -m domainpar.infer --run {run}"
             + ("" if of_run.store.path else " --store STORE")
-            + (" --tracks grow" if of_run.learns_edges else "")
+            + (" --tracks greedy" if of_run.learns_edges else "")
         )
         return None
 

@@ -17,10 +17,9 @@ from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
 from domainpar.tracking.display.profile import operations, profile_chart, profile_of
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
-from domainpar.tracking.display.summary import Rows, percent, short
+from domainpar.tracking.display.summary import ReportTable, percent, short
 from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
-from domainpar.tracking.reco.performance.ceiling import SEGMENT
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
     duplicate_rate,
@@ -31,6 +30,7 @@ from domainpar.tracking.reco.performance.rates import (
     unlabelled_rate,
     wilson,
 )
+from domainpar.tracking.reco.performance.upper_bound import SEGMENT
 
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
@@ -76,7 +76,7 @@ class Section:
     title: str
     lead: tuple[str, ...] = ()
     approximate: str = ""
-    tables: tuple[Rows, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     styles: tuple[tuple[str, str], ...] = ()
     charts: tuple[Chart, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
@@ -182,12 +182,12 @@ def _comparison(run: RunFiles, other: RunFiles) -> Section:
         lead.append("No flag differs.")
     without = [str(files.directory) for files in (run, other) if files.scores is None]
     if without:
-        lead.append(f"No scores of {' and of '.join(without)}: what is told of them is that of the training.")
+        lead.append(f"No scores of {' and of '.join(without)}: the report shows those of the training.")
     if other.approximate and other.scores is not None and not other.scored_naive:
         lead.append(
             "To see what sectors lose at their borders, score it as it was trained: "
             f"{this_python()} -m domainpar.infer --run {other.directory} --mode naive "
-            f"--sectors {other.settings.get('sectors')} --tracks grow --overwrite"
+            f"--sectors {other.settings.get('sectors')} --tracks greedy --overwrite"
         )
     tables = (*differ, *summary.final_metrics(run, other))
     return Section("comparison", "Two runs", tuple(lead), _approximate(run, other), tables)
@@ -236,17 +236,17 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
         )
     if curves.left_out:
         lead += f" {several(curves.left_out, 'more event')} of the split not counted here."
-    ceilings = [
+    bounds = [
         {
             "scores": files.called(files.how_scored),
-            "true segments of target particles": f"{ceiling.segments:,}",
-            "of them in the graph (ceiling)": percent(ceiling.construction_efficiency),
-            "in the graph, score > 0.5": percent(ceiling.cumulative_efficiency),
+            "true segments of target particles": f"{upper_bound.segments:,}",
+            "of them in the graph (upper_bound)": percent(upper_bound.construction_efficiency),
+            "in the graph, score > 0.5": percent(upper_bound.cumulative_efficiency),
         }
         for files, of_run in ((run, curves), (other, beside))
-        if files is not None and of_run is not None and (ceiling := of_run.ceiling) is not None
+        if files is not None and of_run is not None and (upper_bound := of_run.upper_bound) is not None
     ]
-    tables = Rows.of(ceilings, f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}")
+    tables = ReportTable.of(bounds, f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}")
     return Section("edges", title, (lead,), _approximate(run, other), tables=tables, charts=(chart,))
 
 
@@ -285,7 +285,7 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     )
 
 
-def _rate_tables(finders: list[Finder]) -> tuple[Rows, ...]:
+def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
     """Rates of each finder in each style of matching, and its tracks by the share of their majority particle."""
     rates, majorities = [], []
     for finder in finders:
@@ -315,7 +315,7 @@ def _rate_tables(finders: list[Finder]) -> tuple[Rows, ...]:
                 "TrackML score": short(mean_trackml_score(finder.counts)),
             }
         )
-    return Rows.of(rates, words=2) + Rows.of(majorities)
+    return ReportTable.of(rates, words=2) + ReportTable.of(majorities)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
@@ -353,7 +353,7 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
         for name in view.facts.get("finders", [])
         if (counts := view.facts.get(f"{name}Counts"))
     ]
-    tables = Rows.of(finders, f"Matching: {run.tracking.style}.")
+    tables = ReportTable.of(finders, f"Matching: {run.tracking.style}.")
     return Section("event", title, (lead,), _approximate(run), tables=tables, event=view, left_out=left_out)
 
 
@@ -384,7 +384,7 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
         f"Event {event.event_id}, its {event.tiles.num_tiles} tiles (grouping: {own.grouping}). Imbalance: largest "
         "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
     )
-    return Section("partition", "Partition", (lead,), tables=Rows.of(rows))
+    return Section("partition", "Partition", (lead,), tables=ReportTable.of(rows))
 
 
 def _profile(run: RunFiles) -> tuple[Section, ...]:
@@ -415,7 +415,7 @@ def _ranks(run: RunFiles) -> Section:
         {
             "rank": str(rank),
             "computing": f"{times.phases['seconds_compute'][rank]:.4g} s",
-            "handing on": f"{times.phases['seconds_exchange'][rank]:.4g} s",
+            "communication": f"{times.phases['seconds_exchange'][rank]:.4g} s",
             "waiting": f"{times.phases['seconds_wait'][rank]:.4g} s",
             "loading, all steps": "–" if math.isnan(times.load[rank]) else f"{times.load[rank]:.4g} s",
             "hits owned": f"{times.owned[rank]:,.0f}",
@@ -437,5 +437,5 @@ def _ranks(run: RunFiles) -> Section:
     ]
     more = f", the first {len(inference)} of {several(len(events), 'event')}" if len(inference) < len(events) else ""
     note = f"Inference on {several(int(timings.get('ranks') or 1), 'rank')}{more}."
-    tables = Rows.of(ranks) + Rows.of(inference, note)
+    tables = ReportTable.of(ranks) + ReportTable.of(inference, note)
     return Section("ranks", title, (lead,), tables=tables, charts=(rank_chart(times),))

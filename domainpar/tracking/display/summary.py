@@ -35,7 +35,7 @@ AREAS = {"edge_auc_pooled": "pooled", "edge_auc_mean": "mean over events"}
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReportTable:
     """A table of the report.
 
     Attributes:
@@ -51,12 +51,12 @@ class Rows:
     words: int = 1
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]], note: str = "", words: int = 1) -> tuple[Rows, ...]:
+    def of(cls, rows: Sequence[Mapping[str, str]], note: str = "", words: int = 1) -> tuple[ReportTable, ...]:
         """The table of some rows, each its cells by the headings; no table of no rows."""
         return (cls(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), note, words),) if rows else ()
 
 
-def facts(run: RunFiles) -> Rows:
+def facts(run: RunFiles) -> ReportTable:
     """Network, events, duration, machine and promise of a run; only what its files hold."""
     record, settings = run.record, run.settings
     records = run.records_of("train")
@@ -95,7 +95,7 @@ def facts(run: RunFiles) -> Rows:
         "machine": ", ".join(filter(None, (record.host, record.machine))),
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items() if version),
     }
-    return Rows((), tuple((name, text) for name, text in facts.items() if text))
+    return ReportTable((), tuple((name, text) for name, text in facts.items() if text))
 
 
 def _epoch(records: Sequence[Table]) -> str:
@@ -104,7 +104,7 @@ def _epoch(records: Sequence[Table]) -> str:
     return "" if mean is None else in_words(mean)
 
 
-def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[Rows, ...]:
+def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[ReportTable, ...]:
     """Metrics of each split: of the scores, or else of the last validation; no table where there are none.
 
     Beside another run those of its last and of its best validation, then of the scores: one run below the other.
@@ -141,7 +141,7 @@ def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[Rows, .
         for where, values in counted
         for label, figures in values.get("labels", {}).items()
     ]
-    return *Rows.of(edges, words=3), *Rows.of(labels, words=4)
+    return *ReportTable.of(edges, words=3), *ReportTable.of(labels, words=4)
 
 
 def _of_validations(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
@@ -244,7 +244,7 @@ def _exactness(run: RunFiles) -> str:
         return ""
     naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
     if problem := run.record.bitwise_problem:
-        return f"{naive}the answer of any number of ranks to rounding only: {problem}"
+        return f"{naive}the result of any number of ranks to rounding only: {problem}"
     return f"{naive}the same bits on any number of ranks (self-test passed)"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Axis, Chart, Panel, Series
+from domainpar.tracking.display.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Chart, ChartAxis, Panel, Series
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from domainpar.tracking.reco.performance.counts import TrackCounts
@@ -27,7 +27,7 @@ RATES = {
         "track-fakes",
         "fake rate",
         "Share of the tracks that match no particle, but for unlabelled ones, against the quantity of the helix fitted "
-        "to the track; hits around: the mean over its hits; distance to a border: the smallest of them. Tracks are "
+        "to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. Tracks are "
         "those whose fitted pT is one that targets may have; against pT, all.",
     ),
     "duplicate_rate": (
@@ -42,9 +42,9 @@ QUANTITIES = {
     "pt": "p_T [GeV]",
     "eta": "η",
     "phi": "φ [rad]",
-    "radius": "radius of the vertex [mm]",
-    "density": "hits around, within 0.1 of η and φ",
-    "holes": "layers crossed without a hit",
+    "radius": "production radius [mm]",
+    "density": "local hit density, hits within 0.1 of η and φ",
+    "holes": "holes",
     "border": "distance to a sector border, ΔR",
 }
 """Quantities that rates are counted against, and the labels of their axes."""
@@ -52,8 +52,8 @@ QUANTITIES = {
 BORDERS = "borders"
 FINDERS = {
     "network": "network",
-    "classical": "classical finder (no network)",
-    "ceiling": "ceiling of the graph (perfect scores)",
+    "ckf": "CKF (no network)",
+    "upper_bound": "upper bound of the graph (perfect scores)",
 }
 """Finders and their names in a legend."""
 
@@ -81,7 +81,7 @@ class Finder:
     """A finder of tracks with its counts.
 
     Attributes:
-        name: `network`, `classical` or `ceiling`.
+        name: `network`, `ckf` or `upper_bound`.
         label: Its name in a legend; says so where it is approximate.
         other: Whether it comes from the run that this one is compared with.
         counts: The counts.
@@ -97,7 +97,7 @@ class Finder:
         """The same in all charts."""
         if self.name == "network":
             return VERMILION if self.other else BLUE
-        return {"classical": ORANGE, "ceiling": GREY}.get(self.name, GREEN)
+        return {"ckf": ORANGE, "upper_bound": GREY}.get(self.name, GREEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def quantities_of(rate: str) -> tuple[str, ...]:
 
 def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
-    both networks, and of the ceiling, near the borders of sectors."""
+    both networks, and of the upper_bound, near the borders of sectors."""
     charts = []
     for rate, (name, _, caption) in RATES.items():
         caption += f" Bins with fewer than {FEWEST} are left out."
@@ -185,7 +185,7 @@ def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: S
             title = _title(run, split, finders, style)
             charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
     if any(finder.other for finder in finders):
-        compared = [finder for finder in finders if finder.name in ("network", "ceiling")]
+        compared = [finder for finder in finders if finder.name in ("network", "upper_bound")]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
         rates = [rate for rate in RATES if styles[0] == "atlas" or rate != "duplicate_rate"]
         of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
@@ -209,12 +209,12 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
     low, high = _limits(curves, rate)
     panels = []
     for quantity, of_finders in curves.items():
-        measured = [finder for finder in finders if finder.name != "ceiling"]
+        measured = [finder for finder in finders if finder.name != "upper_bound"]
         series = []
         for finder, curve in zip(finders, of_finders, strict=True):
             place = measured.index(finder) if finder in measured else 0
             series.append(_series(finder, curve, quantity, place, len(measured)))
-        y = Axis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
+        y = ChartAxis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
         panels.append(Panel(quantity, tuple(series), _axis(quantity, of_finders[0].edges, rate), y))
     return panels
 
@@ -229,7 +229,7 @@ def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float
     return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
 
 
-def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
+def _axis(quantity: str, edges: FloatArray, rate: str) -> ChartAxis:
     """The axis says whose the quantity is: fakes have no true particle."""
     label = QUANTITIES[quantity]
     if quantity not in ("density", "holes", "border"):
@@ -238,7 +238,7 @@ def _axis(quantity: str, edges: FloatArray, rate: str) -> Axis:
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])
     if ticks and edges[0] == 0:
         ticks = ((float(borders[0]), "0"), *ticks)
-    return Axis(label, float(borders[0]), float(borders[-1]), log=quantity in TICKS, ticks=ticks)
+    return ChartAxis(label, float(borders[0]), float(borders[-1]), log=quantity in TICKS, ticks=ticks)
 
 
 def _borders(edges: FloatArray, quantity: str) -> FloatArray:
@@ -250,7 +250,7 @@ def _borders(edges: FloatArray, quantity: str) -> FloatArray:
 
 
 def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
-    """The ceiling as a line with a band, apart from what was measured; others as points side by side in their bins."""
+    """The upper bound as a line with a band, apart from what was measured; others as points side by side in their bins."""
     few = curve.whole < FEWEST
     value, low, high = (np.where(few, np.nan, values) for values in (curve.value, curve.low, curve.high))
     borders, interval = _borders(curve.edges, quantity), np.stack([low, high])
@@ -258,7 +258,7 @@ def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int
         f"{start:.3g} to {end:.3g}: {rate:.4f} ({part:,.0f} of {whole:,.0f})"
         for start, end, rate, part, whole in zip(curve.edges[:-1], curve.edges[1:], value, curve.part, curve.whole)
     )
-    if finder.name == "ceiling":
+    if finder.name == "upper_bound":
         return Series(finder.label, "steps", finder.colour, borders, value, interval, width=1.2, notes=notes)
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.

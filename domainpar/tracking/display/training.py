@@ -18,8 +18,8 @@ from domainpar.tracking.display.chart import (
     PURPLE,
     SKY,
     VERMILION,
-    Axis,
     Chart,
+    ChartAxis,
     Panel,
     Series,
     log_axis,
@@ -130,8 +130,8 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
             series.append(_validation(other_name, of_other[shown], VERMILION))
         label, caption = (QUANTITIES | of_labels)[quantity]
         if quantity == "loss" and of_labels:
-            label, caption = "loss", "Sum of the losses of all that is learnt, by their weights."
-        y = Axis(
+            label, caption = "loss", "Sum of the losses of all that the network is trained on, by their weights."
+        y = ChartAxis(
             label,
             low=0.0 if quantity == "lr" else None,
             high=1.0 if quantity.startswith("edge") or quantity in of_labels else None,
@@ -142,7 +142,7 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
             Panel(
                 quantity.replace("_", "-").replace(".", "-"),
                 tuple(series),
-                Axis("optimiser step", low=0.0),
+                ChartAxis("optimiser step", low=0.0),
                 y,
                 "",
                 caption,
@@ -192,7 +192,7 @@ def layer_chart(run: RunFiles) -> Chart | None:
         )
         y = log_axis(label, np.concatenate([line.y for line in lines]))
         text = f"{caption}, as a share of the size of its parameters (Euclidean norms).{left_out}"
-        panels.append(Panel(name, lines, Axis("optimiser step", low=0.0), y, "", text))
+        panels.append(Panel(name, lines, ChartAxis("optimiser step", low=0.0), y, "", text))
     return Chart("layers", f"Layers, {_how_trained(run)}", tuple(panels))
 
 
@@ -288,18 +288,18 @@ def rank_chart(times: RankTimes) -> Chart:
     # Whole numbers, not more than fit; bars no wider than with four ranks.
     ticks = tuple((float(rank), str(rank)) for rank in range(0, times.num_ranks, -(-times.num_ranks // 16)))
     spare = max(0.5, (4 - times.num_ranks) / 2)
-    x = Axis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
+    x = ChartAxis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
     phases = tuple(Series(name, "bars", colour, ranks, times.phases[key]) for key, (name, colour) in PHASES.items())
     memory = (Series("peak memory", "bars", GREEN, ranks, times.peak_bytes / MIB),)
     steps = several(times.num_steps, "step")
-    seconds, mib = Axis("time of a training step [s]", low=0.0), Axis("peak memory [MiB]", low=0.0)
+    seconds, mib = ChartAxis("time of a training step [s]", low=0.0), ChartAxis("peak memory [MiB]", low=0.0)
     caption = f"Where the time of a training step goes on each rank: medians over {steps}."
     of_memory = "The most memory that the process of each rank ever held."
     panels = [Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory)]
     if np.isfinite(times.load).all():
         load = (Series("loading", "bars", PURPLE, ranks, times.load),)
         of_load = "How long each rank waited for parts of events, in all steps; not where they were kept or read ahead."
-        panels.append(Panel("load", load, x, Axis("loading in all steps [s]", low=0.0), "", of_load))
+        panels.append(Panel("load", load, x, ChartAxis("loading in all steps [s]", low=0.0), "", of_load))
     return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", tuple(panels))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events import acorn_columns, construct, features
 from domainpar.tracking.events.acorn_columns import Columns, short_name
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked
@@ -179,7 +179,7 @@ def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGr
 
 
 def _columns(path: Path) -> Columns:
-    place = Place(event_name(path), path)
+    place = EventPlace(event_name(path), path)
     return Columns(read_entries(place), place)
 
 

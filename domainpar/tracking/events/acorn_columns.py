@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.features import NODE_SCALE, SLOPE_LIMIT
 from domainpar.tracking.events.graph import Array, check_array, check_ends
 from domainpar.tracking.events.joining import TWO_PI
@@ -90,7 +90,7 @@ class Columns:
             not exist.
     """
 
-    def __init__(self, entries: Mapping[str, Any], place: Place) -> None:
+    def __init__(self, entries: Mapping[str, Any], place: EventPlace) -> None:
         self.place = place
         self._values: dict[tuple[Kind, str], Any] = {}
         self._names: dict[tuple[Kind, str], str] = {}
@@ -188,7 +188,7 @@ def cylinder_of(columns: Columns) -> dict[str, FloatArray]:
     return {"r": r, "phi": wrapped(phi), "z": z, "x": r * np.cos(phi), "y": r * np.sin(phi), "eta": eta}
 
 
-def _check_units(place: Place, r: FloatArray, phi: FloatArray, z: FloatArray, x: FloatArray | None) -> None:
+def _check_units(place: EventPlace, r: FloatArray, phi: FloatArray, z: FloatArray, x: FloatArray | None) -> None:
     for name, values in (("r", r), ("phi", phi), ("z", z)):
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):

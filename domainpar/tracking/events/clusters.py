@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from partitioners.topology import FloatArray
 
 
-def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: Place) -> FloatArray:
+def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: EventPlace) -> FloatArray:
     """The features of each hit, `features.OF_CLUSTERS`, float32 [N, 6].
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
 from domainpar.tracking.events.detector import SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
 from domainpar.tracking.events.graph import Hits, Particles
@@ -112,7 +112,7 @@ class ColliderMLEvents:
         found = _find_files(Path(directory))
         self._rows = {kind: _index(kind, files) for kind, files in found.items()}
         self.names = tuple(f"{number:09d}" for number in sorted(self._rows[HITS]))
-        self._readers: dict[Path, _Rows] = {}
+        self._readers: dict[Path, _RowReader] = {}
 
     def files(self, name: str) -> list[Path]:
         """The files that an event is read from."""
@@ -132,7 +132,7 @@ class ColliderMLEvents:
         """
         number = int(name)
         path, columns = self._columns(HITS, number)
-        place = Place(name, path)
+        place = EventPlace(name, path)
         position = np.stack([columns[axis] for axis in "xyz"], axis=1).astype(np.float32)
         volume, layer = _layers(columns, position, place)
         particle_id = _ids(columns["particle_id"]) if "particle_id" in columns else None
@@ -160,7 +160,7 @@ class ColliderMLEvents:
         unique, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
             repeated = unique[counts > 1]
-            raise Place(name, path).problem(f"lists {some_of([str(one) for one in repeated])} more than once")
+            raise EventPlace(name, path).problem(f"lists {some_of([str(one) for one in repeated])} more than once")
         if (ids == 0).any():
             ids, at_hits = (np.where(these == 0, PARTICLE_0, these) for these in (ids, at_hits))
         unlisted = np.setdiff1d(at_hits[at_hits != 0], ids)
@@ -191,10 +191,10 @@ class ColliderMLEvents:
     def _columns(self, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
         """The file and the columns of one event, each of as many numbers."""
         path, row = self._rows[kind][number]
-        place = Place(f"{number:09d}", path)
+        place = EventPlace(f"{number:09d}", path)
         if path not in self._readers:
             self._readers = {other: rows for other, rows in self._readers.items() if other in self.files(place.event)}
-            self._readers[path] = _Rows(path, _wanted(kind, path))
+            self._readers[path] = _RowReader(path, _wanted(kind, path))
         columns = self._readers[path].read(row, place)
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -205,7 +205,7 @@ class ColliderMLEvents:
         return path, columns
 
 
-class _Rows:
+class _RowReader:
     """One file, read forward: rows of a group are decoded one after the other, and none is kept."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -213,7 +213,7 @@ class _Rows:
         self._next = -1
         self._batches: Iterator[Any] = iter([])
 
-    def read(self, row: int, place: Place) -> dict[str, Any]:
+    def read(self, row: int, place: EventPlace) -> dict[str, Any]:
         """The columns of one row as arrays."""
         pa, pq = import_parquet()
         try:
@@ -328,7 +328,7 @@ def _ids(values: Any) -> IntArray:
     return np.asarray(values).astype(np.uint64).view(np.int64) if values.dtype.kind == "u" else values.astype(np.int64)
 
 
-def _layers(columns: Mapping[str, Any], position: FloatArray, place: Place) -> tuple[IntArray, IntArray]:
+def _layers(columns: Mapping[str, Any], position: FloatArray, place: EventPlace) -> tuple[IntArray, IntArray]:
     """TrackML's volume and layer for each hit."""
     by = "volume_id" if "volume_id" in columns else "detector"
     numberings = (DETECTOR_OF_VOLUME, CODE_OF_VOLUME) if by == "volume_id" else ({code: code for code in range(9)},)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import LayerPair
 from domainpar.tracking.events.features import CLUSTER_FEATURES, EDGE_FEATURES, NODE_FEATURES, NODE_SCALE, SLOPE_LIMIT
@@ -100,7 +100,7 @@ class Cuts:
         listed = ", ".join(f"{name} ({count:,})" for name, count in zip(names, unknown.values()))
         pair = f"{names[0]}-{names[1] if len(names) > 1 else 'VOLUME.LAYER'}"
         how = "name each in a pair too" if own_pairs else "name what to join, from the inside out"
-        raise Place(hits.event_id).problem(
+        raise EventPlace(hits.event_id).problem(
             f"{sum(unknown.values()):,} of {len(hits):,} hits lie on layers that "
             f"are {'in none of the --layer-pairs given' if own_pairs else 'in no layer pair'} and not TrackML's, "
             f"VOLUME.LAYER (hits): {listed}",
@@ -150,7 +150,7 @@ def build_graph(hits: Hits, cuts: Candidates) -> EventGraph:
         ValueError: If the event has no positions, columns of unequal length, positions that are not finite, hit ids
             used twice, or layers that are neither TrackML's nor named by the pairs.
     """
-    place = Place(hits.event_id)
+    place = EventPlace(hits.event_id)
     if hits.position is None:
         raise place.problem("hits have no positions; candidate edges need x, y and z")
     check_hits(hits, place)

@@ -345,7 +345,7 @@ MIRROR_LAYER_PAIRS: tuple[LayerPair, ...] = (((9, 10), (14, 6)), ((9, 8), (14, 4
 """The +z images of two measured pairs, themselves just below the threshold: with them the list is symmetric in z."""
 
 SEED_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PAIRS
-"""Pairs of layers that the classical finder begins its tracks in."""
+"""Pairs of layers that the CKF begins its tracks in."""
 
 
 def crossed_in_turn(skipped: int = 0, surfaces: Sequence[Surface] = SURFACES) -> tuple[LayerPair, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.atomic_files import write_whole
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.graph import Hits, check_ends
 from partitioners.topology import FloatArray, IntArray
 
@@ -48,7 +48,7 @@ class GivenEdges:
         found = padded if padded.is_file() and not plain.is_file() else plain
         if not found.is_file():
             hint = f"each event has one in --edges-from, event<name>{SUFFIX} with columns edge0, edge1"
-            raise Place(event, found).problem("no such file", hint)
+            raise EventPlace(event, found).problem("no such file", hint)
         return found
 
     def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
@@ -66,7 +66,7 @@ def read_edges(path: Path, event: str, num_hits: int) -> IntArray:
     Raises:
         Problem: As `GivenEdges.edges`.
     """
-    place = Place(event, path)
+    place = EventPlace(event, path)
     try:
         with path.open(encoding="utf-8-sig") as file:
             names = [name.strip() for name in file.readline().split(",")]

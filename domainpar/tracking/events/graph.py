@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.common.words import several
 from partitioners.topology import BoolArray as BoolArray
 from partitioners.topology import FloatArray as FloatArray
@@ -146,7 +146,7 @@ class EventGraph:
         return int(self.edge_index.shape[1])
 
 
-def checked(graph: EventGraph, place: Place) -> EventGraph:
+def checked(graph: EventGraph, place: EventPlace) -> EventGraph:
     """Refuse a graph whose arrays do not fit together or hold values that cannot be computed with.
 
     Args:
@@ -176,7 +176,7 @@ def checked(graph: EventGraph, place: Place) -> EventGraph:
 
 
 def check_array(
-    place: Place, name: str, values: Array, shape: tuple[int | str, ...], expected: str = "numbers", hint: str = ""
+    place: EventPlace, name: str, values: Array, shape: tuple[int | str, ...], expected: str = "numbers", hint: str = ""
 ) -> None:
     """Refuse an array of another shape, or of other values than numbers.
 
@@ -197,7 +197,7 @@ def check_array(
         raise place.problem(f"{what} [{', '.join(map(str, shape))}]", hint)
 
 
-def check_ends(place: Place, name: str, ends: Array, num_nodes: int, least: int = 0) -> None:
+def check_ends(place: EventPlace, name: str, ends: Array, num_nodes: int, least: int = 0) -> None:
     """Refuse edges that are not integers [2, E], or that name a node outside [least, num_nodes)."""
     check_array(place, name, ends, (2, "edges"), "integers")
     bad = np.flatnonzero(((ends < least) | (ends >= num_nodes)).any(axis=0))
@@ -209,7 +209,7 @@ def check_ends(place: Place, name: str, ends: Array, num_nodes: int, least: int 
         )
 
 
-def check_finite(place: Place, name: str, values: FloatArray) -> None:
+def check_finite(place: EventPlace, name: str, values: FloatArray) -> None:
     """Refuse NaN and infinity, naming the first bad row."""
     # A sum is non-finite whenever a term is, and eight times faster than testing every term.
     # It may overflow without a bad term, so only its "finite" is a verdict.
@@ -225,7 +225,7 @@ def check_finite(place: Place, name: str, values: FloatArray) -> None:
         )
 
 
-def check_hits(hits: Hits, place: Place) -> None:
+def check_hits(hits: Hits, place: EventPlace) -> None:
     """Refuse columns of unequal length, and positions or weights that are not finite.
 
     Raises:

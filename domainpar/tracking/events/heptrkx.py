@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.construct import edge_features
 from domainpar.tracking.events.features import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
@@ -74,7 +74,7 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
             1.
     """
     path = Path(directory) / f"event{event_id}.npz"
-    place = Place(event_id, path)
+    place = EventPlace(event_id, path)
     arrays = _load(path, place, _ARRAYS)
     if num_phi_sectors < 1:
         raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
@@ -106,7 +106,7 @@ def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
     path = directory / f"event{event_id}_ID.npz"
     if not path.is_file():
         return np.arange(num_hits)
-    place = Place(event_id, path)
+    place = EventPlace(event_id, path)
     hit_id = _load(path, place, ("ID",))["ID"]
     check_array(place, "ID", hit_id, (num_hits,), "integers")
     if len(np.unique(hit_id)) != num_hits:
@@ -114,7 +114,7 @@ def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
     return hit_id.astype(np.int64)
 
 
-def _ends(arrays: Mapping[str, Array], side: str, place: Place) -> IntArray:
+def _ends(arrays: Mapping[str, Array], side: str, place: EventPlace) -> IntArray:
     """The node at one end of each edge: `rows[k]` belongs to edge `cols[k]`, listed in any order."""
     num_edges = len(arrays["y"])
     for name in (f"{side}_rows", f"{side}_cols"):
@@ -131,7 +131,7 @@ def _ends(arrays: Mapping[str, Array], side: str, place: Place) -> IntArray:
     return ends
 
 
-def _load(path: Path, place: Place, names: tuple[str, ...]) -> dict[str, Array]:
+def _load(path: Path, place: EventPlace, names: tuple[str, ...]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy") for name in archive.namelist()}

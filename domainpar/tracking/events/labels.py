@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import Array, IntArray, Particles, check_array
 
 MOST_CLASSES = 1000
@@ -62,7 +62,7 @@ def _classes(values: Array) -> int:
 
 
 def check_labels(
-    node_labels: Mapping[str, Array], graph_labels: Mapping[str, int | float], num_nodes: int, place: Place
+    node_labels: Mapping[str, Array], graph_labels: Mapping[str, int | float], num_nodes: int, place: EventPlace
 ) -> None:
     """Refuse labels that nothing could learn.
 

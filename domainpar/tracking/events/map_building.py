@@ -10,7 +10,7 @@ import numpy as np
 
 from domainpar.common.agreement import Ranks, on_all
 from domainpar.tracking.events.graph import Hits
-from domainpar.tracking.events.module_map import ModuleMap, Tally
+from domainpar.tracking.events.module_map import ModuleMap, SegmentCounts
 from partitioners.topology import IntArray
 
 COUNTED_EVENTS = 8
@@ -38,16 +38,18 @@ def build_map(
     Raises:
         Refused: On all ranks alike, if an event cannot be read or has no truth, or no event has a segment.
     """
-    tally = Tally.nothing()
+    segment_counts = SegmentCounts.nothing()
     for mine, of_round in _rounds(names, ranks):
         found = on_all(ranks, partial(_tally, read, mine, target))
         # At each round: ranks that wait for long look like ranks that hang.
-        tally = Tally.together([tally, *map(Tally.from_bytes, ranks.all_gather(found.to_bytes()))])
+        segment_counts = SegmentCounts.together(
+            [segment_counts, *map(SegmentCounts.from_bytes, ranks.all_gather(found.to_bytes()))]
+        )
         for _ in of_round:
             on_event()
-    on_all(ranks, tally.check)
-    found_map = ModuleMap.of(tally, {**origin, "target": dict(target)})
-    pairs, hits = np.zeros_like(tally.segments), 0
+    on_all(ranks, segment_counts.check)
+    found_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
+    pairs, hits = np.zeros_like(segment_counts.segments), 0
     for mine, of_round in _rounds(names[:COUNTED_EVENTS], ranks):
         counts = on_all(ranks, partial(_counted, found_map, read, mine))
         for content in ranks.all_gather(counts.tobytes()):
@@ -58,9 +60,9 @@ def build_map(
     return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), hits)
 
 
-def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> Tally:
+def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> SegmentCounts:
     """The segments of an event."""
-    return Tally.nothing() if name is None else Tally.of(read(name), target)
+    return SegmentCounts.nothing() if name is None else SegmentCounts.of(read(name), target)
 
 
 def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None) -> IntArray:

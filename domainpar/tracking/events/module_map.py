@@ -23,7 +23,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several
 from domainpar.tracking.events.graph import Hits, surface_numbers
 from domainpar.tracking.events.joining import (
@@ -64,7 +64,7 @@ WELL_KNOWN = 10
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class SegmentCounts:
     """Segments of the targets of some events, counted by regions and kind.
 
     Attributes:
@@ -91,7 +91,7 @@ class Tally:
         Raises:
             ValueError: If it has no positions or no truth, or does not know its targets.
         """
-        place = Place(hits.event_id)
+        place = EventPlace(hits.event_id)
         if hits.position is None or hits.particle_id is None or hits.particles is None:
             raise place.problem(
                 "has no positions, or no true particles, and a module map is learned from both",
@@ -118,7 +118,7 @@ class Tally:
 
     @classmethod
     def nothing(cls) -> Self:
-        """The tally of no event."""
+        """The segment_counts of no event."""
         none = np.empty((0, len(QUANTITIES)))
         return cls(np.empty((0, 7), np.int64), np.empty(0, np.int64), none, none, TripletCounts.nothing(), 0)
 
@@ -134,14 +134,14 @@ class Tally:
 
     @classmethod
     def together(cls, tallies: Sequence[Self]) -> Self:
-        """The tally of all their events."""
+        """The segment_counts of all their events."""
         joined = {
-            name: np.concatenate([getattr(tally, name) for tally in tallies])
+            name: np.concatenate([getattr(segment_counts, name) for segment_counts in tallies])
             for name in ("keys", "segments", "low", "high")
         }
-        triplets = TripletCounts.together([tally.triplets for tally in tallies])
-        learned_from = {name: of for tally in tallies for name, of in tally.learned_from.items()}
-        events = sum(tally.events for tally in tallies)
+        triplets = TripletCounts.together([segment_counts.triplets for segment_counts in tallies])
+        learned_from = {name: of for segment_counts in tallies for name, of in segment_counts.learned_from.items()}
+        events = sum(segment_counts.events for segment_counts in tallies)
         return cls(**joined, triplets=triplets, events=events, learned_from=learned_from)._merged()
 
     def _merged(self) -> Self:
@@ -203,23 +203,27 @@ class ModuleMap:
     learned_from: Mapping[str, str]
 
     @classmethod
-    def of(cls, tally: Tally, origin: Mapping[str, Any]) -> Self:
-        """The map of a tally; its pairs of hits are not counted yet."""
-        ends = tally.keys[:, :6].reshape(-1, 3)
+    def of(cls, segment_counts: SegmentCounts, origin: Mapping[str, Any]) -> Self:
+        """The map of a segment_counts; its pairs of hits are not counted yet."""
+        ends = segment_counts.keys[:, :6].reshape(-1, 3)
         regions, number = np.unique(ends, axis=0, return_inverse=True)
         src, dst = number.reshape(-1, 2).T
-        low, high = tally.low.copy(), tally.high
+        low, high = segment_counts.low.copy(), segment_counts.high
         low[:, [PHI_SLOPE, DPHI]] = -high[:, [PHI_SLOPE, DPHI]]
         limits = np.array(Z0_LIMITS), np.array(SLOPE_LIMITS)
-        boxes = Boxes(Regions(regions, "eta", ETA_WIDTH), *limits, src, dst, tally.keys[:, 6], low, high)
-        pairs, usual = np.zeros_like(tally.segments), np.zeros((boxes.num_kinds, 5))
+        boxes = Boxes(Regions(regions, "eta", ETA_WIDTH), *limits, src, dst, segment_counts.keys[:, 6], low, high)
+        pairs, usual = np.zeros_like(segment_counts.segments), np.zeros((boxes.num_kinds, 5))
         for kind in range(len(usual)):
             of_kind = boxes.kind == kind
-            known = of_kind & (tally.segments >= min(WELL_KNOWN, tally.segments[of_kind].max(initial=1)))
+            known = of_kind & (
+                segment_counts.segments >= min(WELL_KNOWN, segment_counts.segments[of_kind].max(initial=1))
+            )
             usual[kind] = np.median((boxes.high - boxes.low)[known], axis=0) if known.any() else 0.0
-        triplets = Triplets.of(tally.triplets)
-        known = tally.learned_from
-        return cls(boxes, tally.segments, pairs, tally.events, 0, 0, triplets, usual, MARGIN, origin, known)
+        triplets = Triplets.of(segment_counts.triplets)
+        known = segment_counts.learned_from
+        return cls(
+            boxes, segment_counts.segments, pairs, segment_counts.events, 0, 0, triplets, usual, MARGIN, origin, known
+        )
 
     def __str__(self) -> str:
         pairs = len(np.unique(np.stack([self.boxes.src, self.boxes.dst]), axis=1).T)
@@ -268,7 +272,7 @@ class ModuleMap:
             Problem: If no hit lies in a region of the map.
         """
         if len(hits) and (self.boxes.regions.of(hits, cylinder) < 0).all():
-            raise Place(hits.event_id).problem(
+            raise EventPlace(hits.event_id).problem(
                 f"none of {len(hits):,} hits lies in a region of the module map",
                 "it was learned in another detector: build one from events of this one, --module-map build",
             )

@@ -143,7 +143,7 @@ def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
 def own_events(run: RunRecord) -> OwnEvents | None:
     """The events that a run learned from; None where its record does not tell."""
     own = OwnEvents.read(run.store)
-    # Of an event that was left out nothing was learnt. (Of one whose sector was, the others may have been.)
+    # Of an event that was left out nothing was trained on. (Of one whose sector was, the others may have been.)
     left_out = {str(skip.get("event")) for skip in run.skipped if skip.get("sample") == skip.get("event")}
     return own if own is None or not left_out else own.without(left_out)
 

@@ -20,9 +20,9 @@ import numpy as np
 from domainpar.common.agreement import Gathering, Ranks, agree_on, gather, on_all
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.lock import STORE, Claim
-from domainpar.common.problems import Place, Problem, expected
+from domainpar.common.problems import EventPlace, Problem, as_problem
 from domainpar.common.words import several, some_of
-from domainpar.nn.standard import Standard, Sums, standard_of
+from domainpar.nn.standard import FeatureSums, Standard, standard_of
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.splits import splits_of
@@ -98,7 +98,7 @@ def prepare(
     """
     ranks = ranks or Gathering()
     splits = {"val_split": val_split, "test_split": test_split, "split_seed": seed}
-    job = _Job(
+    job = _PrepareJob(
         source=source,
         directory=Path(directory),
         partitioner=partitioner,
@@ -144,7 +144,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PrepareJob:
     """The work on each event."""
 
     source: Source
@@ -192,7 +192,7 @@ class _Job:
             partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
             assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise Place(graph.hits.event_id).of(ValueError(error)) from error
+            raise EventPlace(graph.hits.event_id).of(ValueError(error)) from error
         digest = self._source_digest(name)
         record = write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
@@ -228,7 +228,7 @@ class _Job:
 
 
 def _claim_and_make_ready(
-    job: _Job, overwrite: bool, held: contextlib.ExitStack, say: Callable[[str], None]
+    job: _PrepareJob, overwrite: bool, held: contextlib.ExitStack, say: Callable[[str], None]
 ) -> dict[str, Split]:
     """Make the directory and lock it, see to it that what lies there may stay, or with `overwrite` remove it.
 
@@ -273,7 +273,7 @@ def _claim_and_make_ready(
     return {} if foreign or drawn or store is None else _splits_of(store)
 
 
-def _claim(job: _Job, held: contextlib.ExitStack, say: Callable[[str], None]) -> None:
+def _claim(job: _PrepareJob, held: contextlib.ExitStack, say: Callable[[str], None]) -> None:
     claim = Claim.take(job.directory, STORE)
     held.callback(claim.release)
     if claim.note:
@@ -283,22 +283,22 @@ def _claim(job: _Job, held: contextlib.ExitStack, say: Callable[[str], None]) ->
 def _standard(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> Standard:
     """The constants of some events, dealt to ranks; integers are added, so that no bit depends on how. *Collective*."""
 
-    def sums_of(record: EventRecord | None) -> tuple[Sums, Sums] | None:
+    def sums_of(record: EventRecord | None) -> tuple[FeatureSums, FeatureSums] | None:
         if record is None:
             return None
         with StoredEvent(directory / record.path) as event:
             return event.feature_sums()
 
-    of_events: list[tuple[Sums, Sums]] = []
+    of_events: list[tuple[FeatureSums, FeatureSums]] = []
     for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
         now = records[start : start + ranks.size]
         mine = now[ranks.rank] if ranks.rank < len(now) else None
         gathered = _of_all(ranks, partial(sums_of, mine))[: len(now)]
-        of_events += [(Sums(*nodes), Sums(*edges)) for nodes, edges in gathered]
+        of_events += [(FeatureSums(*nodes), FeatureSums(*edges)) for nodes, edges in gathered]
     return standard_of(of_events)
 
 
-def _finish(job: _Job, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
+def _finish(job: _PrepareJob, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
     """Write the manifest, and name what lies beside it and is no part of the store."""
     for name, content in job.beside.items():
         write_whole(job.directory / name, content)
@@ -319,7 +319,7 @@ def _splits_of(store: EventStore) -> dict[str, Split]:
     return {record.event: record.split for record in store.records}
 
 
-def _other_settings(job: _Job, store: EventStore | None) -> str:
+def _other_settings(job: _PrepareJob, store: EventStore | None) -> str:
     """How the settings of what lies in the directory differ; empty where nothing does, or they are the same."""
     if store is not None:
         return _changes(store.settings, job.settings)
@@ -356,7 +356,7 @@ def _of_all(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
         try:
             return work()
         except (RuntimeError, OSError, MemoryError) as error:
-            raise expected(error, "--store") or Problem(f"{type(error).__name__}: {error}") from error
+            raise as_problem(error, "--store") or Problem(f"{type(error).__name__}: {error}") from error
 
     return gather(ranks, on_all(ranks, attempt))
 

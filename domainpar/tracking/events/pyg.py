@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, check_array, check_ends, checked
 from domainpar.tracking.events.labels import MOST_CLASSES, check_labels
 from partitioners.topology import FloatArray
@@ -38,7 +38,7 @@ _ALLOWED_PYG = (
     "torch_geometric.data.storage.GlobalStorage",
 )
 _LABEL = re.compile(r"(?:(?P<of>edge|node|graph)_)?y(?:_(?P<name>\w+))?")
-# Of torch itself; never worth naming as the reason for a refusal.
+# Of torch itself; never named as the reason for a refusal.
 _HARMLESS = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.Size", "torch.Float", "torch.Double",
              "torch.Long", "torch.Int", "torch.Bool", "torch.Byte", "collections.OrderedDict", *_ALLOWED_PYG,
              "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray.", "numpy._core.multiarray.")  # fmt: skip
@@ -95,7 +95,7 @@ def read_event(path: str | Path) -> EventGraph:
             not exist, a value is not finite, or labels are no labels.
     """
     path = Path(path)
-    place = Place(_event_id(path), path)
+    place = EventPlace(_event_id(path), path)
     entries = read_entries(place)
     features = _features(entries, "x", "nodes", place)
     num_nodes = len(features)
@@ -129,7 +129,9 @@ _NO_GRAPH = "this is a checkpoint, not a graph: python -m domainpar.import_acorn
 _LIGHTNING = ("pytorch_lightning.", "lightning.", "lightning_fabric.")
 
 
-def read_entries(place: Place, further: Sequence[tuple[Any, str]] = (), remedy: str = _AS_A_DICT) -> Mapping[str, Any]:
+def read_entries(
+    place: EventPlace, further: Sequence[tuple[Any, str]] = (), remedy: str = _AS_A_DICT
+) -> Mapping[str, Any]:
     """Names and values of a saved `Data` or dict, read by allow-list: nothing that the file brings is run.
 
     Args:
@@ -157,7 +159,7 @@ def read_entries(place: Place, further: Sequence[tuple[Any, str]] = (), remedy: 
     return entries
 
 
-def _load(path: Path, place: Place, further: Sequence[tuple[Any, str]], remedy: str) -> object:
+def _load(path: Path, place: EventPlace, further: Sequence[tuple[Any, str]], remedy: str) -> object:
     """The content of the file, read without running anything it brings."""
     import torch
 
@@ -244,7 +246,7 @@ def _globals_of_next_pickle(file: IO[bytes]) -> Iterator[str]:
             strings.append(last)
 
 
-def _array(entries: Mapping[str, Any], name: str, place: Place) -> Array:
+def _array(entries: Mapping[str, Any], name: str, place: EventPlace) -> Array:
     value = entries.get(name)
     if value is None:
         what = f"no {name}; found {sorted(map(str, entries))}, expected at least x and edge_index"
@@ -252,7 +254,7 @@ def _array(entries: Mapping[str, Any], name: str, place: Place) -> Array:
     return as_array(value, name, place)
 
 
-def as_array(value: Any, name: str, place: Place) -> Array:
+def as_array(value: Any, name: str, place: EventPlace) -> Array:
     """A dense real tensor or a numpy array as a numpy array; floating-point tensors become float64.
 
     Raises:
@@ -271,7 +273,7 @@ def as_array(value: Any, name: str, place: Place) -> Array:
     return array
 
 
-def _features(entries: Mapping[str, Any], name: str, rows: str, place: Place) -> FloatArray:
+def _features(entries: Mapping[str, Any], name: str, rows: str, place: EventPlace) -> FloatArray:
     values = _array(entries, name, place)
     values = values[:, None] if values.ndim == 1 else values
     check_array(place, name, values, (rows, "features"))
@@ -279,7 +281,7 @@ def _features(entries: Mapping[str, Any], name: str, rows: str, place: Place) ->
         return values.astype(np.float32)
 
 
-def _position(entries: Mapping[str, Any], num_nodes: int, place: Place) -> FloatArray | None:
+def _position(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> FloatArray | None:
     if entries.get("pos") is None:
         return None
     position = _array(entries, "pos", place)
@@ -288,7 +290,7 @@ def _position(entries: Mapping[str, Any], num_nodes: int, place: Place) -> Float
 
 
 def _labels(
-    entries: Mapping[str, Any], num_edges: int, num_nodes: int, place: Place
+    entries: Mapping[str, Any], num_edges: int, num_nodes: int, place: EventPlace
 ) -> tuple[Array | None, dict[str, Array], dict[str, int | float]]:
     """Labels of the edges, of the nodes by name, and of the graph by name."""
     of_edges: Array | None = None

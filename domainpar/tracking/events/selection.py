@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.targets import target_particles
 
@@ -22,13 +22,13 @@ class Selection:
         volumes: Detector volumes; None: all.
         hard_cuts: Conditions on the particles whose hits are kept (`events.targets` has the grammar); None: all hits,
             also those of noise.
-        hit_loss: Share of the hits that are lost at random, as in inefficient sensors; below 1.
+        hit_inefficiency: Share of the hits that are lost at random, as in inefficient sensors; below 1.
         seed: Decides which, with the name of the event.
     """
 
     volumes: tuple[int, ...] | None = None
     hard_cuts: Mapping[str, Any] | None = None
-    hit_loss: float = 0.0
+    hit_inefficiency: float = 0.0
     seed: int = 0
 
     @property
@@ -38,7 +38,7 @@ class Selection:
         settings = {
             "volumes": volumes,
             "hard_cuts": self.hard_cuts and dict(self.hard_cuts),
-            "hit_loss": [self.hit_loss, self.seed] if self.hit_loss else None,
+            "hit_inefficiency": [self.hit_inefficiency, self.seed] if self.hit_inefficiency else None,
         }
         return {name: value for name, value in settings.items() if value}
 
@@ -51,10 +51,10 @@ class Selection:
         if not self.settings:
             return hits
         chance = np.random.default_rng([self.seed, zlib.crc32(hits.event_id.encode())])
-        kept = chance.random(len(hits)) >= self.hit_loss
+        kept = chance.random(len(hits)) >= self.hit_inefficiency
         if self.volumes is not None:
             kept &= np.isin(hits.volume, self.volumes)
-        place, particles = Place(hits.event_id), hits.particles
+        place, particles = EventPlace(hits.event_id), hits.particles
         if self.hard_cuts:
             if hits.particle_id is None or particles is None:
                 raise place.problem("--hard-cuts need true particles, and this event has none", "leave them out")

@@ -19,7 +19,7 @@ from domainpar.tracking.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
 
 MIN_HITS = 20
-"""Smallest `num_hits` that is worth calling an event."""
+"""Smallest `num_hits` that makes an event."""
 
 MIN_WEIGHTED_HITS = 4
 """Particles with fewer hits have truth weight 0."""
@@ -55,7 +55,7 @@ CURVATURE = -detector.GEV_PER_TESLA_MM
 
 
 @dataclass(frozen=True, eq=False)
-class _Tracks:
+class _Generated:
     """Particles before propagation: one row each, momenta in GeV, lengths in mm."""
 
     vertex: FloatArray
@@ -65,12 +65,12 @@ class _Tracks:
     charge: FloatArray
     mass: FloatArray
 
-    def take(self, rows: IntArray) -> _Tracks:
-        return _Tracks(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+    def take(self, rows: IntArray) -> _Generated:
+        return _Generated(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
-    def and_then(self, other: _Tracks) -> _Tracks:
+    def and_then(self, other: _Generated) -> _Generated:
         names = [field.name for field in fields(self)]
-        return _Tracks(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names})
+        return _Generated(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names})
 
 
 def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = None) -> Hits:
@@ -132,18 +132,18 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
 # --- particles -------------------------------------------------------------------------------------------------------
 
 
-def _draw_tracks(generator: np.random.Generator, count: int) -> _Tracks:
+def _draw_tracks(generator: np.random.Generator, count: int) -> _Generated:
     num_prompt = generator.binomial(count, detector.PROMPT_SHARE)
     return _draw_prompt(generator, num_prompt).and_then(_draw_secondary(generator, count - num_prompt))
 
 
-def _draw_prompt(generator: np.random.Generator, count: int) -> _Tracks:
+def _draw_prompt(generator: np.random.Generator, count: int) -> _Generated:
     """Particles from collisions along the beam: shares of the vertices are exponential, as pile-up's nearly are."""
     num_vertices = max(1, round(count / detector.PARTICLES_PER_VERTEX))
     beam_spot = [detector.BEAM_SPOT_XY, detector.BEAM_SPOT_XY, detector.BEAM_SPOT_Z]
     vertices = generator.normal(0.0, beam_spot, (num_vertices, 3))
     shares = generator.exponential(size=num_vertices)
-    return _Tracks(
+    return _Generated(
         vertex=vertices[generator.choice(num_vertices, count, p=shares / shares.sum())],
         phi=generator.uniform(-np.pi, np.pi, count),
         pt=_quantile(detector.PROMPT_PT, generator.random(count)),
@@ -153,7 +153,7 @@ def _draw_prompt(generator: np.random.Generator, count: int) -> _Tracks:
     )
 
 
-def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
+def _draw_secondary(generator: np.random.Generator, count: int) -> _Generated:
     """Particles from decays and material: a vertex on the line of a prompt parent, a direction that half forgot it."""
     radius = _quantile(detector.SECONDARY_RADIUS, generator.random(count))
     # A parent leaves the detector at small angles: it can have got to this radius at most with this slope.
@@ -166,7 +166,7 @@ def _draw_secondary(generator: np.random.Generator, count: int) -> _Tracks:
     keeps = generator.random(count) < 0.1 + 0.3 * np.exp(-radius / 150) + 0.5 * np.exp(-radius / 12)
     turned = np.where(keeps, generator.laplace(0.0, 0.35, count), generator.uniform(-np.pi, np.pi, count))
     sign = np.where(keeps, np.sign(parent_eta), _signs(generator, count, 0.5))
-    return _Tracks(
+    return _Generated(
         vertex=radius[:, None] * np.stack([np.cos(parent_phi), np.sin(parent_phi), np.sinh(parent_eta)], axis=1),
         phi=parent_phi + turned,
         pt=_quantile(detector.SECONDARY_PT, generator.random(count)),
@@ -187,7 +187,7 @@ def _signs(generator: np.random.Generator, count: int, positive_share: float) ->
 # --- propagation -----------------------------------------------------------------------------------------------------
 
 
-def _cross_modules(generator: np.random.Generator, tracks: _Tracks) -> tuple[IntArray, IntArray, FloatArray]:
+def _cross_modules(generator: np.random.Generator, tracks: _Generated) -> tuple[IntArray, IntArray, FloatArray]:
     """Follow all tracks: the track, the module and the local (u, v, du/dw, dv/dw) of each hit."""
     shape = (len(tracks.pt), MAX_CROSSINGS)
     geometry = detector.geometry()

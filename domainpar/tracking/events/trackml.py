@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
@@ -99,7 +99,7 @@ def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> 
     path = _find(directory, event_id, "hits")
     if path is None:
         raise Problem(f"no hits in {directory}; expected event{event_id}-hits.csv or .csv.gz", event=event_id)
-    table = _read_table(path, Place(event_id, path), "hits", unique="hit_id")
+    table = _read_table(path, EventPlace(event_id, path), "hits", unique="hit_id")
     hit_id = table["hit_id"].to_numpy()
     particle_id, weight = _read_truth(directory, event_id, hit_id, path)
     return Hits(
@@ -120,9 +120,9 @@ def _read_clusters(directory: Path, event_id: str, hits: pd.DataFrame) -> FloatA
     if path is None or modules is None:
         missing = f"event{event_id}-cells.csv" if path is None else "detectors.csv"
         raise Problem(f"no {missing} in {directory}", "leave --cluster-features out", event=event_id)
-    place = Place(event_id, path)
+    place = EventPlace(event_id, path)
     cells = _read_table(path, place, "cells")
-    return cluster_features(hits, cells, _read_table(modules, Place(event_id, modules), "detectors"), place)
+    return cluster_features(hits, cells, _read_table(modules, EventPlace(event_id, modules), "detectors"), place)
 
 
 def _detectors(directory: Path) -> Path | None:
@@ -137,7 +137,7 @@ def _read_truth(
     path = _find(directory, event_id, "truth")
     if path is None:
         return None, None
-    place = Place(event_id, path)
+    place = EventPlace(event_id, path)
     table = _read_table(path, place, "truth", unique="hit_id")
     truth_id = table["hit_id"].to_numpy()
     unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
@@ -157,7 +157,7 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
     path = _find(directory, event_id, "particles")
     if path is None:
         return None
-    place = Place(event_id, path)
+    place = EventPlace(event_id, path)
     table = _read_table(path, place, "particles", unique="particle_id")
     if (table["particle_id"] == 0).any():
         hint = "there is no truth file that could use the particles: remove this file"
@@ -199,7 +199,7 @@ def _find(directory: Path, event_id: str, part: str) -> Path | None:
     return files[0] if files else None
 
 
-def _read_table(path: Path, place: Place, part: str, unique: str | None = None) -> pd.DataFrame:
+def _read_table(path: Path, place: EventPlace, part: str, unique: str | None = None) -> pd.DataFrame:
     """The wanted columns of a CSV file of finite numbers, one of them without repeats if it is named."""
     needed = _NEEDED[part]
     try:

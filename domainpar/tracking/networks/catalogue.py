@@ -112,7 +112,7 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
             advice = "; write package.module:factory, with the package on the Python path (the current directory is)"
         if (getattr(error, "name", None) or "").split(".")[0] == "torch_geometric":
             advice = "; pip install 'domainpar[pyg]' brings it"
-        raise ValueError(f"model {name!r} cannot be made: {said_by(error)}{advice}.") from error
+        raise ValueError(f"model {name!r} cannot be made: {message_of(error)}{advice}.") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
     return module
@@ -152,7 +152,7 @@ def options_of(name: str) -> tuple[str, ...]:
         return OPTIONS
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """An error of a user's code: its kind, its text, and the last line of that code; ours names the module itself."""
     if isinstance(error, NotExact):
         return str(error)

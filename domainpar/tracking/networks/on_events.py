@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
 from domainpar.nn.adapt.modules import check_module, check_state, common_tensors, keep_rows_out_of_state
-from domainpar.nn.adapt.parallelize import Parallel
+from domainpar.nn.adapt.parallelize import GraphParallel
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import Rows, rows_of
 from domainpar.nn.adapt.split import split_graph
@@ -68,7 +68,7 @@ class OnEvents(EdgeClassifier):
         """As of any network on parts."""
         super().recompute(every)
         # In a tuple, where torch looks for no module: names of parameters stay those of the user's module.
-        self._parallel = (Parallel(self.module, recompute_every=self.recompute_every),)
+        self._parallel = (GraphParallel(self.module, recompute_every=self.recompute_every),)
 
     def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges], or in training [readouts, num_edges]. *Collective*.
@@ -94,7 +94,7 @@ class OnEvents(EdgeClassifier):
         part, owned = self._parts[graph]
         part.num_exchanges = part.num_sums = 0
         self.module.train(key is not None)
-        x, edge_attr = part.local_nodes(graph.features), part.local_edges(graph.edge_features)
+        x, edge_attr = part.nodes_from_local(graph.features), part.edges_from_local(graph.edge_features)
         arguments = self.arguments(part, x, edge_attr)
         check = partial(check_results, part, self.heads, self._readouts(key))
         result = self._parallel[0].run(part, (), arguments, key, check)
@@ -141,20 +141,20 @@ class OnEvents(EdgeClassifier):
         def inputs(part: GraphPart) -> dict[str, Any]:
             return self.arguments(part, part.nodes(x), part.edges(edge_attr))
 
-        alone = split_graph(edge_index, len(x), World.alone(), edges="incident")
+        alone = split_graph(edge_index, len(x), World.alone(), edge_policy="incident")
         module = copy.deepcopy(self.module).cpu().double()  # the piece of an event is on the host
         for key in (1, None):
             module.train(key is not None)
             with torch.no_grad():
                 check = partial(check_results, alone, self.heads, self._readouts(key))
-                Parallel(module).run(alone, (), inputs(alone), key, check)
+                GraphParallel(module).run(alone, (), inputs(alone), key, check)
         check_state(module)  # now, and not when the first checkpoint is written
         verification = verify(
             self.module,
             (edge_index, len(x)),
             parts=3,
             inputs=inputs,
-            edges="incident",
+            edge_policy="incident",
             recompute_every=self.recompute_every,
         )
         if not verification.exact:
@@ -173,7 +173,7 @@ class OnEvents(EdgeClassifier):
             x: Node features, marked.
             edge_attr: Edge features, marked.
         """
-        batch = part.local_nodes(torch.zeros(part.plan.num_local, dtype=torch.int64, device=part.device))
+        batch = part.nodes_from_local(torch.zeros(part.plan.num_local, dtype=torch.int64, device=part.device))
         tensors = {"x": x, "edge_index": part.edge_index, "edge_attr": edge_attr, "batch": batch}
         if self._wants == ("data",):
             from torch_geometric.data import Data

@@ -1,4 +1,4 @@
-"""The values of events and the worth of their candidate edges: few numbers, looked at by a person.
+"""The values of events and the quality of their candidate edges: few numbers, looked at by a person.
 
 Nothing is refused here. Units and detectors are guessed from the values, and what looks odd is a warning.
 """
@@ -18,9 +18,9 @@ from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_
 from domainpar.tracking.events.store import Settings
 from domainpar.tracking.events.targets import MEV_ABOVE
 from domainpar.tracking.events.truth_order import rows_of_table
-from domainpar.tracking.reco.performance.ceiling import edge_ceiling
 from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET, TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 
 FAR = 10_000.0
 """Coordinate in mm that no tracker reaches."""
@@ -57,7 +57,7 @@ class EventFacts:
         without_pt: Those of which it is not known, where it is of others.
         other_nhits: Those whose `nhits` in the particle table is not what their hits count.
         targets: Those that meet `DEFAULT_TARGET`.
-        segments: Segments of the targets (`reco.performance.ceiling.SEGMENT`); of all particles without targets.
+        segments: Segments of the targets (`reco.performance.upper_bound.SEGMENT`); of all particles without targets.
         in_graph: Those of them that are candidate edges.
     """
 
@@ -103,7 +103,7 @@ def facts_of(hits: Hits, edge_index: IntArray, label: IntArray | None) -> EventF
     if hits.particle_id is not None:
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
         values |= _of_particles(truth)
-        held = edge_ceiling(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
+        held = edge_upper_bound(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
         if held is not None:
             values |= {"segments": held.segments, "in_graph": held.in_graph}
     return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **values)
@@ -186,7 +186,7 @@ def _hits(facts: Sequence[EventFacts]) -> list[str]:
             for volume, hits in sorted(layers.items())
         )
         # Blanks that do not break, while lines are broken: between volumes only.
-        text = f"hits an event, by volume: {'; '.join(text.replace(' ', NO_BREAK) for text in texts)}"
+        text = f"hits per event, by volume: {'; '.join(text.replace(' ', NO_BREAK) for text in texts)}"
         lines += [line.replace(NO_BREAK, " ") for line in textwrap.wrap(text, 118, subsequent_indent="  ")]
     return lines
 

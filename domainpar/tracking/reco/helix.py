@@ -121,7 +121,7 @@ def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
 
 
 @compiled
-def misfit(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
+def chi2(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
     """Mean square distance of hits from their common helix, in units of the errors that are allowed.
 
     In the transverse plane and along z, added up. Each error grows by `scattering` times lever arm over pT.

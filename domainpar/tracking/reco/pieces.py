@@ -21,10 +21,10 @@ from domainpar.tracking.reco.helix import (
     POSITION_ERROR,
     SCATTERING,
     check_tracks,
+    chi2,
     distance_from_helix,
     field_at,
     fit_helices,
-    misfit,
 )
 from domainpar.tracking.reco.segments import number_tracks
 
@@ -47,7 +47,7 @@ class StitchOptions:
         along: Largest error of a hit along z (in a disk: along r), seen across the flight, in mm.
         scattering: Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a
             field that changes along the way.
-        residual: Largest misfit (`helix.misfit`) of the hits of a pair.
+        residual: Largest chi2 (`helix.chi2`) of the hits of a pair.
         residual_beside: The same where the pieces overlap: hits beside each other were scattered alike.
 
     Raises:
@@ -243,21 +243,21 @@ def _best_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
 
 
 def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatArray:
-    """Misfit (`helix.misfit`) of the hits of each pair (inner, outer), float64 [n]."""
+    """Chi2 (`helix.chi2`) of the hits of each pair (inner, outer), float64 [n]."""
     places, counts = pieces.hits_of(pairs.reshape(-1))
     position, pair = pieces.position[places], np.repeat(np.arange(len(counts)) // 2, counts)
     outward = np.lexsort((np.sum(position**2, axis=1), pair))
     ptr = np.searchsorted(pair[outward], np.arange(len(pairs) + 1))
     limits = options.position, options.along, options.scattering
-    return np.asarray(_misfits(position[outward], pieces.bz[places][outward], ptr, *limits))
+    return np.asarray(_chi2s(position[outward], pieces.bz[places][outward], ptr, *limits))
 
 
 @compiled
-def _misfits(position: Any, bz: Any, ptr: Any, across: float, along: float, scattering: float) -> Any:
+def _chi2s(position: Any, bz: Any, ptr: Any, across: float, along: float, scattering: float) -> Any:
     off = np.empty(len(ptr) - 1)
     for pair in range(len(off)):
         hits = slice(ptr[pair], ptr[pair + 1])
-        off[pair] = misfit(position[hits], bz[hits], across, along, scattering)
+        off[pair] = chi2(position[hits], bz[hits], across, along, scattering)
     return off
 
 

@@ -21,19 +21,19 @@ import numpy.typing as npt
 
 from domainpar.plan import BoolArray
 from domainpar.tracking.events.graph import FloatArray, IntArray
-from domainpar.tracking.reco.classical.following import follow
-from domainpar.tracking.reco.growth import grow, refine, share
+from domainpar.tracking.reco.ckf.extending import extend_tracks
+from domainpar.tracking.reco.greedy import link_greedily, refine, share
 from domainpar.tracking.reco.helix import fit_helices
 from domainpar.tracking.reco.pieces import stitch
 from domainpar.tracking.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
 from domainpar.tracking.reco.walk import walk
 
-Method = Literal["grow", "cc", "walk", "junction"]
-METHODS = ("grow", "cc", "walk", "junction")
-OF_POSITIONS = ("grow", "walk")
+Method = Literal["greedy", "cc", "walk", "junction"]
+METHODS = ("greedy", "cc", "walk", "junction")
+OF_POSITIONS = ("greedy", "walk")
 """Methods that ask for positions."""
 
-SCORE_CUT = {"grow": 0.1, "cc": 0.5, "walk": 0.01, "junction": 0.5}
+SCORE_CUT = {"greedy": 0.1, "cc": 0.5, "walk": 0.01, "junction": 0.5}
 """Score that a segment must exceed to be looked at at all, where none is given."""
 
 
@@ -44,13 +44,13 @@ class TrackOptions:
     A score is compared as a logit, in float64: two scores that round to 1 still differ.
 
     Attributes:
-        method: `grow`, `cc`, `walk` or `junction`.
+        method: `greedy`, `cc`, `walk` or `junction`.
         score_cut: Segments at or below it are dropped; None: the method's own, `SCORE_CUT`.
         chain_cut: `junction` only: segments above it are looked at for simple chains.
-        walk_min: `walk` only: a road is followed along its best segment if that exceeds this.
+        walk_min: `walk` only: a path is followed along its best segment if that exceeds this.
         walk_add: `walk` only: it branches to every other segment above this.
-        misfit: `grow`, `refine` and `shared_hits` only: largest misfit of the hits of a track from its helix
-            (`helix.misfit`).
+        max_chi2: `greedy`, `refine` and `shared_hits` only: largest chi2 of the hits of a track from its helix
+            (`helix.chi2`).
         min_hits: Tracks with fewer hits are dropped.
         double_hits: Give a hit that no track has to the track that has another hit of the same surface, next to the
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
@@ -58,9 +58,9 @@ class TrackOptions:
         double_cut: Score that the segment to that neighbour must exceed.
         refine: Grow each track anew from its own hits (`growth.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
-        follow: Follow each track through all hits of the TrackML detector at last (`classical.following`): hits that
+        extend: Follow each track through all hits of the TrackML detector at last (`ckf.extending`): hits that
             no segment leads to are added, and of two tracks that want a hit the better one has it.
-        least_worth: Tracks of a smaller `worth` are dropped.
+        min_quality: Tracks of a smaller `quality` are dropped.
         shared_hits: Let tracks have hits of other tracks as well (`shared_hits`).
 
     Raises:
@@ -72,14 +72,14 @@ class TrackOptions:
     chain_cut: float = 0.01
     walk_min: float = 0.1
     walk_add: float = 0.6
-    misfit: float = 1.0
+    max_chi2: float = 1.0
     min_hits: int = 3
     double_hits: bool = True
     double_cut: float = 0.5
     refine: bool = False
     stitch: bool = True
-    follow: bool = False
-    least_worth: float = 0.0
+    extend: bool = False
+    min_quality: float = 0.0
     shared_hits: bool = False
 
     def __post_init__(self) -> None:
@@ -91,10 +91,10 @@ class TrackOptions:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; a score is compared with a number from 0 to below 1.")
-        if not (math.isfinite(self.misfit) and self.misfit > 0):
-            raise ValueError(f"misfit is {self.misfit}; it must be a positive number.")
-        if not (math.isfinite(self.least_worth) and self.least_worth >= 0):
-            raise ValueError(f"least_worth is {self.least_worth}; it must be 0 or a positive number.")
+        if not (math.isfinite(self.max_chi2) and self.max_chi2 > 0):
+            raise ValueError(f"max_chi2 is {self.max_chi2}; it must be a positive number.")
+        if not (math.isfinite(self.min_quality) and self.min_quality >= 0):
+            raise ValueError(f"min_quality is {self.min_quality}; it must be 0 or a positive number.")
 
     @property
     def floor(self) -> float:
@@ -104,16 +104,16 @@ class TrackOptions:
     def to_json(self) -> dict[str, Any]:
         """The options that this method looks at, as plain JSON values."""
         of_method = {
-            "grow": ("misfit",),
+            "greedy": ("max_chi2",),
             "walk": ("walk_min", "walk_add"),
             "junction": ("chain_cut",),
             "cc": (),
         }[self.method]
         doubles = ("double_hits", "double_cut") if self.method in ("walk", "junction") else ()
-        refined = ("misfit",) if self.refine else ()
-        shared = ("shared_hits", "misfit") if self.shared_hits else ()
+        refined = ("max_chi2",) if self.refine else ()
+        shared = ("shared_hits", "max_chi2") if self.shared_hits else ()
         values = asdict(self) | {"score_cut": self.floor}
-        at_last = ("refine", *refined, "stitch", "follow", "least_worth", *shared)
+        at_last = ("refine", *refined, "stitch", "extend", "min_quality", *shared)
         names = ("method", "score_cut", "min_hits", *of_method, *doubles, *at_last)
         return {name: values[name] for name in names}
 
@@ -142,8 +142,8 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
     segments = _segments(edge_index, logits, hits, options)
     if options.method == "cc":
         tracks = long_enough(segments.components(), options.min_hits)
-    elif options.method == "grow":
-        grown = grow(*segments.best_first(), hits, options.misfit)
+    elif options.method == "greedy":
+        grown = link_greedily(*segments.best_first(), hits, options.max_chi2)
         tracks = long_enough(grown, options.min_hits)
     elif options.method == "junction" or distance is None:
         tracks = _without_junctions(segments, options)
@@ -163,14 +163,14 @@ def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArr
         ValueError: If they are to be refined or followed without positions, or followed in another detector.
     """
     if options.refine:
-        tracks = number_tracks(refine(tracks, hits, options.misfit, options.min_hits))
+        tracks = number_tracks(refine(tracks, hits, options.max_chi2, options.min_hits))
     if options.stitch and hits.position is not None:
         tracks = stitch(tracks, hits.position, field=hits.field)
-    return follow(tracks, hits, options.min_hits) if options.follow else tracks
+    return extend_tracks(tracks, hits, options.min_hits) if options.extend else tracks
 
 
 def tracks_from_scores(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> IntArray:
-    """Tracks built, `finished` and found worth enough; arguments, result and errors as of `build_tracks`."""
+    """Tracks built, `finished` and of enough quality; arguments, result and errors as of `build_tracks`."""
     tracks = finished(build_tracks(edge_index, logits, hits, options), hits, options)
     return worthy(tracks, edge_index, logits, hits, options)
 
@@ -178,10 +178,10 @@ def tracks_from_scores(edge_index: IntArray, logits: FloatArray, hits: TrackHits
 def worthy(
     tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
 ) -> IntArray:
-    """Those tracks whose worth is `least_worth` or more, numbered anew, int64 [N]."""
-    if options.least_worth == 0:
+    """Those tracks whose quality is `min_quality` or more, numbered anew, int64 [N]."""
+    if options.min_quality == 0:
         return tracks
-    enough = worth(tracks, _segments(edge_index, logits, hits, options), hits) >= options.least_worth
+    enough = quality(tracks, _segments(edge_index, logits, hits, options), hits) >= options.min_quality
     return number_tracks(np.where((tracks >= 0) & np.append(enough, False)[tracks], tracks, NO_TRACK))
 
 
@@ -191,7 +191,7 @@ line; and the distance from that line in mm at which half of this is left. Chose
 full events."""
 
 
-def worth(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArray[np.float64]:
+def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArray[np.float64]:
     """The reasons to believe in each track: its hits, twice the sum of their scores, and two for the beam, float64 [T].
 
     The score of a hit is that of the best segment which leads to it from another hit of its track. Most particles come
@@ -224,7 +224,7 @@ def shared_hits(
     if not options.shared_hits:
         return None
     segments = _segments(edge_index, logits, hits, options)
-    return share(tracks, *segments.best_first(), hits, options.misfit)
+    return share(tracks, *segments.best_first(), hits, options.max_chi2)
 
 
 def _segments(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> Segments:
@@ -251,12 +251,12 @@ def _walked(segments: Segments, distance: npt.NDArray[np.float64], options: Trac
     """Track of each hit by the walk, int64 [N]; any names."""
     simple, component = _chains(segments)
     size = np.bincount(component)[component]
-    followed = min(options.walk_min, options.walk_add)  # no road takes a segment at or below it
+    followed = min(options.walk_min, options.walk_add)  # no path takes a segment at or below it
     walked = segments.take(~simple[segments.inner] & (segments.logit > logit(followed)))
     visited = np.argsort(distance, kind="stable")
     place = np.empty(len(visited), np.int64)
     place[visited] = np.arange(len(visited))
-    road = walk(
+    path = walk(
         place[walked.inner],
         place[walked.outer],
         walked.logit,
@@ -265,8 +265,8 @@ def _walked(segments: Segments, distance: npt.NDArray[np.float64], options: Trac
         add_logit=logit(options.walk_add),
         min_hits=options.min_hits,
     )[place]
-    road[road >= 0] += len(visited)  # behind the names of components
-    return np.where(simple & (size >= options.min_hits), component, road)
+    path[path >= 0] += len(visited)  # behind the names of components
+    return np.where(simple & (size >= options.min_hits), component, path)
 
 
 def _without_junctions(segments: Segments, options: TrackOptions) -> IntArray:
@@ -282,7 +282,7 @@ def _without_junctions(segments: Segments, options: TrackOptions) -> IntArray:
 def _with_double_hits(tracks: IntArray, segments: Segments, surface: IntArray, min_logit: float) -> IntArray:
     """Give hits that no track has to tracks that have another hit of their surface.
 
-    Where two modules of a surface overlap a particle leaves a hit on each, and a road takes only one. A free hit
+    Where two modules of a surface overlap a particle leaves a hit on each, and a path takes only one. A free hit
     belongs to a track if a segment above `min_logit` joins it to a hit of the track that another segment joins, on the
     same side, to one of the track's hits on the free hit's own surface. Of several tracks the one with the most such
     segments has it, then the one with the best, then the one with the first hit.

@@ -1,10 +1,10 @@
-"""The walk through components that branch: longest roads along good segments, from the innermost hits outward.
+"""The walk through components that branch: longest paths along good segments, from the innermost hits outward.
 
-Hits are visited from the innermost one. From each that no track has yet, roads follow the best free neighbour further
-out, if its score exceeds `walk_min`, and branch to every other one whose score exceeds `walk_add`. The longest road,
+Hits are visited from the innermost one. From each that no track has yet, paths follow the best free neighbour further
+out, if its score exceeds `walk_min`, and branch to every other one whose score exceeds `walk_add`. The longest path,
 the last of equals, takes its hits; it is a track if it is long enough. So the acorn framework's `cc_and_walk` defines
-it, where all roads are written down. There may be more of them than atoms; here each hit keeps the length of the
-longest road from it, and only lengths that a new track changed are computed again.
+it, where all paths are written down. There may be more of them than atoms; here each hit keeps the length of the
+longest path from it, and only lengths that a new track changed are computed again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from domainpar.plan import IntArray
 from domainpar.tracking.reco.segments import grouped
 
 FREE = -1
-SPENT = -2  # on a road too short to be a track
+SPENT = -2  # on a path too short to be a track
 
 
 def walk(
@@ -37,11 +37,11 @@ def walk(
 
     Args:
         inner, outer: The two ends of each segment, int64 [S]: hits numbered in the order in which they are visited, so
-            that inner < outer. The segments of one inner hit in the order in which roads are listed.
+            that inner < outer. The segments of one inner hit in the order in which paths are listed.
         logits: Of each segment, [S].
         num_hits: Hits are 0 to num_hits - 1.
         min_logit, add_logit: Logits that the best and every other neighbour must exceed.
-        min_hits: Shorter roads take their hits, but are no tracks.
+        min_hits: Shorter paths take their hits, but are no tracks.
     """
     first, outward = grouped(inner, num_hits)
     first_in, inward = grouped(outer, num_hits)
@@ -53,7 +53,7 @@ def walk(
 @compiled
 def _onward(node: int, first: Any, outer: Any, logits: Any, track: Any, length: Any, min_logit: float,
             add_logit: float) -> Any:  # fmt: skip
-    """(hits of the longest road from a hit, itself counted; the neighbour that the last of these goes to, -1 for none).
+    """(hits of the longest path from a hit, itself counted; the neighbour that the last of these goes to, -1 for none).
 
     The best neighbour is listed before the others; of equally good ones it is the first.
     """
@@ -87,7 +87,7 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
     num_hits = len(first) - 1
     track = np.full(num_hits, -1, np.int64)
     length = np.zeros(num_hits, np.int64)
-    # From the outside in: a road goes on from hits further out.
+    # From the outside in: a path goes on from hits further out.
     for node in range(num_hits - 1, -1, -1):
         length[node] = _onward(node, first, outer, logits, track, length, min_logit, add_logit)[0]
     num_tracks = 0
@@ -105,7 +105,7 @@ def _walk(first: Any, outer: Any, logits: Any, first_in: Any, inner: Any, min_lo
             track[node] = number
             _ask_again(node, start, first_in, inner, track, waiting, changed)
             node = following
-        # Roads of the hits inside the track may have become shorter; each that did asks those inside of it in turn.
+        # Paths of the hits inside the track may have become shorter; each that did asks those inside of it in turn.
         while len(changed) > 0:
             node = -heapq.heappop(changed)
             waiting[node] = False

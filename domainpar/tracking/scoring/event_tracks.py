@@ -34,11 +34,11 @@ from domainpar.tracking.events.given_edges import write_edges
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
-from domainpar.tracking.reco.classical.finder import find_tracks
+from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
-from domainpar.tracking.scoring.scores import CEILING, CLASSICAL, NETWORK, EventScores
+from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
 from domainpar.tracking.scoring.submission import write_piece
 
 Format = Literal["zarr", "acorn", "csv", "edges", "colliderml"]
@@ -66,14 +66,14 @@ class TrackFinders:
         options: How tracks are built from scores; None: not at all.
         directory: For files of other formats.
         format: Which; `zarr` for none.
-        classical: Whether to look for helices as well.
+        ckf: Whether to look for helices as well.
         split_of: Split of each event by name.
     """
 
     options: TrackOptions | None
     directory: Path
     format: Format
-    classical: bool
+    ckf: bool
     split_of: Mapping[str, str]
 
     def __call__(self, event: StoredEvent, scores: EventScores) -> EventScores:
@@ -87,8 +87,8 @@ class TrackFinders:
         if self.options is not None:
             faults.reach("tracks")
             scores = with_tracks(whole, scores, self.options)
-        if self.classical:
-            scores = replace(scores, tracks={**scores.tracks, CLASSICAL: self._classical(whole)})
+        if self.ckf:
+            scores = replace(scores, tracks={**scores.tracks, CKF: self._ckf(whole)})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
@@ -102,11 +102,11 @@ class TrackFinders:
             write_piece(self.directory, _stem(scores.event_id), place, scores.hit_id, _track_id(scores), truth)
         return scores
 
-    def _classical(self, whole: WholeEvent) -> IntArray:
+    def _ckf(self, whole: WholeEvent) -> IntArray:
         """The tracks of helix following, refined if those of the network are."""
         hits = whole.hits
         if hits.position is None:
-            what = "--classical follows helices, but its hits have no positions"
+            what = "--ckf follows helices, but its hits have no positions"
             raise whole.event.place.problem(what, "leave it out")
         try:
             tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
@@ -114,7 +114,7 @@ class TrackFinders:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
             return tracks
-        return finished(tracks, hits_of(whole), replace(self.options, follow=False))
+        return finished(tracks, hits_of(whole), replace(self.options, extend=False))
 
 
 def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
@@ -125,11 +125,11 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     Raises:
         Problem: If a method asks for positions, and the hits have none.
     """
-    along_helices = options.refine or options.follow or options.shared_hits
+    along_helices = options.refine or options.extend or options.shared_hits
     if (options.method in OF_POSITIONS or along_helices) and not whole.event.has_positions:
-        fits = "--refine, --follow and --shared-hits fit helices"
+        fits = "--refine, --extend and --shared-hits fit helices"
         what = fits if along_helices else f"--tracks {options.method} goes outward"
-        hint = "take --tracks cc or junction, without --refine, --follow and --shared-hits"
+        hint = "take --tracks cc or junction, without --refine, --extend and --shared-hits"
         raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
     began = clock()
     hits = hits_of(whole)
@@ -147,7 +147,7 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     build(NETWORK, scores.edge_logit)
     seconds = {**scores.seconds, "tracks": clock() - began}
     if (label := whole.edges("label")) is not None:
-        build(CEILING, np.where(label > 0, CERTAIN, -CERTAIN))
+        build(UPPER_BOUND, np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)
 
 

@@ -41,17 +41,17 @@ from domainpar.tracking.events.own_events import (
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.part_loading import check_sectors
-from domainpar.tracking.reco.classical.finder import surface_of
+from domainpar.tracking.reco.ckf.finder import surface_of
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.tracking.scoring import summary
-from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
-from domainpar.tracking.scoring.judgement import (
-    Judgements,
+from domainpar.tracking.scoring.event_metrics import (
+    EventMetrics,
     about_tracks,
     judge_of,
     track_cuts,
     track_options,
 )
+from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
     SCORES_SUFFIX,
@@ -64,7 +64,7 @@ from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.streaming import stream
 from domainpar.tracking.scoring.submission import SUBMISSION, OfficialFigures, join_pieces, tracks_of_events
-from domainpar.tracking.scoring.tuning import keep, read, told, tune
+from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
 from domainpar.tracking.training.network import DTYPES, load_network
 from domainpar.tracking.training.pretrained import as_run
@@ -72,7 +72,7 @@ from domainpar.tracking.training.tasks import Tasks, label_arrays
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ScoringJob:
     """Events, and the scorer made for them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Job:
     own: OwnEvents | None
     in_maps: InMaps
 
-    def with_options(self, options: TrackOptions) -> Job:
+    def with_options(self, options: TrackOptions) -> ScoringJob:
         """The same with tracks built otherwise."""
         finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
         return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
@@ -131,11 +131,11 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
 
 
-def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
+def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None:
     """Score events as they come, until a stop is asked. *Collective*."""
     world, place = job.scorer.world, job.scorer.directory.parent
     identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
-    identity |= {"tracks": None if job.options is None else asdict(job.options), "classical": config.classical}
+    identity |= {"tracks": None if job.options is None else asdict(job.options), "ckf": config.ckf}
     identity |= {"format": config.format, "events": settings_digest(job.scorer.store.settings)}
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
     scorer = replace(job.scorer, directory=place, finish=finish)
@@ -145,10 +145,10 @@ def _stream(config: InferConfig, job: Job, allocator: str | None) -> None:
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
     if world.is_root:
-        print(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} an event", sep="\n", flush=True)
+        print(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event", sep="\n", flush=True)
 
 
-def _tuned(config: InferConfig, job: Job) -> Job:
+def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
     """Choose the cuts of tracks on validation events, and keep them with the run. *Collective*."""
     scorer, world, run, options = job.scorer, job.scorer.world, Path(job.record.run), job.options
     assert options is not None  # --tune asks for --tracks
@@ -167,17 +167,17 @@ def _tuned(config: InferConfig, job: Job) -> Job:
 
     on_root(world.transport, kept)
     if world.is_root:
-        print(told(options, chosen), flush=True)
+        print(describe(options, chosen), flush=True)
     return job.with_options(replace(options, **chosen["cuts"]))
 
 
-def _publish(config: InferConfig, job: Job, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
+def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    judgements = Judgements(records, outcomes, Tasks.from_json(job.record.learnt))
+    judgements = EventMetrics(records, outcomes, Tasks.from_json(job.record.tasks))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
     seen = None if job.own is None else job.own.counted(records, in_map)
@@ -220,12 +220,12 @@ def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventSto
             assert ids is not None  # every store has them
             place = np.argsort(ids)
             counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
-    selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_loss"))
+    selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_inefficiency"))
     of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
     return [f"{SUBMISSION}, {of} (docs/your_data.md): {counts.in_words()}"]
 
 
-def _set_up(config: InferConfig, world: World) -> Job:
+def _set_up(config: InferConfig, world: World) -> ScoringJob:
     """Read the run and look at the events. *Collective*; writes nothing.
 
     Raises:
@@ -279,7 +279,7 @@ def _set_up(config: InferConfig, world: World) -> Job:
         store,
         world,
         directory=unfinished,
-        finish=TrackFinders(options, unfinished, config.format, config.classical, splits),
+        finish=TrackFinders(options, unfinished, config.format, config.ckf, splits),
         judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps),
         origin=origin,
         on_bad_event=config.on_bad_event,
@@ -294,26 +294,26 @@ def _set_up(config: InferConfig, world: World) -> Job:
         joined_by=of_run.store.joined_by,
         run=str(run),
         checkpoint=config.checkpoint,
-        learnt=tasks.to_json(),
+        tasks=tasks.to_json(),
         store_digest=store.digest,
         filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
         edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
         bitwise_problem=model.exactness(world.transport).problem,
     )
-    return Job(scorer, options, records, left_out, record, own_events(of_run), in_maps)
+    return ScoringJob(scorer, options, records, left_out, record, own_events(of_run), in_maps)
 
 
 def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
-    """Why a network that has learnt these cannot do what is asked; None if it can."""
+    """Why a network that was trained on these cannot do what is asked; None if it can."""
     if config.events_per_call > 1 and not trained.is_bitwise:
         what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
         hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
         return Problem(f"{what} over a whole event", hint)
     of_graph = [task.name for task in tasks.labels if task.label.of == "graph"]
     if config.tracks and not tasks.edge_weight:
-        learnt = ", ".join(task.name for task in tasks.labels)
+        names = ", ".join(task.name for task in tasks.labels)
         return Problem(
-            f"--tracks {config.tracks}: the network of {run} has learnt {learnt}, and scores no edges", "omit it"
+            f"--tracks {config.tracks}: the network of {run} was trained on {names}, and scores no edges", "omit it"
         )
     if config.format in ("acorn", "edges") and not tasks.edge_weight:
         return Problem(f"--format {config.format}: the network of {run} scores no edges", "leave it out")
@@ -331,9 +331,9 @@ def _labelled(tasks: Tasks, *arguments: Any, **how: Any) -> list[EventScores] | 
     return [replace(one, labels=label_arrays(tasks, one.readings)) for one in scores]
 
 
-def _filter(told: Mapping[str, Any] | None) -> str:
+def _filter(source: Mapping[str, Any] | None) -> str:
     """The network that left edges of a store out, and the score it asked for; empty for none."""
-    return f"{told['parameters_sha256'][:16]} at {told['least_score']:g}" if told else ""
+    return f"{source['parameters_sha256'][:16]} at {source['min_score']:g}" if source else ""
 
 
 def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
@@ -374,15 +374,15 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
         check_acorn_files_can_be_written()
     if config.format == "colliderml":
         import_parquet()
-    along_helices = config.refine or config.follow or config.shared_hits or config.classical
+    along_helices = config.refine or config.extend or config.shared_hits or config.ckf
     if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
         with store.open(records[0]) as event:
             if not event.has_positions:
                 raise event.place.problem(
-                    "its hits have no positions: grow, walk, --refine, --follow, --shared-hits, --classical and "
+                    "its hits have no positions: greedy, walk, --refine, --extend, --shared-hits, --ckf and "
                     "--format acorn need them",
                     "take --tracks cc or junction",
                 )
-            if config.classical or config.follow:
+            if config.ckf or config.extend:
                 everything = np.arange(event.num_nodes)
                 surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))

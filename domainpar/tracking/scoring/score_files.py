@@ -5,8 +5,8 @@ A directory of scores holds
     scores.json                                what was scored, with which weights; the sha256 of each file
     timings.json                               seconds per event; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
-                                               with tracks track_id [N], and if asked for classical_track_id [N] and
-                                               shared_hits [S, 2]; of labels that were learnt node_NAME [N] or
+                                               with tracks track_id [N], and if asked for ckf_track_id [N] and
+                                               shared_hits [S, 2]; of labels that were trained on node_NAME [N] or
                                                graph_NAME [1], of classes also node_NAME_logits [N, classes]
 
 While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
@@ -31,11 +31,11 @@ from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, Store
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.own_events import places
 from domainpar.tracking.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
-from domainpar.tracking.scoring.scores import CLASSICAL, NETWORK, EventScores
+from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
 
 LIST = SCORES_FILE
 TIMINGS = "timings.json"
-ARRAY_OF_TRACKS = {NETWORK: "track_id", CLASSICAL: "classical_track_id"}
+ARRAY_OF_TRACKS = {NETWORK: "track_id", CKF: "ckf_track_id"}
 SCORES_SUFFIX = f".scores{SUFFIX}"
 SCHEMA_VERSION = 1
 FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
@@ -159,8 +159,8 @@ class Scores:
             score are 0. True for every edge of an event that was scored whole. bool [E].
         track_id: Track of each hit that was built from the scores (`infer --tracks`), 0, 1, ... by first hits, -1 for
             none, int64 [N]; None without tracks.
-        classical_track_id: The same of a finder that follows helices through the hits and knows neither network nor
-            edges (`infer --classical`), to compare with; the two number their tracks each for itself.
+        ckf_track_id: The same of a finder that follows helices through the hits and knows neither network nor
+            edges (`infer --ckf`), to compare with; the two number their tracks each for itself.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
             [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
         labels: Labels that the network tells, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
@@ -180,7 +180,7 @@ class Scores:
     edge_score: FloatArray
     edge_scored: BoolArray
     track_id: IntArray | None = None
-    classical_track_id: IntArray | None = None
+    ckf_track_id: IntArray | None = None
     shared_hits: IntArray | None = None
     labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Scores:
         """The event as two `pandas.DataFrame`s; a column that is not known is left out.
 
         Returns:
-            One row a hit: `hit_id x y z volume layer module particle_id track_id classical_track_id`, and labels that
+            One row a hit: `hit_id x y z volume layer module particle_id track_id ckf_track_id`, and labels that
             the network tells of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score
             scored label`.
         """
@@ -203,7 +203,7 @@ class Scores:
 
         x, y, z = (None, None, None) if self.position is None else self.position.T
         detector = {"volume": self.volume, "layer": self.layer, "module": self.module}
-        tracks = {"track_id": self.track_id, "classical_track_id": self.classical_track_id}
+        tracks = {"track_id": self.track_id, "ckf_track_id": self.ckf_track_id}
         hits = {"hit_id": self.hit_id, "x": x, "y": y, "z": z, **detector, "particle_id": self.particle_id, **tracks}
         hits |= {name: of for name, of in self.labels.items() if name.startswith("node_") and of.ndim == 1}
         src, dst = self.edge_index

@@ -17,7 +17,7 @@ from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent,
 from domainpar.tracking.scoring.score_files import list_of
 
 
-def scored_events(path: str | Path, least_score: float) -> Source:
+def scored_events(path: str | Path, min_score: float) -> Source:
     """The events that `infer` scored, in the splits of their store, with the edges of at least a score.
 
     The segments that are left out are missing from then on: efficiencies count against all particles, but a report
@@ -25,7 +25,7 @@ def scored_events(path: str | Path, least_score: float) -> Source:
 
     Args:
         path: A run, or a directory of scores; the store of its events must be there.
-        least_score: Score of an edge that stays, at least.
+        min_score: Score of an edge that stays, at least.
 
     Raises:
         Problem: If there are no scores, or the events they belong to are not found.
@@ -47,10 +47,10 @@ def scored_events(path: str | Path, least_score: float) -> Source:
             raise Problem(f"{place} does not hold the event as it was scored", "score it again", event=name)
 
     def read(name: str) -> EventGraph:
-        return _graph(store, records[name], directory / events[name].path, least_score)
+        return _graph(store, records[name], directory / events[name].path, min_score)
 
     # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
-    by = {"parameters_sha256": record.parameters_sha256, "least_score": least_score}
+    by = {"parameters_sha256": record.parameters_sha256, "min_score": min_score}
     if record.mode == "naive":
         by["sectors"] = record.sectors
     return Source(
@@ -63,10 +63,10 @@ def scored_events(path: str | Path, least_score: float) -> Source:
     )
 
 
-def _graph(store: EventStore, record: EventRecord, scores: Path, least_score: float) -> EventGraph:
+def _graph(store: EventStore, record: EventRecord, scores: Path, min_score: float) -> EventGraph:
     """An event with those of its edges whose score is high enough, in the order of its source."""
     arrays, _ = read_arrays(scores)
-    kept = arrays["edge_scored"] & (arrays["edge_score"] >= least_score)
+    kept = arrays["edge_scored"] & (arrays["edge_score"] >= min_score)
     with store.open(record) as event:
         whole = WholeEvent(event)
         features, edge_features, label = whole.nodes("features"), whole.edges("features"), whole.edges("label")

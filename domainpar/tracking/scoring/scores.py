@@ -29,7 +29,7 @@ EDGES = ""
 
 Network = Callable[[LocalGraph, CompleteHalo], Tensor | Readings]
 
-NETWORK, CEILING, CLASSICAL = "network", "ceiling", "classical"
+NETWORK, UPPER_BOUND, CKF = "network", "upper_bound", "ckf"
 """Finders of tracks: the network's scores; perfect scores of the same edges, built alike; helices through the hits."""
 
 

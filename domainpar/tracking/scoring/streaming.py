@@ -86,7 +86,7 @@ class Figures:
         record = self.as_record()
         parts = [several(self.events, "event")]
         if self.events:
-            parts[0] += f", {record['events_per_second']:.3g} a second while there were some"
+            parts[0] += f", {record['events_per_second']:.3g} per second while there were some"
         if "seconds" in record:
             parts.append(", ".join(f"{name} {seconds:.3g} s" for name, seconds in record["seconds"].items()))
         if self.left_out:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from domainpar.common.atomic_files import write_whole
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.colliderml import PARTICLE_0, import_parquet
 from domainpar.tracking.events.graph import IntArray, Particles
 
@@ -27,7 +27,7 @@ PIECE = "-tracks.parquet"
 
 
 def write_piece(
-    directory: Path, stem: str, event: Place, hit_id: IntArray, track_id: IntArray, truth: IntArray | None
+    directory: Path, stem: str, event: EventPlace, hit_id: IntArray, track_id: IntArray, truth: IntArray | None
 ) -> None:
     """Write the tracks of one event.
 

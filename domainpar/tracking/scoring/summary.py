@@ -117,7 +117,7 @@ def performance_lines(
     performance: Mapping[str, Mapping[str, TrackCounts]], style: str, *, naive: bool, shared: bool
 ) -> list[str]:
     """Rates of tracks, a table for each split; whether they lack edges between sectors, and may share hits."""
-    note = ["Naive mode: network and ceiling lack the edges between sectors; approximate."] if naive else []
+    note = ["Naive mode: network and upper bound lack the edges between sectors; approximate."] if naive else []
     lines = []
     for split, counts in performance.items():
         lines += [f"tracks, {split} events:", *table(counts, style), *note]
@@ -147,7 +147,7 @@ def last_lines(
     and_tracks = "" if record.tracks is None else " and tracks"
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
-        f"{sum(seconds) / len(seconds):.3g} s an event from its file to scores{and_tracks}, "
+        f"{sum(seconds) / len(seconds):.3g} s per event from its file to scores{and_tracks}, "
         f"{max(seconds):.3g} s the longest",
         *_track_lines(outcomes),
         *(
@@ -178,7 +178,7 @@ def last_lines(
     opened = f"from domainpar import read_scores; print(read_scores('{first}').{shown})"
     return [
         *lines,
-        f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} an event, edges in the order of your files",
+        f"scores in {directory}: {LIST} and one event<name>{SCORES_SUFFIX} per event, edges in the order of your files",
         *([] if other_files is None else [f"beside them: {other_files}"]),
         f'read one: {this_python()} -c "{opened}"',
         f"next: {this_python()} -m domainpar.report {run}{elsewhere}",

@@ -25,20 +25,20 @@ from domainpar.tracking.scoring.scorer import LeftOut, Scorer
 from domainpar.tracking.scoring.scores import EventScores
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "grow": {"score_cut": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "misfit": (0.5, 1.0, 2.0)},
+    "greedy": {"score_cut": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "max_chi2": (0.5, 1.0, 2.0)},
     "walk": {"walk_min": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9), "walk_add": (0.3, 0.6, 0.8, 0.9, 0.97)},
     "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
     "junction": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
 }
 """The values of each method's cuts that are tried, all with all."""
 
-WORTHS = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
-"""Those of `least_worth`, which is tried with each of them."""
+QUALITIES = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+"""Those of `min_quality`, which is tried with each of them."""
 
 RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
 """What cuts are judged by."""
 
-CUTS = ("score_cut", "misfit", "walk_min", "walk_add", "least_worth")
+CUTS = ("score_cut", "max_chi2", "walk_min", "walk_add", "min_quality")
 """The flags that may be tuned."""
 
 
@@ -47,7 +47,7 @@ REFINED, FOLLOWED = ", refined", ", followed"
 
 def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
     """The cuts that are tried for a method; what is given stays."""
-    of_method = GRIDS[options.method] | {"least_worth": WORTHS}
+    of_method = GRIDS[options.method] | {"min_quality": QUALITIES}
     axes = {name: values for name, values in of_method.items() if name not in given}
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values)) | given
@@ -58,7 +58,7 @@ def tune(
 ) -> dict[str, Any]:
     """Score validation events and choose the best cuts. *Collective*.
 
-    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `most_fakes`, the most
+    The best have the most efficiency less fakes, unlabelled tracks and duplicates; with `max_fake_rate`, the most
     efficiency among those that have no more fakes and unlabelled tracks, or the fewest where all have more.
 
     Args:
@@ -86,8 +86,8 @@ def tune(
         of_all: TrackOptions | None = None
         for number, values in enumerate(tried):
             chosen = replace(options, **values)  # type: ignore[arg-type]
-            # One least worth after the other is tried on the same tracks.
-            if of_all != (of_all := replace(chosen, least_worth=0.0)):
+            # One least quality after the other is tried on the same tracks.
+            if of_all != (of_all := replace(chosen, min_quality=0.0)):
                 tracks = tracks_from_scores(*edges, hits, of_all)
             kept = worthy(tracks, *edges, hits, chosen)
             counts = count_tracks(kept, truth, cuts, shared_hits(kept, *edges, hits, chosen))
@@ -107,16 +107,16 @@ def tune(
         total(TrackCounts.from_json(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
     ]
     rates = [_rates(counts, config.matching_style) for counts in totals]
-    best = max(range(len(tried)), key=lambda number: merit(rates[number], config.most_fakes))  # the first of equals
+    best = max(range(len(tried)), key=lambda number: merit(rates[number], config.max_fake_rate))  # the first of equals
     return {"cuts": tried[best], **rates[best], "style": config.matching_style, "events": len(judged)}
 
 
-def merit(rates: dict[str, float], most_fakes: float | None) -> float:
+def merit(rates: dict[str, float], max_fake_rate: float | None) -> float:
     """What cuts are chosen by; negative for too many fakes. Whether truth lacks a hit or it is noise is not known."""
     fakes = rates["fakes"] + rates["unlabelled"]
-    if most_fakes is None:
+    if max_fake_rate is None:
         return rates["efficiency"] - fakes - rates["duplicates"]
-    return rates["efficiency"] if fakes <= most_fakes else -fakes
+    return rates["efficiency"] if fakes <= max_fake_rate else -fakes
 
 
 def given_cuts(config: InferConfig) -> dict[str, float]:
@@ -126,7 +126,7 @@ def given_cuts(config: InferConfig) -> dict[str, float]:
 
 def key_of(options: TrackOptions) -> str:
     """The name that cuts are kept by: refined and followed tracks have others."""
-    return options.method + REFINED * options.refine + FOLLOWED * options.follow
+    return options.method + REFINED * options.refine + FOLLOWED * options.extend
 
 
 def keep(run: Path, options: TrackOptions, chosen: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def read(run: Path) -> dict[str, Any]:
     return read_file(path, checked, "remove it, or tune again")
 
 
-def told(options: TrackOptions, chosen: dict[str, Any]) -> str:
+def describe(options: TrackOptions, chosen: dict[str, Any]) -> str:
     """The choice, in a sentence for the user."""
     values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in chosen["cuts"].items())
     rates = ", ".join(f"{name} {chosen[name]:.4f}" for name in RATES)

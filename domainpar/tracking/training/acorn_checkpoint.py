@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from domainpar.common.atomic_files import write_whole
-from domainpar.common.problems import Place, Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.nn.options import NetworkOptions
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, parameters_sha256
 from domainpar.runs.directory import choose_directory
@@ -91,7 +91,7 @@ def read_network(path: Path) -> AcornNetwork:
             has options that ours has not, with all of them.
     """
     try:
-        entries = read_entries(Place("", path), _MAPPINGS, _PLAIN)
+        entries = read_entries(EventPlace("", path), _MAPPINGS, _PLAIN)
     except Problem as error:  # it is no event
         raise Problem(error.what, error.hint, file=path) from error
     state, told = entries.get("state_dict"), entries.get("hyper_parameters")

@@ -18,7 +18,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost.cuts import stored_tiling, tilings_of
 from domainpar.tracking.cost.machine import this_machine
-from domainpar.tracking.cost.model import Way, Work, best, divisors, grids
+from domainpar.tracking.cost.model import StepWork, Way, best, divisors, grids
 from domainpar.tracking.cost.pieces import Line, sectors_of, weighed
 from domainpar.tracking.training.forecast import memory_size
 from domainpar.tracking.training.inputs import open_lessons, steps_of
@@ -59,14 +59,14 @@ def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfi
     domain_size, grouping, seconds = int(chosen[0]), cast(Any, chosen[1]), float(chosen[2])
     if world.is_root:
         grid = f"{several(domain_size, 'rank')} to an event" + (f", {grouping} parts" if domain_size > 1 else "")
-        print(f"grid     : {grid}: {seconds:.3g} s a step predicted (auto)", flush=True)
+        print(f"grid     : {grid}: {seconds:.3g} s per step predicted (auto)", flush=True)
     torch.set_num_threads(1)
     return replace(config, domain_size=domain_size, grouping=grouping), world.regrouped(domain_size)
 
 
 def work_of(
     config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_STEPS, partitioners: Sequence[str] = ()
-) -> Work:
+) -> StepWork:
     """All that predictions are made from: a step of the network on this machine, and the events.
 
     Args:
@@ -76,15 +76,15 @@ def work_of(
         seconds: Time to repeat each step in, about.
         partitioners: Of tiles that are compared with those of the store.
     """
-    lessons = open_lessons(config, store, alone)
-    trainer = make_trainer(config, lessons, alone)
+    training_data = open_lessons(config, store, alone)
+    trainer = make_trainer(config, training_data, alone)
     bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
-    model, sample = trainer.model, max(lessons.train, key=lambda sample: sample.cost)
+    model, sample = trainer.model, max(training_data.train, key=lambda sample: sample.cost)
     ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)
     # All is weighed before the first step: afterwards a network may know its ranks.
-    memory = {every: memory_size(config, trainer, lessons, sample, every) for every in ways}
+    memory = {every: memory_size(config, trainer, training_data, sample, every) for every in ways}
     of_one, of_two = (
-        weighed(model, lessons.store, sample.record, ranks=ranks, dtype=trainer.loader.dtype) for ranks in (1, 2)
+        weighed(model, training_data.store, sample.record, ranks=ranks, dtype=trainer.loader.dtype) for ranks in (1, 2)
     )
     of_ways = {}
     for every in ways:
@@ -96,9 +96,9 @@ def work_of(
         of_ways[every] = Way(Line.through(*points), memory[every])
     model.recompute(None)
     of_parameter = BYTES_OF_LIMBS if config.is_bitwise else BYTES_OF_SUMS
-    with lessons.store.open(sample.record) as event:
+    with training_data.store.open(sample.record) as event:
         tilings = (stored_tiling(event), *tilings_of(event, partitioners, config.seed))
-    return Work(
+    return StepWork(
         here=this_machine(),
         ways=of_ways,
         operations=Line.through(*((piece.edges, piece.operations) for piece in of_one)),
@@ -108,13 +108,13 @@ def work_of(
         bare=bare,
         event=sample.name,
         tilings=tilings,
-        largest=max(one.cost for one in lessons.train + lessons.val),
-        steps=steps_of(config, lessons.train, 0),
-        steps_per_epoch=lessons.steps_per_epoch,
+        largest=max(one.cost for one in training_data.train + training_data.val),
+        steps=steps_of(config, training_data.train, 0),
+        steps_per_epoch=training_data.steps_per_epoch,
     )
 
 
-def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
+def contention(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
     """What ranks feel of each other. *Collective*.
 
     Every rank takes steps of its own, on the same piece of an event; rank 0 takes them alone before.
@@ -125,8 +125,10 @@ def crowd(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     rates = transport_rates(world.transport, 2 * SECONDS_OF_MESSAGES, torch.device("cpu"))
     own = World.alone()
-    lessons = open_lessons(config, store, own)
-    *_, step = _steps(make_trainer(config, lessons, own), max(lessons.train, key=lambda sample: sample.cost))
+    training_data = open_lessons(config, store, own)
+    *_, step = _steps(
+        make_trainer(config, training_data, own), max(training_data.train, key=lambda sample: sample.cost)
+    )
     alone = on_root(world.transport, lambda: median_seconds(step, SECONDS_OF_STEPS, own.transport, own.device))
     together = median_seconds(step, SECONDS_OF_STEPS, world.transport, own.device)
     return {**_link(rates), "busy": max(1.0, together / alone)}

@@ -19,7 +19,7 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import pieces, scratch
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Size
 from domainpar.tracking.cost.pieces import Line
-from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.sampler import Sample
 
@@ -32,23 +32,25 @@ OF_TORCH = 48 * 2**20
 
 
 def expected_memory(
-    config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter, step: int
+    config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter, step: int
 ) -> Expectation | None:
     """The memory that the largest event will take; None if no event can be read or the network not run. *Collective*.
 
     Its part is loaded, and kept for its step.
     """
-    found = _largest(trainer, lessons, step)
+    found = _largest(trainer, training_data, step)
     try:
         return (
-            None if found is None else _expected(config, trainer, lessons, memory, found, trainer.model.recompute_every)
+            None
+            if found is None
+            else _expected(config, trainer, training_data, memory, found, trainer.model.recompute_every)
         )
     except Refused:  # it cannot be run: its first step says why, with all that is said of a step
         return None
 
 
 def choose_recompute(
-    config: TrainConfig, trainer: Trainer, lessons: Lessons, memory: MemoryMeter
+    config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter
 ) -> Expectation | None:
     """Hold a run to its `--memory-limit`: set how much it recomputes and where its tables lie. *Collective*.
 
@@ -61,14 +63,14 @@ def choose_recompute(
     if config.scratch is not None:
         refusal = scratch.refusal(Path(config.scratch), trainer.world.device, trainer.model.size is not None)
         agree(trainer.world.transport, refusal)
-    found = _largest(trainer, lessons, 0)
+    found = _largest(trainer, training_data, 0)
     if found is None:
         return None
     model, is_auto = trainer.model, config.recompute_every == "auto"
     expectation: Expectation | None = None
     recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
     for in_files, every in product((False,) if config.scratch is None else (False, True), recomputing):
-        way = _expected(config, trainer, lessons, memory, found, every, in_files)
+        way = _expected(config, trainer, training_data, memory, found, every, in_files)
         # Of ways that do not fit, the least of all is to be told.
         if expectation is None or way.fits(config.memory_limit) or way.largest < expectation.largest:
             expectation = way
@@ -95,12 +97,12 @@ def choose_recompute(
     return expectation
 
 
-def _largest(trainer: Trainer, lessons: Lessons, step: int) -> Sample | None:
+def _largest(trainer: Trainer, training_data: TrainingData, step: int) -> Sample | None:
     """The sample that will take most, of those that can be read, once it is loaded; None, on all ranks alike, if there
     is none. *Collective*."""
     world = trainer.world
     world.mark("load", step)
-    readable = [sample for sample in lessons.train if sample.record.event not in lessons.store.unreadable]
+    readable = [sample for sample in training_data.train if sample.record.event not in training_data.store.unreadable]
     if not readable:
         return None
     size, ranks = trainer.model.size, world.domain.size
@@ -119,25 +121,27 @@ def _largest(trainer: Trainer, lessons: Lessons, step: int) -> Sample | None:
 def _expected(
     config: TrainConfig,
     trainer: Trainer,
-    lessons: Lessons,
+    training_data: TrainingData,
     memory: MemoryMeter,
     sample: Sample,
     every: int | None,
     in_files: bool = False,
 ) -> Expectation:
     """What all ranks will hold if segments have so many iterations, and tables lie in files or not. *Collective*."""
-    size = memory_size(config, trainer, lessons, sample, every)
+    size = memory_size(config, trainer, training_data, sample, every)
     if isinstance(size, ModelSize):
         size = replace(size, in_files=in_files)
     if trainer.model.size is None:
         memory.forget_peak()  # of the piece
     part = trainer.loader.load(sample)
     assert part is not None
-    kept = trainer.loader.kept(lessons.train + lessons.val)
+    kept = trainer.loader.kept(training_data.train + training_data.val)
     return memory.expect(size, part.name, part.graph, trainer.world, kept, every)
 
 
-def memory_size(config: TrainConfig, trainer: Trainer, lessons: Lessons, sample: Sample, every: int | None) -> Size:
+def memory_size(
+    config: TrainConfig, trainer: Trainer, training_data: TrainingData, sample: Sample, every: int | None
+) -> Size:
     """The memory of a rank by its part, if segments have so many iterations. *Collective*.
 
     By formula where the network has one, else by a line through two pieces of the sample's event.
@@ -151,7 +155,7 @@ def memory_size(config: TrainConfig, trainer: Trainer, lessons: Lessons, sample:
     how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "dtype": trainer.loader.dtype}
 
     def weigh() -> tuple[tuple[int, int], tuple[int, int]]:
-        few, many = pieces.weighed(model, lessons.store, sample.record, **how)
+        few, many = pieces.weighed(model, training_data.store, sample.record, **how)
         return (few.edges, few.bytes), (many.edges, many.bytes)
 
     tensors = Line.through(*on_root(world.transport, weigh))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from domainpar.common.agreement import agree, agree_on, gather, on_all, on_root
-from domainpar.common.problems import Place, Problem, Where, told
+from domainpar.common.problems import EventPlace, Problem, Where, problem_record
 from domainpar.common.words import VOICE, several, some_of
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
@@ -35,7 +35,7 @@ Conditions = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
+class TrainingData:
     """The samples of a run, and the weights of their edges.
 
     Attributes:
@@ -43,8 +43,8 @@ class Lessons:
         digest: Digest of the store that the run began with.
         train: Samples to train on.
         val: Samples to validate with.
-        tasks: What is learnt; of a run that continues, as it began.
-        without_truth: Samples that are left out, since their events lack what is learnt.
+        tasks: What the network is trained on; of a run that continues, as it began.
+        without_truth: Samples that are left out, since their events lack a label.
         target: Conditions of a target particle; None: every particle is one.
         edge_weights: Weights of edges in the loss.
         steps_per_epoch: Steps that take every training sample once, on average.
@@ -70,7 +70,7 @@ class Lessons:
     warnings: list[str]
 
 
-def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
+def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     """Open the events of a run. *Collective*; touches no file.
 
     A run that begins takes all events of a store. One that continues takes its own, however the store has grown.
@@ -91,11 +91,11 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     tasks = tasks_of_run(config, store, world)
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
-    told: list[str] = []
+    problem_record: list[str] = []
     if config.event_size is not None:
         size = config.event_size
         train, val, line = on_all(world.transport, lambda: _of_size(size, train, val))
-        told.append(line)
+        problem_record.append(line)
     target, edge_weights = config.target.value if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = store.standard if config.standardises else None
@@ -116,7 +116,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
     if config.profile is not None and total_steps < config.profile + 2:
         what = f"--profile {config.profile} begins with the third step of a run, and this one has {total_steps}"
         agree(world.transport, Problem(what, "profile fewer, or train for more"))
-    return Lessons(
+    return TrainingData(
         store=store,
         digest=digest,
         tasks=tasks,
@@ -129,7 +129,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> Lessons:
         planned_steps=planned_steps,
         total_steps=total_steps,
         standard=standard,
-        warnings=told + warnings,
+        warnings=problem_record + warnings,
     )
 
 
@@ -208,7 +208,7 @@ def edge_weights_of(config: TrainConfig) -> EdgeRules:
     """Weights of edges in the loss, by a configuration."""
     if config.weighting is not None:
         return EdgeRules.of(config.weighting.value)
-    return EdgeRules.of_classes(config.true_weight, config.fake_weight, config.other_weight)
+    return EdgeRules.of_classes(config.true_weight, config.false_weight, config.other_weight)
 
 
 def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] = "fail") -> EventStore:
@@ -235,7 +235,7 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
             except StoreError as error:
                 if not skips:
                     raise
-                share[record.event] = told(error)
+                share[record.event] = problem_record(error)
 
     on_all(world.transport, look)
     if not skips:
@@ -266,7 +266,7 @@ def check_parts(store: EventStore, world: World, grouping: str, sectors: Sectors
             empty = empty_parts(event, size, grouping, sectors, seed)
         if empty:
             names = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
-            raise Place(record.event, store.path / record.path).problem(
+            raise EventPlace(record.event, store.path / record.path).problem(
                 f"{len(empty)} of the {several(size, 'rank')} that share it would own nothing ({names}): it has "
                 f"{several(record.num_nodes, 'node')} in {several(record.num_tiles, 'tile')}",
                 "fewer ranks, a smaller --domain-size or more tiles (prepare --tiles) give each some work; without "
@@ -296,12 +296,12 @@ def check_events(
         what = f"none of {several(len(training), 'training event')} of store {store.path} has {missing[0]}"
         hint = "prepare events whose files tell the truth"
         if label := next(iter(store.labels.values()), None):
-            hint = f"their labels are learnt with --task {label.task} --label {label.name}"
+            hint = f"their labels are trained on with --task {label.task} --label {label.name}"
         raise Problem(f"{what}; they can be inferred on, not trained on", hint)
     records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
     has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
     for record in records[world.rank :: world.size]:
-        place = Place(record.event, store.path / record.path)
+        place = EventPlace(record.event, store.path / record.path)
         if lacks := tasks.missing(record):
             if skips:
                 continue

@@ -30,8 +30,8 @@ from domainpar.tracking.training.monitor.non_finite import Suspect, check_parame
 from domainpar.tracking.training.monitor.ranks import Stragglers, as_records, check_replicas
 from domainpar.tracking.training.monitor.sizes import Changes, of_layers
 from domainpar.tracking.training.monitor.spikes import Spikes
-from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, Totals
-from domainpar.tracking.training.record import Tally
+from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, StepCounts
+from domainpar.tracking.training.record import StepTotals
 from domainpar.tracking.training.sampler import Sample
 from domainpar.tracking.training.targets import NOT_KNOWN
 from domainpar.tracking.training.tasks import Task
@@ -172,10 +172,10 @@ class Trainer:
                 before any parameter changes; if a parameter is not finite afterwards; if ranks no longer hold the same;
                 or if this rank runs out of memory.
         """
-        tally = Tally(self.world, self.tasks)
+        step_totals = StepTotals(self.world, self.tasks)
         with memory_explained(self._now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-            parts = list(self._load(ours, step, tally))
+            parts = list(self._load(ours, step, step_totals))
             self.loader.prefetch(self._expected)
             totals = self.loader.total(parts, len(ours))
             shares = self._shares(totals)
@@ -186,15 +186,15 @@ class Trainer:
                 if part is parts[-1]:
                     self._gradients.expect_last_pass(self.world.transport)
                 with buffers.sample(counts=self.world.domain.rank == 0):
-                    passes.append(self._forward_and_back(part, step, shares, tally))
+                    passes.append(self._forward_and_back(part, step, shares, step_totals))
             self._now.begin("reduce", step)
             faults.reach("reduce")
             rejected = self._gradients.reduce(self.world.transport)
-            tally.reduce()
+            step_totals.reduce()
             (norm, norms), rate = self._norms(), self.schedule.at(step)
             # All that the host must know of this step, and of the optimiser's last one: it waits for a GPU here, and
             # once more in steps that note sizes.
-            spoilt, losses, figures, counts = tally.read(rejected, [norm, self._sound, norms])
+            spoilt, losses, figures, counts = step_totals.read(rejected, [norm, self._sound, norms])
             grad_norm, sound, *each = figures
             loss = sum(losses)
             if not sound:
@@ -214,7 +214,7 @@ class Trainer:
                 sizes = {} if changes is None else {"layers": changes.sizes(gradients)}
             record = self._record(
                 {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
-                samples, totals, tally, counts, losses,
+                samples, totals, step_totals, counts, losses,
             ) | sizes  # fmt: skip
             if totals.loaded and (spike := self._spikes.look(loss, gradients, [sample.name for sample in samples])):
                 record["spike"] = spike
@@ -235,20 +235,20 @@ class Trainer:
             The fields of a training record. `lr` is that of the last step, `grad_norm` None, and the loss None if it is
             not finite.
         """
-        tally = Tally(self.world, self.tasks)
+        step_totals = StepTotals(self.world, self.tasks)
         counted: list[Counted] = []
         ones = Shares(1.0, (1 / FAR,) * len(self.tasks))  # not divided yet
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
         with memory_explained(self._now, self.model), torch.no_grad():
-            for part in self._load(ours, step, tally):
+            for part in self._load(ours, step, step_totals):
                 self._now.begin("evaluate", step, part=part)
                 faults.reach("evaluate")
                 readings = self.model.read(part.graph, part.halo)
-                self._gradients_of(ones, part, readings, tally)
-                tally.add(part, readings)
+                self._gradients_of(ones, part, readings, step_totals)
+                step_totals.add(part, readings)
                 counted.append(Counted(part.kind_counts, part.num_known))
-        tally.reduce()
-        spoilt, losses, _, counts = tally.read()
+        step_totals.reduce()
+        spoilt, losses, _, counts = step_totals.read()
         totals = self.loader.total(counted, len(ours))
         shares = self._shares(totals)
         losses = [losses[0] / shares.edges, *(loss / FAR / share for loss, share in zip(losses[1:], shares.labels))]
@@ -258,7 +258,7 @@ class Trainer:
             "lr": self.schedule.at(max(step - 1, 0)),
             "grad_norm": None,
         }
-        return self._record(figures, samples, totals, tally, counts, losses)
+        return self._record(figures, samples, totals, step_totals, counts, losses)
 
     def expect(self, samples: Sequence[Sample]) -> None:
         """Say which samples the step after the next one takes, so that they can be loaded meanwhile."""
@@ -277,63 +277,65 @@ class Trainer:
         if self.check_replicas_every:
             check_replicas(self.model.layers, self.optimizer, self.world)
 
-    def _load(self, samples: Sequence[Sample], step: int, tally: Tally) -> Iterator[LabelledPart]:
+    def _load(self, samples: Sequence[Sample], step: int, step_totals: StepTotals) -> Iterator[LabelledPart]:
         """Parts of samples, one after the other, but for those that are left out."""
         for sample in samples:
             self._now.begin("load", step, sample.name)
             began = clock()
             part = self.loader.load(sample)
-            tally.seconds_load += clock() - began
+            step_totals.seconds_load += clock() - began
             if part is not None:
                 yield part
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Labels that are learnt."""
+        """Labels that are trained on."""
         return self.loader.tasks.labels
 
-    def _shares(self, totals: Totals) -> Shares:
+    def _shares(self, totals: StepCounts) -> Shares:
         """What losses of a step are divided by; where nothing weighs, a loss is 0 / 1."""
         edge_weight = self.loader.tasks.edge_weight or 1.0
         of_edges = (self.loader.edge_weights.total(totals.kinds) or 1.0) / edge_weight
         return Shares(of_edges, tuple((known or 1) / task.weight for known, task in zip(totals.known, self.tasks)))
 
-    def _gradients_of(self, shares: Shares, part: LabelledPart, readings: Readings, tally: Tally) -> list[Tensor]:
-        """Add the losses of a part to a tally; returns their gradients, one for each tensor of the readings."""
+    def _gradients_of(
+        self, shares: Shares, part: LabelledPart, readings: Readings, step_totals: StepTotals
+    ) -> list[Tensor]:
+        """Add the losses of a part to a step_totals; returns their gradients, one for each tensor of the readings."""
         gradients = []
         if readings.edges is not None:
-            gradients.append(edge_loss(readings.edges, part.graph, part.weights, shares.edges, tally.loss))
+            gradients.append(edge_loss(readings.edges, part.graph, part.weights, shares.edges, step_totals.loss))
         for at, (task, share) in enumerate(zip(self.tasks, shares.labels)):
             said, labels = readings.others[task.name], part.labels[task.name]
             counts = task.label.of == "node" or part.halo.transport.rank == 0
-            gradients.append(label_loss(said, labels, task, share, counts, tally.label_losses, at))
+            gradients.append(label_loss(said, labels, task, share, counts, step_totals.label_losses, at))
         return gradients
 
     def _losses_again(self, shares: Shares, part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
         """Gradients of the losses of a part, and how many of their partials were not finite or too large."""
-        tally = Tally(self.world, self.tasks)
-        return self._gradients_of(shares, part, readings, tally), tally.rejected_now()
+        step_totals = StepTotals(self.world, self.tasks)
+        return self._gradients_of(shares, part, readings, step_totals), step_totals.rejected_now()
 
-    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, tally: Tally) -> _Pass:
+    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, step_totals: StepTotals) -> _Pass:
         """Both passes over a part, and what is needed to say whether it made something that is not finite."""
-        transport, before = part.halo.transport, self._rejected(tally)
+        transport, before = part.halo.transport, self._rejected(step_totals)
         began = transport.num_exchanges
         self._now.begin("forward", step, part=part)
         faults.reach("forward")
         readings = self._readings(part, step)
         faults.reach("loss", readings.tensors[0])
-        gradients = self._gradients_of(shares, part, readings, tally)
+        gradients = self._gradients_of(shares, part, readings, step_totals)
         self._now.begin("backward", step, part=part)
         faults.reach("backward")
         between = transport.num_exchanges
         pass_back(readings.tensors, gradients)
         self.exchanges = between - began, transport.num_exchanges - between
-        tally.add(part, readings)
+        step_totals.add(part, readings)
         # On this rank only until they are reduced: the part at hand has added to them.
-        return _Pass(part.name, before, self._rejected(tally), [tensor.detach() for tensor in readings.tensors])
+        return _Pass(part.name, before, self._rejected(step_totals), [tensor.detach() for tensor in readings.tensors])
 
-    def _rejected(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        return tally.rejected_now(), self._gradients.rejected_now()
+    def _rejected(self, step_totals: StepTotals) -> tuple[Tensor, Tensor]:
+        return step_totals.rejected_now(), self._gradients.rejected_now()
 
     def _readings(self, part: LabelledPart, step: int) -> Readings:
         """What the network says of a part in training; with the same random numbers whenever a step asks again."""
@@ -374,8 +376,8 @@ class Trainer:
         self,
         figures: dict[str, Any],
         samples: Sequence[Sample],
-        totals: Totals,
-        tally: Tally,
+        totals: StepCounts,
+        step_totals: StepTotals,
         counts: EdgeCounts,
         losses: Sequence[float],
     ) -> dict[str, Any]:
@@ -386,8 +388,8 @@ class Trainer:
             metrics["loss_of_edges"] = losses[0] if self.loader.tasks.edge_weight else None
             metrics["labels"] = {
                 name: {"loss": loss if math.isfinite(loss) else None, **of_label.figures()}
-                for loss, (name, of_label) in zip(losses[1:], tally.labels.items())
+                for loss, (name, of_label) in zip(losses[1:], step_totals.labels.items())
             }
         more = {"skipped_events": totals.skipped, "edges_unknown": int(totals.kinds[NOT_KNOWN])}
         told = {name: count for name, count in more.items() if count}
-        return {**figures, **metrics, **told, **tally.shared()}
+        return {**figures, **metrics, **told, **step_totals.shared()}

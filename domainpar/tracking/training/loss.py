@@ -66,10 +66,10 @@ def _over_tensors(
     logits: Tensor, weights: Tensor, label: Tensor, edge_ptr: Tensor, owned: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradient of each edge and sum of each tile (0 for a foreign one), not divided yet; on any device, to rounding."""
-    taught, sizes = label * (weights >= 0), weights.abs()
-    terms = F.binary_cross_entropy_with_logits(logits, taught.to(logits.dtype), weight=sizes, reduction="none")
+    positive, sizes = label * (weights >= 0), weights.abs()
+    terms = F.binary_cross_entropy_with_logits(logits, positive.to(logits.dtype), weight=sizes, reduction="none")
     sums = torch.segment_reduce(terms, "sum", offsets=edge_ptr)
-    return (torch.sigmoid(logits) - taught) * sizes, torch.where(owned, sums, 0.0)
+    return (torch.sigmoid(logits) - positive) * sizes, torch.where(owned, sums, 0.0)
 
 
 def _over_arrays(
@@ -128,12 +128,12 @@ def _over_edges(logits: Any, weights: Any, label: Any, edge_ptr: Any, owned: Any
     """
     terms = np.empty_like(gradient)
     for i in range(len(logits)):
-        size, taught = abs(weights[i]), (label[i] > 0) & (weights[i] >= 0)
+        size, positive = abs(weights[i]), (label[i] > 0) & (weights[i] >= 0)
         # The loss is log(1 + exp(u)), its slope 1 / (1 + exp(-u)): exp of what is not positive never overflows.
-        u = -logits[i] if taught else logits[i]
+        u = -logits[i] if positive else logits[i]
         small = exp_of(-abs(u))
         slope = (1.0 if u >= 0 else small) / (1.0 + small)
-        gradient[i] = (-slope if taught else slope) * size
+        gradient[i] = (-slope if positive else slope) * size
         # 0 * u: an infinite logit, also on the right side, is an error and not a loss of 0.
         terms[i] = ((u if u > 0 else 0.0) + log1p_of(small) + 0.0 * u) * size
     for tile in range(len(owned)):

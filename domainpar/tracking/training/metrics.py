@@ -204,7 +204,7 @@ def count_event(
         particle_of_edge = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
     try:
         classes = edge_classes(label, particle_of_edge, particles, conditions)
-    except ValueError:  # an event of another source; its scores are worth having all the same
+    except ValueError:  # an event of another source; its scores are kept
         return None
     known = classes != UNKNOWN
     metrics = EdgeMetrics()

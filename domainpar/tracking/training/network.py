@@ -20,8 +20,8 @@ from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.runs.directory import read_run
 from domainpar.tracking.config import TrainConfig, is_code
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.networks.catalogue import build_model, said_by
-from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.networks.catalogue import build_model, message_of
+from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.tasks import EDGES, Tasks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -60,7 +60,7 @@ def options_of_run(config: TrainConfig, standard: Standard | None, tasks: Tasks)
     )
 
 
-def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons, world: World) -> None:
+def verify_network(config: TrainConfig, model: EdgeClassifier, training_data: TrainingData, world: World) -> None:
     """Compare a user's own network whole and split before anything is trained. *Collective*.
 
     Raises:
@@ -68,15 +68,15 @@ def verify_network(config: TrainConfig, model: EdgeClassifier, lessons: Lessons,
     """
     if not (config.verify and is_code(config.model)):
         return
-    readable = {record.event for record in lessons.store.readable() if record.num_edges}
-    first = next((sample.record for sample in lessons.train if sample.record.event in readable), None)
-    if first is None:  # labels of nodes may be learnt without an edge; then there is nothing to split
+    readable = {record.event for record in training_data.store.readable() if record.num_edges}
+    first = next((sample.record for sample in training_data.train if sample.record.event in readable), None)
+    if first is None:  # labels of nodes may be trained on without an edge; then there is nothing to split
         return
     if world.is_root:
         what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
         VOICE.say(f"verify   : {what}")
     world.mark("verify", 0)
-    conclusion = on_root(world.transport, lambda: verified(model, lessons.store, first))
+    conclusion = on_root(world.transport, lambda: verified(model, training_data.store, first))
     for line in conclusion.splitlines() if world.is_root else ():
         VOICE.say(f"           {line}")
 
@@ -102,7 +102,9 @@ def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> s
     except Differs:
         raise
     except Exception as error:  # a user's own code may raise anything: it is a reason like any other
-        raise ValueError(f"the network cannot be run on a piece of event {record.event}: {said_by(error)}") from error
+        raise ValueError(
+            f"the network cannot be run on a piece of event {record.event}: {message_of(error)}"
+        ) from error
 
 
 def load_network(

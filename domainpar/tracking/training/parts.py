@@ -15,7 +15,7 @@ from torch import Tensor
 
 from domainpar.common import faults
 from domainpar.common.agreement import gather
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.world import World
 from domainpar.tracking.events.graph import IntArray
@@ -46,7 +46,7 @@ class LabelledPart(Part):
         kind_counts: Edges that this part counts, by kind of weight, int64 [num_kinds].
         weights: Weight of each local edge in the loss, [num_edges].
         name: Name of the sample.
-        labels: Labels that are learnt, by name, as the network is to say them: of nodes float64 [num_owned], of the
+        labels: Labels that are trained on, by name, as the network is to say them: of nodes float64 [num_owned], of the
             graph [1].
         num_known: Labels of each that this part counts, those that are known: of its own nodes, and of the graph on the
             first rank that shares it.
@@ -92,7 +92,7 @@ class Skip(NamedTuple):
     why: str
 
 
-class Totals(NamedTuple):
+class StepCounts(NamedTuple):
     """Over one step and all ranks.
 
     Attributes:
@@ -115,7 +115,7 @@ class PartLoader:
         store: The events.
         world: The ranks; those of a domain group load the same sample together.
         grouping: How tiles are grouped into parts.
-        tasks: What is learnt.
+        tasks: What the network is trained on.
         edge_weights: Weights of edges.
         target: Conditions of a target particle; None: every particle is one.
         dtype: Type of features and weights.
@@ -192,7 +192,7 @@ class PartLoader:
         kept = min(edges // self.world.domain.size, self.keep_edges)
         return nodes * kept // max(edges, 1), kept
 
-    def total(self, counted: Sequence[LabelledPart | Counted], num_samples: int) -> Totals:
+    def total(self, counted: Sequence[LabelledPart | Counted], num_samples: int) -> StepCounts:
         """Add up edges, labels and samples over all ranks, and note the samples left out. *Collective* over all ranks.
 
         Args:
@@ -212,7 +212,7 @@ class PartLoader:
             skips_of_ranks = gather(self.world.transport, self._new if speaks else [])
             self.skipped |= {sample: Skip(sample, *rest) for skips in skips_of_ranks for sample, *rest in skips}
             self._new.clear()
-        return Totals(kinds, tuple(known), loaded, skipped)
+        return StepCounts(kinds, tuple(known), loaded, skipped)
 
     def _drafted(self, sample: Sample) -> Draft:
         """This rank's share of a sample, read now or before. *Collective* over the domain group."""
@@ -223,7 +223,7 @@ class PartLoader:
                 faults.reach("load")
                 return coming.result()
 
-            return together(domain, Place(record.event, self.store.path / record.path), take)
+            return together(domain, EventPlace(record.event, self.store.path / record.path), take)
         with open_together(self.store, record, domain) as event:
             part_of_tile = group_tiles(event, domain, self.grouping, sample.sector, self.seed)
             return together(domain, event.place, lambda: self._draft(event, part_of_tile, sample))
@@ -237,7 +237,7 @@ class PartLoader:
     def _joined(self, draft: Draft, sample: Sample) -> LabelledPart:
         """A share that was read, which knows what other ranks need of it. *Collective* over the domain group."""
         if draft.graph.label is None and self.tasks.edge_weight:
-            place = Place(sample.record.event, self.store.path / sample.record.path)
+            place = EventPlace(sample.record.event, self.store.path / sample.record.path)
             raise place.problem("it has no truth", "it can be inferred on, not trained on")
         part = joined_part(draft.graph, self.world.domain, self.world.device)
         return LabelledPart(graph=part.graph, halo=part.halo, **draft.labelled)

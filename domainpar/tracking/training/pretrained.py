@@ -47,7 +47,7 @@ def module_map_of(run: str) -> Path:
 def least_score_of(name: str) -> float | None:
     """The least score of the edges that a shipped network was trained on, by `NAME-filter`; None without a filter."""
     left = read_run(PLACE / name).store.filter
-    return None if left is None else float(left["least_score"])
+    return None if left is None else float(left["min_score"])
 
 
 def as_run(run: str) -> Path:

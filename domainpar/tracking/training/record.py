@@ -36,12 +36,12 @@ SHOWN_OF_LABELS = {"accuracy": ".4f", "rmse": ".4g", "r2": ".4f"}
 """The same of each label."""
 
 
-class Tally:
+class StepTotals:
     """Sums over the parts of a step or an evaluation on this rank, and its seconds.
 
     Args:
         world: The ranks.
-        tasks: Labels that are learnt.
+        tasks: Labels that are trained on.
 
     They run from the making until `shared`; on a GPU until `read`, by the clock of its stream: the host is ahead of it.
 
@@ -62,8 +62,8 @@ class Tally:
         self.seconds_load = 0.0
         self._world = world
         world.take_counters()  # begins to count anew
-        self._began = _Moment(world.device)
-        self._ended: _Moment | None = None
+        self._began = _Timestamp(world.device)
+        self._ended: _Timestamp | None = None
 
     def add(self, part: LabelledPart, readings: Readings) -> None:
         """Count a part and what the network said of it."""
@@ -118,7 +118,7 @@ class Tally:
         figures = torch.cat([*losses, *(each.reshape(-1).to(torch.float64) for each in more)])
         everything = torch.cat([spoilt.view(1), counts, figures.view(torch.int64)])  # by their bits, in one piece
         if everything.is_cuda:
-            self._ended = _Moment(self._world.device)
+            self._ended = _Timestamp(self._world.device)
         on_host = everything.cpu()
         counts, figures = on_host[1 : 1 + len(counts)].clone(), on_host[1 + len(counts) :].view(torch.float64)
         self._world.transport.all_reduce(counts)
@@ -131,7 +131,7 @@ class Tally:
         Seconds of computing have those of loading in them. `halo_bytes` are all rows handed to other ranks. While a
         part is loaded, requests for its ghosts are among them.
         """
-        seconds = self._began.until(self._ended or _Moment(self._world.device))
+        seconds = self._began.until(self._ended or _Timestamp(self._world.device))
         counters = self._world.take_counters()
         ours = {
             "seconds": seconds,
@@ -150,7 +150,7 @@ class Tally:
         return {"ranks": self._world.size, **shared, "seconds": max(shared["seconds"])}
 
 
-class _Moment:
+class _Timestamp:
     """A moment of a rank's work: of the host, or of the current stream of its GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -160,7 +160,7 @@ class _Moment:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
 
-    def until(self, later: _Moment) -> float:
+    def until(self, later: _Timestamp) -> float:
         """Seconds to a later one, those of compiling left out; a stream must have reached it."""
         if self._event is None:
             return later._host - self._host

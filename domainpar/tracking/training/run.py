@@ -26,15 +26,15 @@ from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training import summary
+from domainpar.tracking.training.checkpointer import Checkpointer
 from domainpar.tracking.training.forecast import choose_recompute, expected_memory
-from domainpar.tracking.training.inputs import Lessons, open_lessons, steps_of
-from domainpar.tracking.training.journal import Journal
-from domainpar.tracking.training.keeper import Keeper
+from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps_of
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.monitor.profile import Profile
 from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
+from domainpar.tracking.training.run_log import RunLog
 from domainpar.tracking.training.trackers import check_tracker
 
 
@@ -83,48 +83,48 @@ def train(
         # Open and refuse.
         on_root(world.transport, lambda: check_tracker(config.log))
         on_all(world.transport, lambda: config.check_device(world.device.type))
-        lessons = open_lessons(config, store, world)
+        training_data = open_lessons(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())
         gpus.repeat_bits(world.device)
         mixed = gpus.mixed_kinds(world.transport, world.device)
         agree(world.transport, mixed if config.check_replicas_every else None)
-        trainer = on_all(world.transport, lambda: make_trainer(config, lessons, world))
+        trainer = on_all(world.transport, lambda: make_trainer(config, training_data, world))
         exactness = trainer.model.exactness(world.transport)
         trainer.model.take_from_root(world)
-        verify_network(config, trainer.model, lessons, world)
+        verify_network(config, trainer.model, training_data, world)
         memory, expected = MemoryMeter(world.device), None  # of the bare process, before the first part is loaded
         stack.callback(lie_in_files, None)
         if config.recompute_every == "auto" or config.memory_limit is not None or config.scratch is not None:
-            expected = choose_recompute(config, trainer, lessons, memory)
+            expected = choose_recompute(config, trainer, training_data, memory)
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
         directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
         if world.is_root:  # the lock is rank 0's
             stack.callback(directory.release)
-        journal = on_all(world.transport, lambda: Journal(config, lessons, trainer, directory, exactness))
-        keeper = Keeper(config, trainer, journal, stop)
-        state = TrainingState(dataset=lessons.digest)
+        run_log = on_all(world.transport, lambda: RunLog(config, training_data, trainer, directory, exactness))
+        checkpointer = Checkpointer(config, trainer, run_log, stop)
+        state = TrainingState(dataset=training_data.digest)
         if directory.resume:
-            state = keeper.resume(lessons.digest)
-        journal.say(*(f"note: {note}" for note in directory.notes))
+            state = checkpointer.resume(training_data.digest)
+        run_log.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
         # Steps.
-        expected = expected or expected_memory(config, trainer, lessons, memory, state.step)
-        journal.begin(state, expected, allocator)
+        expected = expected or expected_memory(config, trainer, training_data, memory, state.step)
+        run_log.begin(state, expected, allocator)
         before, began = traffic(world), time.perf_counter()
-        state, stopped = _steps(config, lessons, keeper, state)
+        state, stopped = _steps(config, training_data, checkpointer, state)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
         moved = traffic(world) if in_files() else None
         # Report.
         exit_code = 0
-        if keeper.unsaved is not None:
-            exit_code = 143 if keeper.terminated else 1  # 128 + SIGTERM, as batch systems expect
-            journal.end_unsaved(keeper.unsaved, state.step)
+        if checkpointer.unsaved is not None:
+            exit_code = 143 if checkpointer.terminated else 1  # 128 + SIGTERM, as batch systems expect
+            run_log.end_unsaved(checkpointer.unsaved, state.step)
         else:
             moved = moved.since(before) if moved is not None and before is not None else None
-            journal.end("preempted" if stopped else "done", state, seconds, taken, moved)
-        return Run(directory.path, lessons.store, trainer, state, exit_code)
+            run_log.end("preempted" if stopped else "done", state, seconds, taken, moved)
+        return Run(directory.path, training_data.store, trainer, state, exit_code)
 
 
 @contextmanager
@@ -143,19 +143,21 @@ def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
         raise
 
 
-def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: TrainingState) -> tuple[TrainingState, bool]:
+def _steps(
+    config: TrainConfig, training_data: TrainingData, checkpointer: Checkpointer, state: TrainingState
+) -> tuple[TrainingState, bool]:
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
-    trainer, journal = keeper.trainer, keeper.journal
-    total, talks = lessons.total_steps, trainer.world.is_root
+    trainer, run_log = checkpointer.trainer, checkpointer.run_log
+    total, talks = training_data.total_steps, trainer.world.is_root
     costs = Costs(trainer.world, config.precision_in_words, config.watts, config.dollars_per_hour)
-    profile = None if config.profile is None else Profile(trainer.world, journal.directory, config.profile)
+    profile = None if config.profile is None else Profile(trainer.world, run_log.directory, config.profile)
     if profile is not None:
         trainer.tell(profile.begins)
     with progress("train", total, "step", talks, state.step) as advance:
-        stopped = state.step < total and keeper.boundary(state)  # asked while the run was set up
+        stopped = state.step < total and checkpointer.boundary(state)  # asked while the run was set up
         while state.step < total and not stopped and not _goes_stale(config, state):
             epoch = state.epoch
-            steps = steps_of(config, lessons.train, epoch)
+            steps = steps_of(config, training_data.train, epoch)
             costs.begin()
             for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
                 trainer.expect(following)
@@ -168,21 +170,21 @@ def _steps(config: TrainConfig, lessons: Lessons, keeper: Keeper, state: Trainin
                 trainer.world.set_deadline(config.timeout)  # the first step may take longer
                 if state.step_in_epoch >= len(steps):
                     record["epoch_costs"] = costs.of_epoch()
-                journal.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
+                run_log.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
                 advance(1, "" if record["loss"] is None else f"loss {record['loss']:.4f}")
                 may_save = state.step_in_epoch < len(steps) and state.step < total
-                stopped = keeper.boundary(state, may_save)
+                stopped = checkpointer.boundary(state, may_save)
                 if stopped or state.step >= total:
                     break
             if not stopped:
                 # More are done than there are, where a run goes on with other steps. And
                 if state.step_in_epoch >= len(steps):  # else --max-steps ended it early: a resumed run finishes it
                     state = replace(state, epoch=epoch + 1, step_in_epoch=0)
-                state, best = _validated(lessons, keeper, state, epoch)
+                state, best = _validated(training_data, checkpointer, state, epoch)
                 stale = state.step < total and _goes_stale(config, state)
-                keeper.save(state, best, final=stale or state.step >= total)
+                checkpointer.save(state, best, final=stale or state.step >= total)
                 if stale:
-                    journal.say(summary.stops_early(config, state))
+                    run_log.say(summary.stops_early(config, state))
     return state, stopped
 
 
@@ -193,49 +195,51 @@ def _goes_stale(config: TrainConfig, state: TrainingState) -> bool:
     return state.epoch - state.best_epoch >= config.stop_early
 
 
-def _validated(lessons: Lessons, keeper: Keeper, state: TrainingState, epoch: int) -> tuple[TrainingState, bool]:
+def _validated(
+    training_data: TrainingData, checkpointer: Checkpointer, state: TrainingState, epoch: int
+) -> tuple[TrainingState, bool]:
     """Evaluate the validation samples; returns the state, and whether it is the best so far. *Collective*."""
-    trainer, journal = keeper.trainer, keeper.journal
+    trainer, run_log = checkpointer.trainer, checkpointer.run_log
     best = state.best is None  # without a figure, the newest is
-    if lessons.val:
-        record = trainer.evaluate(lessons.val, state.step)
-        journal.write({"split": "val", "epoch": epoch, "step": state.step, **record}, lessons.val)
-        figure = figure_of(record, lessons.tasks.main)
+    if training_data.val:
+        record = trainer.evaluate(training_data.val, state.step)
+        run_log.write({"split": "val", "epoch": epoch, "step": state.step, **record}, training_data.val)
+        figure = figure_of(record, training_data.tasks.main)
         if figure is not None and (state.best is None or figure > state.best):
             best, state = True, replace(state, best=figure)
-    journal.say_once_if_squashed()
+    run_log.say_once_if_squashed()
     return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 
-def make_trainer(config: TrainConfig, lessons: Lessons, world: World) -> Trainer:
+def make_trainer(config: TrainConfig, training_data: TrainingData, world: World) -> Trainer:
     """The network of a configuration with all that trains it.
 
     Raises:
         ValueError: If the network cannot be made, or has nothing to train.
     """
-    model = make_network(config, lessons.store, lessons.standard, lessons.tasks)
+    model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
     if config.init is not None:
-        begin_with(source(config.init), lessons.store, model)
+        begin_with(source(config.init), training_data.store, model)
     model = model.to(world.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(
-        lessons.store,
+        training_data.store,
         world,
         grouping=config.grouping,
-        tasks=lessons.tasks,
-        edge_weights=lessons.edge_weights,
-        target=lessons.target,
+        tasks=training_data.tasks,
+        edge_weights=training_data.edge_weights,
+        target=training_data.target,
         dtype=DTYPES[config.dtype],
         seed=config.seed,
         on_bad_event=config.on_bad_event,
     )
-    for sample in lessons.without_truth:
+    for sample in training_data.without_truth:
         loader.skipped[sample.name] = Skip(
-            sample.name, sample.record.event, f"it has no {lessons.tasks.missing(sample.record)}"
+            sample.name, sample.record.event, f"it has no {training_data.tasks.missing(sample.record)}"
         )
-    per_epoch = lessons.steps_per_epoch
-    planned = lessons.planned_steps  # not --max-steps: a run that is resumed later keeps its schedule
+    per_epoch = training_data.steps_per_epoch
+    planned = training_data.planned_steps  # not --max-steps: a run that is resumed later keeps its schedule
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,

@@ -13,13 +13,13 @@ from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
-from domainpar.tracking.config import Network, TrainConfig, flag, is_code
+from domainpar.tracking.config import NetworkFlags, TrainConfig, flag, is_code
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.model import deal
 from domainpar.tracking.cost.prices import in_words, mean_epoch
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.networks.catalogue import options_of
-from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.parts import Skip
 from domainpar.tracking.training.sampler import Sample
@@ -30,9 +30,9 @@ WIDEST = 120  # of a printed line
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
-def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocator: str | None) -> list[str]:
+def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Trainer, allocator: str | None) -> list[str]:
     """The ranks, the events and the network; `allocator`: the set-up of the C library's, None if there is none."""
-    world, store = trainer.world, lessons.store
+    world, store = trainer.world, training_data.store
     records = store.events("train") + store.events("val")
     edges, tiles = [record.num_edges for record in records], [record.num_tiles for record in records]
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -40,22 +40,22 @@ def first_lines(config: TrainConfig, lessons: Lessons, trainer: Trainer, allocat
     sizes = f"hidden {config.hidden}, " if "hidden" in used else ""
     sizes += f"{several(config.graph_iters, 'iteration')}, " if "graph_iters" in used else ""
     sizes += "standardised features, " if config.standardises else ""
-    samples = several(len(lessons.train), "event" if config.mode == "halo" else "sector")
+    samples = several(len(training_data.train), "event" if config.mode == "halo" else "sector")
     lines = [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
         f"{means_of(world.device)} each",
         f"events   : {store.path}",
-        f"           {samples} to train on, {len(lessons.val)} to validate with; "
+        f"           {samples} to train on, {len(training_data.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
         f"network  : {config.model}, {sizes}{num_parameters:,} parameters, {config.dtype}"
         + (" with edges in bf16" if config.precision == "bf16" else ""),
     ]
-    lines += task_lines(lessons.tasks)
+    lines += task_lines(training_data.tasks)
     # Flags of the network that a network of the user's own does not take.
     unused = [
         f"{flag(name)} {getattr(config, name)}"
         for name in ("hidden", "graph_iters", "dropout")
-        if is_code(config.model) and name not in used and getattr(config, name) != getattr(Network, name)
+        if is_code(config.model) and name not in used and getattr(config, name) != getattr(NetworkFlags, name)
     ]
     lines += [f"WARNING: {config.model} does not take {', '.join(unused)}: nothing changes by it"] if unused else []
     if config.mode == "naive":
@@ -125,9 +125,9 @@ def files_taken(moved: Traffic | None, steps: int) -> list[str]:
 def exactness(promise: Exactness) -> list[str]:
     """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
     if not promise.bitwise:
-        return [f"exactness: the answer of any number of ranks to rounding: {promise.problem}"]
+        return [f"exactness: the result of any number of ranks to rounding: {promise.problem}"]
     if promise.problem:
-        warning = "exactness: WARNING: the answer of any number of ranks to rounding only, since"
+        warning = "exactness: WARNING: the result of any number of ranks to rounding only, since"
         return [warning, f"           {promise.problem}"]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
 
@@ -211,14 +211,14 @@ def last_lines(
         config: The configuration.
         state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
-        tasks: What was learnt.
+        tasks: What the network was trained on.
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         geometry: Whether hits have positions, so that tracks can be grown.
     """
-    best = "" if state.best is None else f"; best validation {tasks.told(state.best)} at step {state.best_step}"
-    tracks = " --tracks grow" if geometry and tasks.edge_weight else ""
+    best = "" if state.best is None else f"; best validation {tasks.describe(state.best)} at step {state.best_step}"
+    tracks = " --tracks greedy" if geometry and tasks.edge_weight else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"

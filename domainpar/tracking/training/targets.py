@@ -9,7 +9,7 @@ quantity of its particle. A rule holds for an edge that meets all its conditions
 wins. Where none holds a true edge weighs 0 and a false one 1. A false edge has no particle: it meets no condition on
 one, nor the opposite. One weight for each class is three rules (`EdgeRules.of_classes`).
 
-With a negative weight an edge is taught as false, with the size of the weight. The loss is divided by the sum of the
+With a negative weight an edge is trained as false, with the size of the weight. The loss is divided by the sum of the
 sizes.
 """
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.agreement import gather, on_all
-from domainpar.common.problems import Problem, told
+from domainpar.common.problems import Problem, problem_record
 from domainpar.nn.heads import EDGE, Head
-from domainpar.nn.standard import Sums, mean_and_scale
+from domainpar.nn.standard import FeatureSums, mean_and_scale
 from domainpar.parallel.world import World
 from domainpar.runs.directory import read_run
 from domainpar.tracking.config import TrainConfig
@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Task:
-    """A label that is learnt.
+    """A label that a network is trained on.
 
     Attributes:
         label: Which.
@@ -98,13 +98,13 @@ class Tasks:
         return (*((EDGE,) if self.edge_weight else ()), *(task.head for task in self.labels))
 
     def missing(self, record: EventRecord) -> str | None:
-        """What an event lacks to be learnt from, as far as its record tells; None if that is nothing."""
+        """What an event lacks to be trained on, as far as its record tells; None if that is nothing."""
         if self.edge_weight and not record.has_labels:
             return "truth"
         theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
-    def told(self, figure: float) -> str:
+    def describe(self, figure: float) -> str:
         """What tells the best checkpoint (`figure_of` of `runs.directory`), for the user."""
         if self.main == EDGE.name:
             return f"pooled edge AUC {figure:.4f}"
@@ -234,17 +234,17 @@ def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task], skips: 
     except Problem as problem:
         if not skips:
             raise
-        return told(problem)
+        return problem_record(problem)
     known = [of[is_known(task.label, of)] for task, of in zip(tasks, values)]
     # Labels lie in float32, and are not standardised yet.
-    return [Sums.of(of.astype(np.float32)[:, None]) for of in known]
+    return [FeatureSums.of(of.astype(np.float32)[:, None]) for of in known]
 
 
 def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes: float) -> Tasks:
     """The same with means and scales of numbers, given the sums over each event."""
     labels = []
     for number, task in enumerate(tasks.labels):
-        tables = [Sums(*event[number]) for event in of_events]
+        tables = [FeatureSums(*event[number]) for event in of_events]
         if not any(table.rows for table in tables):
             raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
         if task.usual_nodes != 1.0:  # it has the units of the network that it begins with
@@ -274,7 +274,7 @@ def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]])
 
 
 def task_lines(tasks: Tasks) -> Iterator[str]:
-    """What is learnt, in words; nothing where that is edges alone."""
+    """What the network is trained on, in words; nothing where that is edges alone."""
     for task in tasks.labels:
         unit = "" if task.label.classes else f", mean {task.mean:.3g}, deviation {task.scale:.3g}"
         yield f"learns   : {task.label.what}{unit}" + ("" if task.weight == 1 else f", weight {task.weight:g}")

@@ -23,7 +23,7 @@ from torch import Tensor
 from whole_and_split import USUAL, Sample, check_same, trial_of
 
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.trial import Run
+from domainpar.nn.adapt.trial import TrialRun
 from domainpar.plan import EdgePolicy
 
 STATEMENTS = 14
@@ -321,7 +321,7 @@ def dealt(sample: Sample, num_ranks: int) -> Sample:
     return replace(sample, assignment=tuple(part % num_ranks for part in sample.assignment))
 
 
-def settled(program: Program) -> Run:
+def settled(program: Program) -> TrialRun:
     """Leave out what torch or the watch refuses on the whole graph; the run of the program on one rank.
 
     Where no chance plays a part, that is compared with torch alone.

@@ -25,7 +25,7 @@ from torch_geometric.nn import conv
 from domainpar.nn.adapt.differences import compare_runs
 from domainpar.nn.adapt.part import GraphPart
 from domainpar.nn.adapt.rows import NotExact
-from domainpar.nn.adapt.trial import Run, Trial
+from domainpar.nn.adapt.trial import Trial, TrialRun
 from domainpar.plan import EdgePolicy
 
 NUM_RANKS = 4  # the last one owns nothing
@@ -71,7 +71,7 @@ def survey_case(case: Case, policy: EdgePolicy, parts: Sequence[int] | None = No
 
 
 @functools.lru_cache(maxsize=1)  # both edge policies are compared with one whole run
-def _whole(case: Case) -> Run:
+def _whole(case: Case) -> TrialRun:
     """The module alone; of what torch draws others of than domainpar does, one rank of domainpar."""
     trial = _trial(case, "incoming", None)
     if not case.random:

@@ -27,7 +27,7 @@ class Sums(nn.Module):
 
 
 def parted(world, edges="incoming"):
-    part = split_graph(ENDS, 13, world, edges=edges, partitioner=np.array(USUAL.assignment) % world.size)
+    part = split_graph(ENDS, 13, world, edge_policy=edges, partitioner=np.array(USUAL.assignment) % world.size)
     if world.size > 1:
         held = part.gather(torch.tensor([part.plan.num_owned + part.plan.num_ghosts]))
         assert min(map(int, held)) < 13, "a halo that holds everything proves nothing"
@@ -38,7 +38,7 @@ def whole(world, part, owned):
     """A tensor of owned rows as one of the whole graph."""
     rows = owned.new_zeros(13, *owned.shape[1:])
     rows[part.local_ids[: part.plan.num_owned]] = owned
-    return part.sum(rows)
+    return part.all_reduce(rows)
 
 
 def in_place(world, part, model):
@@ -59,7 +59,7 @@ def through_a_view(world, part, model):
 def of_a_tensor_of_ones_own(world, part, model):
     mine = USUAL.x[part.local_ids].clone()
     for _ in range(3):
-        result = model(part.local_nodes(mine), part.edge_index)
+        result = model(part.nodes_from_local(mine), part.edge_index)
         mine[: part.plan.num_owned] -= result
         mine[part.plan.num_owned :] = whole(world, part, mine[: part.plan.num_owned])[part.local_ids[len(result) :]]
     return mine[: part.plan.num_owned]
@@ -67,7 +67,7 @@ def of_a_tensor_of_ones_own(world, part, model):
 
 def marked_before_and_written_by_the_name_of_the_unmarked(world, part, model):
     mine = USUAL.x[part.local_ids].clone()
-    marked = part.local_nodes(mine)
+    marked = part.nodes_from_local(mine)
     for _ in range(3):
         mine[: part.plan.num_owned] -= model(marked, part.edge_index)
     return mine[: part.plan.num_owned]
@@ -98,7 +98,7 @@ def in_inference_mode(world, part, model):
 
 def a_leaf_of_inference_mode(world, part, model):
     with torch.inference_mode():
-        state = part.local_nodes(USUAL.x[part.local_ids].clone())
+        state = part.nodes_from_local(USUAL.x[part.local_ids].clone())
         state[: part.plan.num_owned] *= 2
         return model(state, part.edge_index).clone()
 
@@ -157,8 +157,8 @@ def test_gradients_flow_through_a_state_that_was_written():
         factor = torch.ones((), dtype=torch.float64, requires_grad=True)
         state = part.nodes(USUAL.x)
         state[: part.plan.num_owned].mul_(factor)
-        part.mean_over_nodes(model(state, part.edge_index).square()).backward()
-        return part.sum(factor.grad)
+        part.node_mean_share(model(state, part.edge_index).square()).backward()
+        return part.all_reduce(factor.grad)
 
     (alone,) = run_ranks(work, 1)
     for split in run_ranks(work, 3):
@@ -214,7 +214,7 @@ def test_what_was_written_and_cannot_be_fetched_is_refused_on_all_ranks(write, w
 def test_what_is_the_same_everywhere_is_compared_again_once_it_was_written():
     def work(world, by):
         part, model = parted(world)
-        scale = part.same_everywhere(torch.ones(4, dtype=torch.float64))
+        scale = part.replicate(torch.ones(4, dtype=torch.float64))
         model(part.nodes(USUAL.x), part.edge_index, None, scale)
         scale += by(world)
         model(part.nodes(USUAL.x), part.edge_index, None, scale)
@@ -255,13 +255,13 @@ def test_a_mean_of_another_parts_rows_is_refused():
         a, model = parted(world)
         b = split_graph(ENDS, 13, world, partitioner=np.array(USUAL.assignment) % world.size)
         result = model(a.nodes(USUAL.x), a.edge_index)
-        targets = [lambda: b.mean_over_nodes(result), lambda: b.mean_over_nodes(a.owned_nodes(USUAL.x))]
-        targets.append(lambda: a.mean_over_nodes((result - 1) ** 2, weights=b.owned_nodes(USUAL.u)))
-        targets.append(lambda: a.mean_over_edges(b.owned_edges(USUAL.e)))
+        targets = [lambda: b.node_mean_share(result), lambda: b.node_mean_share(a.owned_nodes(USUAL.x))]
+        targets.append(lambda: a.node_mean_share((result - 1) ** 2, weights=b.owned_nodes(USUAL.u)))
+        targets.append(lambda: a.edge_mean_share(b.owned_edges(USUAL.e)))
         for mean in targets:
             with pytest.raises(NotExact, match="rows of another part"):
                 mean()
-        a.mean_over_nodes((result - a.owned_nodes(USUAL.x)) ** 2, weights=a.owned_nodes(USUAL.u))
+        a.node_mean_share((result - a.owned_nodes(USUAL.x)) ** 2, weights=a.owned_nodes(USUAL.u))
 
     run_ranks(work, 3)
 
@@ -270,10 +270,10 @@ def test_a_gradient_outside_of_the_model_is_a_share_that_part_sum_makes_whole():
     def work(world):
         part, model = parted(world)
         x, scale = USUAL.x.clone().requires_grad_(), torch.full((4,), 2.0, dtype=torch.float64, requires_grad=True)
-        result = model(part.nodes(x), part.edge_index, None, part.same_everywhere(scale))
-        part.mean_over_nodes(result.square()).backward()
+        result = model(part.nodes(x), part.edge_index, None, part.replicate(scale))
+        part.node_mean_share(result.square()).backward()
         for leaf in (x, scale):
-            leaf.grad = part.sum(leaf.grad)  # as docs/your_model.md says
+            leaf.grad = part.all_reduce(leaf.grad)  # as docs/your_model.md says
         return x.grad, scale.grad
 
     (alone,) = run_ranks(work, 1)
@@ -288,14 +288,14 @@ def test_what_is_learned_outside_of_the_model_by_shares_is_refused_with_the_line
         optimizer = torch.optim.SGD([scale], 0.1)
         for _ in range(2):
             optimizer.zero_grad()
-            result = model(part.nodes(USUAL.x), part.edge_index, None, part.same_everywhere(scale))
-            part.mean_over_nodes(result.square()).backward()
+            result = model(part.nodes(USUAL.x), part.edge_index, None, part.replicate(scale))
+            part.node_mean_share(result.square()).backward()
             if mend:
-                scale.grad = part.sum(scale.grad)
+                scale.grad = part.all_reduce(scale.grad)
             optimizer.step()
 
     run_ranks(work, 3, True)
-    with pytest.raises(Exception, match=r"t.grad = part.sum\(t.grad\)"):
+    with pytest.raises(Exception, match=r"t.grad = part.all_reduce\(t.grad\)"):
         run_ranks(work, 3, False)
 
 

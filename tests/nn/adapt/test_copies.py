@@ -41,8 +41,8 @@ def started(world, net):
 
 def step(part, model, optimizer, x, edge_index):
     optimizer.zero_grad()
-    part.mean_over_nodes(model(x, edge_index) ** 2).backward()
-    model.sum_gradients()
+    part.node_mean_share(model(x, edge_index) ** 2).backward()
+    model.reduce_gradients()
     optimizer.step()
 
 
@@ -62,7 +62,7 @@ def average_of_steps(world, net, of_whole):
         here["result"] = here["ema"](x, edge_index)
     else:
         exec(text, here | {"train_one_step": lambda _: step(part, model, optimizer, x, edge_index)}, here)
-    return [part.sum(here["result"].sum(0)), *(it.detach() for it in here["ema"].parameters())]
+    return [part.all_reduce(here["result"].sum(0)), *(it.detach() for it in here["ema"].parameters())]
 
 
 def average_by_torch(net, weigh):

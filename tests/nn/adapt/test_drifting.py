@@ -9,7 +9,7 @@ from torch import nn
 from whole_and_split import USUAL
 
 from domainpar.nn.adapt import gradient_sums
-from domainpar.nn.adapt.parallelize import Parallel, parallelize
+from domainpar.nn.adapt.parallelize import GraphParallel, parallelize
 from domainpar.nn.adapt.split import split_graph
 from domainpar.parallel.errors import RanksDiffer
 from domainpar.testing import run_ranks
@@ -28,12 +28,12 @@ class Steps:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
 
     def loss(self):
-        return self.part.mean_over_nodes(self.model(self.part.nodes(USUAL.x))[:, 0].square())
+        return self.part.node_mean_share(self.model(self.part.nodes(USUAL.x))[:, 0].square())
 
-    def step(self, sum_gradients=None):
+    def step(self, reduce_gradients=None):
         self.optimizer.zero_grad()
         self.loss().backward()
-        (sum_gradients or self.model.sum_gradients)()
+        (reduce_gradients or self.model.reduce_gradients)()
         self.optimizer.step()
 
 
@@ -63,32 +63,32 @@ def of_two_steps(skips):
 def test_gradients_that_were_not_summed_are_told_on_all_ranks_in_the_next_pass(skips):
     for message in everywhere(of_two_steps(skips)):
         assert "no longer hold what " in message
-        assert ": 0.weight and 3 more of 4 tensors differ: parameters changed without sum_gradients()" in message
+        assert ": 0.weight and 3 more of 4 tensors differ: parameters changed without reduce_gradients()" in message
 
 
 def twice(steps):
     steps.loss().backward()
-    steps.model.sum_gradients()
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
+    steps.model.reduce_gradients()
 
 
 def twice_and_clipped_between(steps):
     steps.loss().backward()
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
     nn.utils.clip_grad_norm_(steps.net.parameters(), 1e-3)
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
 
 
 def never_zeroed(steps):
     steps.step()
     steps.loss().backward()
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
 
 
 @pytest.mark.parametrize("work", [twice, twice_and_clipped_between, never_zeroed])
 def test_gradients_that_were_summed_are_not_summed_again(work):
     for message in everywhere(work):
-        assert message.startswith("model.sum_gradients() at ")
+        assert message.startswith("model.reduce_gradients() at ")
         assert "test_drifting.py:" in message
         assert " finds gradients that were summed over ranks before" in message
 
@@ -98,7 +98,7 @@ def accumulated(steps):
         steps.optimizer.zero_grad()
         steps.loss().backward()
         steps.loss().backward()
-        steps.model.sum_gradients()
+        steps.model.reduce_gradients()
         steps.optimizer.step()
 
 
@@ -106,10 +106,10 @@ def zeroed_in_place(steps):
     for _ in range(3):
         steps.optimizer.zero_grad(set_to_none=False)
         steps.loss().backward()
-        steps.model.sum_gradients()
+        steps.model.reduce_gradients()
         steps.optimizer.step()
     steps.optimizer.zero_grad(set_to_none=False)
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
 
 
 def evaluated_between(steps):
@@ -137,8 +137,8 @@ def two_models_share_an_optimizer(steps):
     for _ in range(3):
         steps.optimizer.zero_grad()
         (steps.loss() + other(steps.part.nodes(USUAL.x)).sum() / 13).backward()
-        steps.model.sum_gradients()
-        other.sum_gradients()
+        steps.model.reduce_gradients()
+        other.reduce_gradients()
         steps.optimizer.step()
 
 
@@ -161,7 +161,7 @@ def test_where_others_sum_gradients_nobody_looks():
         for _ in range(3):
             steps.step(lambda: None)
 
-    assert everywhere(work, lambda net, world: Parallel(net)) == ["nothing"] * 4
+    assert everywhere(work, lambda net, world: GraphParallel(net)) == ["nothing"] * 4
 
 
 def moved_after_a_step(steps):
@@ -181,7 +181,7 @@ def scheduled_by_a_share(steps):
 def clipped_before_the_sum(steps):
     steps.optimizer.zero_grad()
     steps.loss().backward()
-    steps.model.sum_gradients()
+    steps.model.reduce_gradients()
     nn.utils.clip_grad_norm_(steps.net.parameters(), 0.1 + 0.1 * steps.world.rank)
     steps.optimizer.step()
 
@@ -233,7 +233,7 @@ def test_parameters_that_parted_are_refused_in_the_next_pass_whatever_changed_th
 
     for message in everywhere(then_a_pass):
         assert "no longer hold" in message
-        assert "part.sum(loss)" in message or "without sum_gradients()" in message
+        assert "part.all_reduce(loss)" in message or "without reduce_gradients()" in message
 
 
 @pytest.mark.parametrize("work", PARTED)
@@ -279,16 +279,16 @@ def test_groups_with_graphs_of_their_own_end_a_step_with_one_set_of_buffers(kind
     def work(world):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 3), kind(3)).double()
-        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, among="domain")
+        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, group="domain")
         model = parallelize(net, world)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         means = []
         for step in range(3):
             optimizer.zero_grad()
             before = net[1].running_mean.clone()
-            part.mean_over_nodes(model(part.nodes(USUAL.x + step + 5 * world.data_group)).square()).backward()
+            part.node_mean_share(model(part.nodes(USUAL.x + step + 5 * world.data_group)).square()).backward()
             of_group = net[1].running_mean - before
-            model.sum_gradients()
+            model.reduce_gradients()
             optimizer.step()
             means.append((net[1].running_mean - before, of_group, world.data_group))
         return means, {name: buffer.tolist() for name, buffer in net.named_buffers()}
@@ -306,12 +306,12 @@ def test_groups_with_graphs_of_their_own_end_a_step_with_one_set_of_buffers(kind
 def test_parameters_that_parted_between_groups_are_refused_in_the_next_sum():
     def work(world):
         net = copy.deepcopy(NETWORK)
-        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, among="domain")
+        part = split_graph(USUAL.edge_index, 13, world, partitioner=np.arange(13) % 2, group="domain")
         model = parallelize(net, world)
         with torch.no_grad():
             net[0].weight += world.data_group
-        part.mean_over_nodes(model(part.nodes(USUAL.x)).square()[:, 0]).backward()
+        part.node_mean_share(model(part.nodes(USUAL.x)).square()[:, 0]).backward()
         with pytest.raises(RanksDiffer, match=r"ranks 2, 3 no longer hold what rank 0 holds: 0.weight"):
-            model.sum_gradients()
+            model.reduce_gradients()
 
     run_ranks(work, 4, domain_size=2)

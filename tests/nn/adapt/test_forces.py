@@ -29,7 +29,7 @@ def _float64():
 def part_of(world, sample, edges="incoming"):
     """The part of this rank; of three ranks the first has nothing."""
     assignment = [0 if world.size == 1 else world.size - 1 - node % 2 for node in range(sample.num_nodes)]
-    return split_graph(sample.edge_index, sample.num_nodes, world, partitioner=assignment, edges=edges)
+    return split_graph(sample.edge_index, sample.num_nodes, world, partitioner=assignment, edge_policy=edges)
 
 
 # Each takes the whole tensor of nodes and a part, and gives what is the same on every rank.
@@ -146,13 +146,13 @@ def forces_and_gradients(world, net, sample, edges="incoming", recompute_every=N
     pos = sample.x.clone().requires_grad_()
     energy = model(part.nodes(pos), part.edge_index).square().sum()
     (slope,) = torch.autograd.grad(energy, pos, create_graph=True)
-    force = part.sum(-slope, gradient=True)
-    loss = part.mean_over_nodes((part.owned_nodes(force) - part.owned_nodes(sample.x.sin())) ** 2)
+    force = part.all_reduce(-slope, differentiable=True)
+    loss = part.node_mean_share((part.owned_nodes(force) - part.owned_nodes(sample.x.sin())) ** 2)
     if by_name:
         return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     (loss + energy if net.of_energies else loss).backward()
-    model.sum_gradients()
-    return [force.detach(), part.sum(loss), *(it.grad for it in model.parameters() if it.grad is not None)]
+    model.reduce_gradients()
+    return [force.detach(), part.all_reduce(loss), *(it.grad for it in model.parameters() if it.grad is not None)]
 
 
 def by_torch(net, sample):

@@ -158,7 +158,7 @@ def test_modules_that_differ_are_refused_on_all_ranks_by_name_before_anything_is
 
 
 class Learnt(nn.Module):
-    """What is learnt of each node is its only input; a buffer tells it something of each, too."""
+    """What the network is trained on of each node is its only input; a buffer tells it something of each, too."""
 
     def __init__(self, num_nodes):
         super().__init__()
@@ -171,7 +171,7 @@ class Learnt(nn.Module):
         return self.last(aggregated(h, edge_index) + self.embedding.weight), h.mean()
 
 
-def learnt(module, give, update, optimiser=torch.optim.Adam):
+def tasks(module, give, update, optimiser=torch.optim.Adam):
     """Losses, gradients and parameters of three steps."""
     steps = optimiser(module.parameters(), 0.1)
     found = []
@@ -193,16 +193,20 @@ def whole_and_split(module, names, result, sample=USUAL, optimiser=torch.optim.A
     def work(world):
         mine, assignment = copy.deepcopy(module), torch.tensor(sample.assignment).numpy()
         part = split_graph(
-            sample.edge_index, sample.num_nodes, world, partitioner=assignment * (world.size > 1), edges="incident"
+            sample.edge_index,
+            sample.num_nodes,
+            world,
+            partitioner=assignment * (world.size > 1),
+            edge_policy="incident",
         )
         model = parallelize(mine, world, node_parameters=names)
         own = part.owned_nodes(weights)
-        return learnt(
-            mine, lambda: result(model, part.edge_index, part.nodes(sample.x), own), model.sum_gradients, optimiser
+        return tasks(
+            mine, lambda: result(model, part.edge_index, part.nodes(sample.x), own), model.reduce_gradients, optimiser
         )
 
     bare = copy.deepcopy(module)
-    whole = learnt(bare, lambda: result(bare, sample.edge_index, sample.x, weights), lambda: None, optimiser)
+    whole = tasks(bare, lambda: result(bare, sample.edge_index, sample.x, weights), lambda: None, optimiser)
     for found in [*run_ranks(work, 4), *run_ranks(work, 1)]:
         for mine, yours in zip(found, whole, strict=True):
             assert gap(mine, yours) < 1e-9

@@ -51,7 +51,7 @@ def changed(x, odd):
         (lambda part, odd: part.nodes(USUAL.v.float() if odd else USUAL.v), "part.nodes of (13,) float32, checksum "),
         (lambda part, odd: part.owned_nodes(changed(USUAL.x, odd)), "part.owned_nodes of (13, 4) "),
         (lambda part, odd: part.owned_edges(changed(USUAL.e, odd)), "part.owned_edges of (40, 4) "),
-        (lambda part, odd: part.same_everywhere(torch.tensor(float(odd))), "part.same_everywhere of () float32"),
+        (lambda part, odd: part.replicate(torch.tensor(float(odd))), "part.replicate of () float32"),
         (lambda part, odd: None if odd else part.nodes(USUAL.v), "part.nodes of (13, 4) float64"),
         (lambda part, odd: part.nodes(USUAL.v) if odd else part.edges(USUAL.w), "part.nodes of (13,) float64"),
         (lambda part, odd: [part.nodes(one) for one in (USUAL.v, USUAL.u)[:: 1 - 2 * odd]], "part.nodes of (13,) "),

@@ -40,7 +40,7 @@ class Calls(nn.Module):
 
 def part_of(world, sample=USUAL, edges="incoming"):
     assignment = np.array(sample.assignment) % world.size
-    return split_graph(sample.edge_index, sample.num_nodes, world, edges=edges, partitioner=assignment)
+    return split_graph(sample.edge_index, sample.num_nodes, world, edge_policy=edges, partitioner=assignment)
 
 
 def called(function, give=None, num_ranks=4, **modules):
@@ -122,7 +122,7 @@ def test_a_number_of_rows_as_a_result_is_the_whole_graphs():
         (lambda part: (part.nodes(USUAL.x), USUAL.edge_index), "not marked"),
         (lambda part: (part.nodes(USUAL.x), [part.edge_index, {"w": torch.ones(2)}]), "not marked"),
         (lambda part: (part.nodes(USUAL.x) * 2, part.edge_index), "not marked"),
-        (lambda part: (part.same_everywhere(torch.ones(3)), 1.0), "0 parts"),
+        (lambda part: (part.replicate(torch.ones(3)), 1.0), "0 parts"),
         (lambda part: (1.0, 2.0), "0 parts"),
     ],
 )
@@ -199,7 +199,7 @@ def test_what_is_parallel_already_is_not_made_so_again(nest):
         parallelize(nest(parallelize(nn.Linear(2, 2), World.alone())), World.alone())
 
 
-def learnt(world, use, steps=3, sample=USUAL):
+def tasks(world, use, steps=3, sample=USUAL):
     """Weights after some steps of a small network, with a loss of each kind."""
     net = copy.deepcopy(NETWORK)
     part = part_of(world, sample)
@@ -211,7 +211,7 @@ def learnt(world, use, steps=3, sample=USUAL):
         nodes, graph = model(part.nodes(sample.x), part.edge_index)
         loss = use(part, nodes, graph)
         loss.backward()
-        model.sum_gradients()
+        model.reduce_gradients()
         optimiser.step()
         losses.append(loss.detach())
     return (
@@ -244,8 +244,8 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_the_whole_losss_and_count_once(name):
-    ranks = run_ranks(learnt, 4, LOSSES[name])
-    (alone,) = run_ranks(learnt, 1, LOSSES[name])
+    ranks = run_ranks(tasks, 4, LOSSES[name])
+    (alone,) = run_ranks(tasks, 1, LOSSES[name])
     for weights, _, has in ranks:
         assert has == alone[2]
         assert all(torch.equal(one, other) for one, other in zip(weights, ranks[0][0]))
@@ -254,8 +254,8 @@ def test_gradients_are_the_whole_losss_and_count_once(name):
 
 
 def test_losses_of_the_ranks_add_up():
-    ranks = run_ranks(learnt, 4, LOSSES["of nodes"])
-    (alone,) = run_ranks(learnt, 1, LOSSES["of nodes"])
+    ranks = run_ranks(tasks, 4, LOSSES["of nodes"])
+    (alone,) = run_ranks(tasks, 1, LOSSES["of nodes"])
     for step in range(3):
         torch.testing.assert_close(sum(one[1][step] for one in ranks), alone[1][step], rtol=1e-12, atol=0)
 
@@ -266,7 +266,7 @@ def test_a_gradient_that_is_not_finite_stops_every_rank():
         if world.rank == 1:
             model.module.weight.grad = torch.full((2, 2), torch.nan)
         with pytest.raises(RuntimeError, match="not finite"):
-            model.sum_gradients()
+            model.reduce_gradients()
 
     run_ranks(work, 4)
 
@@ -276,8 +276,8 @@ def test_frozen_weights_get_no_gradient_and_a_module_without_weights_has_none():
         model = parallelize(nn.Linear(2, 2), world)
         model.module.bias.requires_grad_(False)
         model.module.weight.grad = torch.full((2, 2), float(world.rank))
-        model.sum_gradients()
-        parallelize(nn.ReLU(), world).sum_gradients()
+        model.reduce_gradients()
+        parallelize(nn.ReLU(), world).reduce_gradients()
         return model.module.weight.grad[0, 0].item(), model.module.bias.grad
 
     assert run_ranks(work, 4) == [(6.0, None)] * 4
@@ -390,11 +390,11 @@ def test_under_autocast_ranks_learn_what_one_learns_to_the_rounding_of_bfloat16(
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 out = model(part.nodes(USUAL.x.float()), part.edge_index)
-            loss = part.mean_over_nodes((out.float() - part.owned_nodes(USUAL.x[:, :1].float())).square())
+            loss = part.node_mean_share((out.float() - part.owned_nodes(USUAL.x[:, :1].float())).square())
             loss.backward()
-            model.sum_gradients()
+            model.reduce_gradients()
             optimizer.step()
-            losses.append(float(part.sum(loss)))
+            losses.append(float(part.all_reduce(loss)))
         return [str(out.dtype), *losses]
 
     ((kind, *of_one),), of_four = run_ranks(work, 1), run_ranks(work, 4)

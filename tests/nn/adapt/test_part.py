@@ -18,7 +18,7 @@ def parts_of(function, sample=USUAL, num_ranks=4, edges="incoming"):
     def work(world):
         return function(
             split_graph(
-                sample.edge_index, sample.num_nodes, world, edges=edges, partitioner=np.array(sample.assignment)
+                sample.edge_index, sample.num_nodes, world, edge_policy=edges, partitioner=np.array(sample.assignment)
             )
         )
 
@@ -74,9 +74,9 @@ def test_gradients_flow_back_to_the_whole_tensor():
 def test_marks_say_what_rows_are():
     def marks(part):
         x = part.nodes(USUAL.x)
-        own = part.local_nodes(x.detach().clone() * 2)
-        weights = part.local_edges(torch.ones(part.plan.num_edges))
-        constant = part.same_everywhere(torch.ones(3))
+        own = part.nodes_from_local(x.detach().clone() * 2)
+        weights = part.edges_from_local(torch.ones(part.plan.num_edges))
+        constant = part.replicate(torch.ones(3))
         assert isinstance(rows_of(own), Rows)
         return (
             rows_of(own).axis is part.node_axis,
@@ -91,8 +91,8 @@ def test_marks_say_what_rows_are():
 def test_marking_leaves_the_callers_tensor_alone():
     def marked(part):
         own, constant = torch.ones(part.plan.num_local), torch.ones(3)
-        part.local_nodes(own)
-        part.same_everywhere(constant)
+        part.nodes_from_local(own)
+        part.replicate(constant)
         return own.__dict__, constant.__dict__
 
     assert parts_of(marked) == [({}, {})] * 4
@@ -108,8 +108,8 @@ def test_marking_leaves_the_callers_tensor_alone():
         (lambda part: part.edges(torch.ones(13, 4)), "40 edges of the whole graph"),
         (lambda part: part.owned_nodes(torch.ones(40)), "13 nodes of the whole graph"),
         (lambda part: part.owned_edges(torch.ones(13)), "40 edges of the whole graph"),
-        (lambda part: part.local_nodes(torch.ones(14)), "owned nodes and ghosts"),
-        (lambda part: part.local_edges(torch.ones(41)), "local edges"),
+        (lambda part: part.nodes_from_local(torch.ones(14)), "owned nodes and ghosts"),
+        (lambda part: part.edges_from_local(torch.ones(41)), "local edges"),
     ],
 )
 def test_wrong_lengths_are_named(give, text):
@@ -123,7 +123,7 @@ def test_wrong_lengths_are_named(give, text):
 def test_sums_are_the_same_bits_on_every_rank_and_without_gradient():
     def total(part):
         mine = part.owned_nodes(USUAL.x.clone().requires_grad_()).sum(0)
-        found = part.sum(mine)
+        found = part.all_reduce(mine)
         assert not found.requires_grad
         return found
 
@@ -137,7 +137,7 @@ def test_sums_are_the_same_bits_on_every_rank_and_without_gradient():
 )
 def test_gather_brings_every_type_and_shape(dtype):
     def gathered(part):
-        shapes = [part.gather(torch.full(size, part.part).to(dtype)) for size in ((), (3,), (2, 0), (1, 2))]
+        shapes = [part.gather(torch.full(size, part.index).to(dtype)) for size in ((), (3,), (2, 0), (1, 2))]
         return [
             [one.double().sum().item() if not one.is_complex() else one.real.sum().item() for one in four]
             for four in shapes
@@ -150,7 +150,7 @@ def test_gather_brings_every_type_and_shape(dtype):
 
 def test_a_sum_of_different_lengths_is_not_made_up():
     def total(part):
-        return part.sum(torch.ones(part.plan.num_owned))
+        return part.all_reduce(torch.ones(part.plan.num_owned))
 
     with pytest.raises(Exception, match=r"."):
         parts_of(total)
@@ -182,7 +182,7 @@ def test_an_assignment_that_does_not_fit_is_refused_on_all_ranks():
 def test_named_partitioners_split_too(partitioner):
     def owned(world):
         part = split_graph(USUAL.edge_index, 13, world, partitioner=partitioner)
-        return part.owned_nodes(torch.arange(13)).tolist(), part.part, part.num_parts
+        return part.owned_nodes(torch.arange(13)).tolist(), part.index, part.num_parts
 
     found = run_ranks(owned, 4)
     assert sorted(node for one in found for node in one[0]) == list(range(13))
@@ -191,7 +191,7 @@ def test_named_partitioners_split_too(partitioner):
 
 def test_groups_of_ranks_may_take_graphs_of_their_own():
     def work(world):
-        group = split_graph(USUAL.edge_index, USUAL.num_nodes, world, among="domain")
+        group = split_graph(USUAL.edge_index, USUAL.num_nodes, world, group="domain")
         return group.num_parts, split_graph(USUAL.edge_index, USUAL.num_nodes, world).num_parts
 
     assert run_ranks(work, 4, domain_size=2) == [(2, 4)] * 4
@@ -226,15 +226,15 @@ def test_groups_of_ranks_that_were_given_different_graphs_stop_all_groups():
     def work(world):
         graph = USUAL.edge_index[:, : 30 if world.rank == 3 else 40]
         with pytest.raises(Refused, match=r"edge_index is \(2, 30\) .* on rank 3, but \(2, 40\) .* on rank 2"):
-            split_graph(graph, 13, world, among="domain")
-        split_graph(USUAL.edge_index[:, : 30 + world.data_group], 13, world, among="domain")
+            split_graph(graph, 13, world, group="domain")
+        split_graph(USUAL.edge_index[:, : 30 + world.data_group], 13, world, group="domain")
 
     run_ranks(work, 4, domain_size=2)
 
 
 def test_arrays_and_lists_do_as_well_as_tensors():
     def rows(part):
-        return part.nodes(USUAL.x.numpy()), part.owned_edges(USUAL.e.tolist()), part.same_everywhere(np.ones(3))
+        return part.nodes(USUAL.x.numpy()), part.owned_edges(USUAL.e.tolist()), part.replicate(np.ones(3))
 
     def work(world):
         array = np.array(USUAL.assignment)
@@ -254,7 +254,7 @@ def test_arrays_and_lists_do_as_well_as_tensors():
 def test_shares_of_a_mean_add_up_to_the_mean_of_the_whole(weights):
     def share(part):
         own = None if weights is None else part.owned_nodes(weights)
-        return part.mean_over_nodes(part.owned_nodes(USUAL.x), own), part.mean_over_edges(part.owned_edges(USUAL.w))
+        return part.node_mean_share(part.owned_nodes(USUAL.x), own), part.edge_mean_share(part.owned_edges(USUAL.w))
 
     whole = USUAL.x.mean(1)
     whole = whole.mean() if weights is None else (whole * weights).sum() / weights.sum()
@@ -267,9 +267,9 @@ def test_shares_of_a_mean_add_up_to_the_mean_of_the_whole(weights):
 def test_a_mean_of_what_are_not_the_owned_rows_is_refused():
     part = split_graph(USUAL.edge_index, 13, World.alone())
     with pytest.raises(ValueError, match=r"shape \(\) .* 13 owned nodes"):
-        part.mean_over_nodes(torch.tensor(1.0))
+        part.node_mean_share(torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"shape \(12,\) .* 40 owned edges"):
-        part.mean_over_edges(torch.ones(40), torch.ones(12))
+        part.edge_mean_share(torch.ones(40), torch.ones(12))
 
 
 @pytest.mark.parametrize("split", [split_graph, split_slices])

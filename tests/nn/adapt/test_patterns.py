@@ -371,7 +371,7 @@ def test_what_models_of_others_do_is_exact(function, more):
 
 def ends_by_themselves(world, assignment):
     """A model of `idx_i, idx_j` as two arguments, as schnetpack's and DGL's have them."""
-    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edges="incident", partitioner=assignment)
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edge_policy="incident", partitioner=assignment)
 
     class Apart(nn.Module):
         def forward(self, x, idx_i, idx_j):

@@ -9,7 +9,7 @@ import torch
 from whole_and_split import USUAL
 
 from domainpar import World
-from domainpar.nn.adapt.rows import UNKNOWN, Axis, Names, NotExact, RowCount, Rows, Unhashable, mark, rows_of
+from domainpar.nn.adapt.rows import UNKNOWN, Axis, NotExact, RowCount, RowIndex, Rows, Unhashable, mark, rows_of
 from domainpar.nn.adapt.split import split_graph
 from domainpar.testing import run_ranks
 
@@ -18,7 +18,9 @@ def on_parts(function, edges="incoming"):
     """What a function of each rank's part gives."""
 
     def work(world):
-        return function(split_graph(USUAL.edge_index, 13, world, edges=edges, partitioner=np.array(USUAL.assignment)))
+        return function(
+            split_graph(USUAL.edge_index, 13, world, edge_policy=edges, partitioner=np.array(USUAL.assignment))
+        )
 
     return run_ranks(work, 4)
 
@@ -39,7 +41,7 @@ def test_nobody_knows_a_tensor_until_it_is_marked():
 
 def test_a_change_of_rows_forgets_what_belongs_to_one_tensor():
     part = alone()
-    rows = Rows(part.node_axis, 0, names=(Names(part.node_axis, True, True),), equal_ends=True)
+    rows = Rows(part.node_axis, 0, names=(RowIndex(part.node_axis, True, True),), equal_ends=True)
     rows.with_ghosts = (0, torch.ones(1))
     rows.selections[0] = part.edge_axis
     moved = rows.but(dim=1)
@@ -52,9 +54,9 @@ def test_a_change_of_rows_forgets_what_belongs_to_one_tensor():
 
 def test_names_are_joined_to_what_both_promise():
     axis = alone().node_axis
-    both = Names(axis, True, False).joined_with(Names(axis, False, True))
+    both = RowIndex(axis, True, False).joined_with(RowIndex(axis, False, True))
     assert (both.of, both.complete, both.only_owned) == (axis, False, False)
-    assert Names(axis, True, True).joined_with(Names(axis, True, True)).only_owned
+    assert RowIndex(axis, True, True).joined_with(RowIndex(axis, True, True)).only_owned
 
 
 @pytest.mark.parametrize("edges", ["incoming", "incident"])

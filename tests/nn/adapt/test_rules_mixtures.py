@@ -23,7 +23,7 @@ def both(function):
 
 EXACT = {
     "cosines with each of some vectors": lambda x: F.cosine_similarity(x, x.new_ones(2, 1, 4).cumsum(0), dim=2),
-    "data against what was learnt, also on a rank without rows": lambda x, z, src, dst, e: (
+    "data against what was tasks, also on a rank without rows": lambda x, z, src, dst, e: (
         F.cosine_similarity(x.detach(), z * 1).sum(),
         F.cosine_similarity(x.detach(), x2=z * 1),
         torch.linalg.vecdot(x.detach(), z * 1).sum(),

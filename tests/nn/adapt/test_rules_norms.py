@@ -118,7 +118,7 @@ def test_one_row_is_too_few_on_every_rank(name, field):
 
 def _kept(world):
     """How many tables of the edges a batch norm keeps for backward."""
-    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edges="incident")
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edge_policy="incident")
     sizes = []
     with saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()) or tensor, lambda tensor: tensor):
         parallelize(nn.BatchNorm1d(4).double(), world)(part.edges(USUAL.e.clone().requires_grad_()))

@@ -35,11 +35,13 @@ def both(world, sample=USUAL, edges="incoming", assigned=True):
         sample.edge_index,
         sample.num_nodes,
         world,
-        edges=edges,
+        edge_policy=edges,
         partitioner=parts.numpy() if assigned else "contiguous",
     )
     own = slice_of(parts, world) if assigned else None
-    sliced = split_slices(slice_of(sample.edge_index, world, 1), sample.num_nodes, world, edges=edges, assignment=own)
+    sliced = split_slices(
+        slice_of(sample.edge_index, world, 1), sample.num_nodes, world, edge_policy=edges, assignment=own
+    )
     return whole, sliced
 
 
@@ -117,10 +119,10 @@ def test_training_from_slices_gives_the_bits_of_training_from_the_whole(num_rank
             optimizer = torch.optim.Adam(model.parameters())
             for _ in range(3):
                 out = model(part.nodes(give(USUAL.x)), part.edge_index, part.edges(give(USUAL.e)))
-                loss = part.mean_over_nodes((out - part.owned_nodes(give(USUAL.x))[:, :2]) ** 2)
+                loss = part.node_mean_share((out - part.owned_nodes(give(USUAL.x))[:, :2]) ** 2)
                 optimizer.zero_grad()
                 loss.backward()
-                model.sum_gradients()
+                model.reduce_gradients()
                 optimizer.step()
             found.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
         return torch.equal(*found), found[0]
@@ -147,7 +149,7 @@ def test_groups_of_ranks_take_graphs_of_their_own_in_ways_of_their_own():
         number = world.domain.rank
         edge_index = USUAL.edge_index[:, at[number] : at[number + 1]]
         own = None if parts is None else parts[:13] if number == 0 else parts[:0]
-        part = split_slices(edge_index, 13, world, assignment=own, among="domain")
+        part = split_slices(edge_index, 13, world, assignment=own, group="domain")
         return part.num_parts, part.plan.num_owned
 
     found = run_ranks(split, 4, domain_size=2)

@@ -47,8 +47,8 @@ def trained(world, net, around):
         split_slices(ends, USUAL.num_nodes, world)
         model = parallelize(copy.deepcopy(net), world)
         x, kind = of_all.nodes(USUAL.x.float().numpy()), of_all.nodes(USUAL.kind[: USUAL.num_nodes].tolist())
-        of_all.mean_over_nodes(model(x, of_all.edge_index, kind) ** 2).backward()
-        model.sum_gradients()
+        of_all.node_mean_share(model(x, of_all.edge_index, kind) ** 2).backward()
+        model.reduce_gradients()
         return [it.grad for it in model.parameters()]
 
 
@@ -102,13 +102,13 @@ def compiled_step(world, where, net):
 
     def step():
         optimizer.zero_grad()
-        kind = part.same_everywhere(torch.tensor([0, 1, 2]))
+        kind = part.replicate(torch.tensor([0, 1, 2]))
         result = model(part.nodes(USUAL.x.float()), part.edge_index, kind)
-        loss = part.mean_over_nodes((result - part.owned_nodes(USUAL.z.float())) ** 2)
+        loss = part.node_mean_share((result - part.owned_nodes(USUAL.z.float())) ** 2)
         loss.backward()
-        parallel.sum_gradients()
+        parallel.reduce_gradients()
         optimizer.step()
-        return part.sum(loss)
+        return part.all_reduce(loss)
 
     step = torch.compile(step, backend="eager") if where == "the step" else step
     return [step() for _ in range(3)]
@@ -164,10 +164,10 @@ def sparse_steps(world, net, kind, optimizer_of):
     for step in range(3):
         model.zero_grad()
         result = model(part.nodes((kind + step).clamp(max=6)), part.edge_index)
-        part.mean_over_nodes(result**2).backward()
-        model.sum_gradients()
+        part.node_mean_share(result**2).backward()
+        model.reduce_gradients()
         with pytest.raises(RuntimeError, match="summed over ranks before"):
-            model.sum_gradients()
+            model.reduce_gradients()
         optimizer.step()
     return model.module.of_kind.weight.grad, model.module.of_kind.weight.detach()
 

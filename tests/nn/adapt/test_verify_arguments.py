@@ -11,7 +11,7 @@ from domainpar.nn.adapt.verify import verify
 def test_arguments_that_are_not_marked_are_refused_and_wrong_ones_named():
     found = verified(Net(), inputs=lambda part: (X[part.local_ids], part.edge_index))
     assert "is not marked" in found.refused
-    found = verified(Net(), inputs=lambda part: (part.local_nodes(X[: len(part.local_ids)]), part.edge_index))
+    found = verified(Net(), inputs=lambda part: (part.nodes_from_local(X[: len(part.local_ids)]), part.edge_index))
     assert found.first_difference.note == "in the arguments themselves"
     assert "part.nodes" in found.advice
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from domainpar.nn.adapt.differences import compare_runs
 from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.trial import Run, Trial
+from domainpar.nn.adapt.trial import Trial, TrialRun
 from domainpar.plan import EdgePolicy
 
 TOLERANCE = 1e-12
@@ -187,7 +187,7 @@ def trial_of(
         tensors = {**asked, **leaves}
         arguments = {name: part.nodes(tensors[name], NODES[name]) for name in tensors if name in NODES}
         arguments |= {name: part.edges(tensors[name], EDGES[name]) for name in tensors if name in EDGES}
-        constants = {name: part.same_everywhere(tensors[name]) for name in tensors if name in CONSTANTS}
+        constants = {name: part.replicate(tensors[name]) for name in tensors if name in CONSTANTS}
         return {"edge_index": part.edge_index, **arguments, **constants}
 
     return Trial(
@@ -217,7 +217,7 @@ def check(
     calls: int = 1,
     gradients: bool = True,
     recompute_every: int | None = None,
-) -> Run:
+) -> TrialRun:
     """Run a function whole, on one rank and on four; results and gradients have to be the same, or all ranks refuse.
 
     Args:
@@ -262,7 +262,7 @@ def check(
     return splits[0]
 
 
-def check_refused(run: Run, text: str, where: str) -> None:
+def check_refused(run: TrialRun, text: str, where: str) -> None:
     """Every rank refuses, and says so."""
     for failure in run.failures:
         if not failure.refuses:
@@ -271,7 +271,7 @@ def check_refused(run: Run, text: str, where: str) -> None:
     assert len(run.failures) == len(run.ranks), f"{where}: not all ranks refuse"
 
 
-def check_same(where: str, split: Run, whole: Run, tolerance: float, gradients: bool = True) -> None:
+def check_same(where: str, split: TrialRun, whole: TrialRun, tolerance: float, gradients: bool = True) -> None:
     """A run came to its end on all ranks alike and left what the run on the whole graph leaves."""
     if split.failure is not None:
         raise AssertionError(f"{where}: {split.failure}") from split.failure.error

@@ -122,15 +122,15 @@ def test_nothing_is_said_of_short_epochs_that_nobody_pays_for_but_a_mean(store, 
     out = capsys.readouterr().out
     assert "epoch 0: " not in out
     assert "epochs   : 2, on average " in out
-    assert "GFLOP/s a rank in float32" in out
+    assert "GFLOP/s per rank in float32" in out
 
 
 def test_operations_are_those_that_are_counted_around_every_step(store):
     config, world = TrainConfig(**FLAGS), World.alone()
-    lessons = open_lessons(config, store, world)
-    trainer = make_trainer(config, lessons, world)
+    training_data = open_lessons(config, store, world)
+    trainer = make_trainer(config, training_data, world)
     meter, total, seconds = costs.Costs(world, "float32"), 0, 0.0
-    for number, sample in enumerate(lessons.train):
+    for number, sample in enumerate(training_data.train):
         with counted() as flops, meter.step():
             record = trainer.step([sample], number)
         meter.add(record)
@@ -156,7 +156,7 @@ def test_costs_in_words():
         "seconds": 12.34, "joules": 1234.0, "joules_by": "RAPL", "dollars": 0.00031, "precision": "bf16",
         "flops_per_second": [3e10, 3.2e10], "steps": 4,
     }  # fmt: skip
-    assert in_words(costs_of) == "12.3 s, 1.23 kJ (RAPL), 0.00031 dollars, 31 GFLOP/s a rank in bf16"
+    assert in_words(costs_of) == "12.3 s, 1.23 kJ (RAPL), 0.00031 dollars, 31 GFLOP/s per rank in bf16"
     dear = {**costs_of, "joules": 7.2e6, "seconds": 37.66}
     assert in_words(dear).startswith("37.7 s, 2 kWh")
     mean = mean_epoch([costs_of, dear])

@@ -12,7 +12,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not install
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed (pip install '.[report]')")
 
 from domainpar.tracking.display import html, paint_matplotlib  # noqa: E402
-from domainpar.tracking.display.chart import BLUE, Axis, Chart, Panel, Series  # noqa: E402
+from domainpar.tracking.display.chart import BLUE, Chart, ChartAxis, Panel, Series  # noqa: E402
 from domainpar.tracking.display.run_files import read_run_files  # noqa: E402
 from domainpar.tracking.display.sections import build_page  # noqa: E402
 
@@ -149,7 +149,7 @@ def test_plotly_knows_every_word_that_a_plot_uses(charts):
 
 def test_words_of_a_run_are_words_to_both_painters():
     series = Series(f"$x{HOSTILE}%{{y}} p_T", "line", BLUE, np.arange(3.0), np.arange(3.0), notes=("<b>",) * 3)
-    panel = Panel("only", (series,), Axis("$"), Axis("<i>"), "", "caption")
+    panel = Panel("only", (series,), ChartAxis("$"), ChartAxis("<i>"), "", "caption")
     (figure,) = html.figures_of([Chart("c", "$", (panel,))])
     texts = json.dumps(figure.variants)
     for own in ("p<sub>T</sub>", "<extra>", "</extra>", "<br>"):

@@ -61,8 +61,8 @@ def test_an_edge_without_a_score_is_lost_at_every_cut(files):
 
 def test_the_ceiling_of_a_graph_without_its_last_edge_says_so(tmp_path):
     files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=4)]))
-    assert edge_curves(files).ceiling.segments == 5
-    assert edge_curves(files).ceiling.in_graph == 4
+    assert edge_curves(files).upper_bound.segments == 5
+    assert edge_curves(files).upper_bound.in_graph == 4
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

@@ -204,7 +204,7 @@ def test_odd_events_are_drawn_or_left_out(tmp_path, odd, num_parts):
         return
     facts, arrays = decoded(view)
     assert len(arrays["x"]) == odd["num_hits"]
-    assert facts.get("finders", []) == ["network", "classical"]
+    assert facts.get("finders", []) == ["network", "ckf"]
     assert ("networkKind" in arrays) == odd.get("truth", True)
 
 

@@ -104,7 +104,7 @@ def test_curves_of_a_naive_training_are_those_of_sectors_however_it_was_scored(p
     assert all(name.replace("<", "\\u003c").replace(">", "\\u003e") in script for script in of_training)
     assert "trained naive on 4 sectors (approximate), scored whole" in page.text
     assert "score it as it was trained: " in page.text
-    assert "--mode naive --sectors 4 --tracks grow --overwrite" in page.text
+    assert "--mode naive --sectors 4 --tracks greedy --overwrite" in page.text
 
 
 def test_an_exact_run_is_not_called_approximate(place):

@@ -135,13 +135,13 @@ def test_every_axis_is_labelled(figures):
         assert figure.get_suptitle(), name
 
 
-AROUND = ("hits around, within 0.1 of η and φ", "layers crossed without a hit", "distance to a sector border, ΔR")
+AROUND = ("local hit density, hits within 0.1 of η and φ", "holes", "distance to a sector border, ΔR")
 
 
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
-        ("track-efficiency", {"true $p_T$ [GeV]", "true η", "true φ [rad]", "true radius of the vertex [mm]", *AROUND}),
+        ("track-efficiency", {"true $p_T$ [GeV]", "true η", "true φ [rad]", "true production radius [mm]", *AROUND}),
         ("track-fakes", {"fitted $p_T$ [GeV]", "fitted η", "fitted φ [rad]", *AROUND}),
         ("event-parts", {"x [mm]", "z [mm]"}),
         ("event-tracks", {"x [mm]", "z [mm]"}),
@@ -264,7 +264,7 @@ def test_an_event_is_split_as_asked_or_as_the_run_did(runs):
     ("how", "left_out", "told"),
     [
         ({"scores": False}, {"edges", *TRACKS, "event-tracks"}, "domainpar.infer"),
-        ({"tracks": False}, {*TRACKS, "event-tracks"}, "--tracks grow --overwrite"),
+        ({"tracks": False}, {*TRACKS, "event-tracks"}, "--tracks greedy --overwrite"),
         ({"steps": 0}, {"training", "ranks"}, "No step of the training was finished"),
     ],
 )

@@ -133,7 +133,7 @@ def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tm
     assert labels == [
         "network, halo (exact)",
         "network, naive, 4 sectors (approximate)",
-        "classical finder (no network)",
+        "CKF (no network)",
     ]
 
 

@@ -52,7 +52,7 @@ def test_what_is_missing_is_told(run, gone, told):
 
 def test_scores_without_tracks_tell_how_to_get_them(tmp_path):
     missing = read_run_files(write_run(tmp_path, tracks=False)).missing
-    assert any("No tracks" in sentence and "--tracks grow --overwrite" in sentence for sentence in missing)
+    assert any("No tracks" in sentence and "--tracks greedy --overwrite" in sentence for sentence in missing)
 
 
 def test_a_store_that_was_moved_can_be_named(tmp_path):

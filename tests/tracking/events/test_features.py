@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.construct import Cuts, build_graph, edge_features
 from domainpar.tracking.events.features import EDGE_FEATURES, FEATURES, NODE_FEATURES, OF_CLUSTERS, SLOPE_LIMIT
@@ -101,7 +101,7 @@ def test_features_of_clusters_are_their_formulas():
         pd.DataFrame({"hit_id": [7], **numbers}),
         pd.DataFrame({"hit_id": 7, **cells}),
         pd.DataFrame({**numbers, **of_module}),
-        Place("e"),
+        EventPlace("e"),
     )
     known = {**cells, **of_module, "cells": 3, "charge": cells["value"].sum(), "max": np.max, "min": np.min}
     known |= {"log": np.log, "arctan2": np.arctan2}

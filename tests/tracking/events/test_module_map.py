@@ -16,7 +16,7 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.graph import Hits, surface_numbers
 from domainpar.tracking.events.joining import DR, Boxes, Regions, cylindrical, kinds, quantities
 from domainpar.tracking.events.map_building import build_map
-from domainpar.tracking.events.module_map import ModuleMap, Tally
+from domainpar.tracking.events.module_map import ModuleMap, SegmentCounts
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.targets import target_particles
 from domainpar.tracking.events.triplets import BIN_EDGES, ENOUGH, SHARE, TripletCounts, Triplets
@@ -159,12 +159,12 @@ def test_a_map_is_the_same_bytes_on_any_number_of_ranks(learned, size):
 
 
 def test_tallies_of_events_add_up_in_any_order():
-    tallies = [Tally.of(simulated(name), TARGET) for name in NAMES[:6]]
-    at_once = Tally.together(tallies)
+    tallies = [SegmentCounts.of(simulated(name), TARGET) for name in NAMES[:6]]
+    at_once = SegmentCounts.together(tallies)
     for order in ([5, 3, 0], [1, 2, 4]), ([0], [1, 2, 3, 4, 5]):
-        parts = [Tally.together([tallies[i] for i in part]) for part in order]
-        assert Tally.together([*parts, Tally.nothing()]).to_bytes() == at_once.to_bytes()
-    assert Tally.from_bytes(at_once.to_bytes()).to_bytes() == at_once.to_bytes()
+        parts = [SegmentCounts.together([tallies[i] for i in part]) for part in order]
+        assert SegmentCounts.together([*parts, SegmentCounts.nothing()]).to_bytes() == at_once.to_bytes()
+    assert SegmentCounts.from_bytes(at_once.to_bytes()).to_bytes() == at_once.to_bytes()
     assert at_once.events == 6
 
 
@@ -224,11 +224,11 @@ def test_an_edge_is_confirmed_by_one_that_continues_it_within_the_bounds_of_thre
 
 
 def test_triplets_of_tracks_are_let_through_in_the_share_that_was_asked_for():
-    found, of_events = Tally.nothing(), []
+    found, of_events = SegmentCounts.nothing(), []
     for name in NAMES:
-        tally = Tally.of(simulated(name), TARGET)
-        of_events.append(tally.triplets)
-        found = Tally.together([found, tally])
+        segment_counts = SegmentCounts.of(simulated(name), TARGET)
+        of_events.append(segment_counts.triplets)
+        found = SegmentCounts.together([found, segment_counts])
     assert TripletCounts.together(of_events[::-1]).counts.tolist() == found.triplets.counts.tolist()
     counts, bounds = found.triplets.counts, Triplets.of(found.triplets)
     assert (counts[:, 1] <= counts[:, 0]).all()

@@ -37,17 +37,17 @@ def test_the_hits_that_pass_are_kept_in_order_and_particles_count_them(selection
 
 
 def test_lost_hits_are_a_share_of_them_by_seed_and_event_and_particles_count_those_left():
-    lossy = Selection(hit_loss=0.1, seed=4)
+    lossy = Selection(hit_inefficiency=0.1, seed=4)
     kept = lossy.of(HITS)
     assert 0.08 < 1 - len(kept) / len(HITS) < 0.12
     np.testing.assert_array_equal(kept.hit_id, lossy.of(HITS).hit_id)
-    for other in (Selection(hit_loss=0.1, seed=5).of(HITS), lossy.of(replace(HITS, event_id="another"))):
+    for other in (Selection(hit_inefficiency=0.1, seed=5).of(HITS), lossy.of(replace(HITS, event_id="another"))):
         assert not np.array_equal(np.isin(HITS.hit_id, other.hit_id), np.isin(HITS.hit_id, kept.hit_id))
     counts = np.bincount(kept.particle_id, minlength=len(HITS.particles.nhits) + 1)[1:]
     np.testing.assert_array_equal(kept.particles.nhits, counts)
-    assert lossy.settings == {"hit_loss": [0.1, 4]}
+    assert lossy.settings == {"hit_inefficiency": [0.1, 4]}
     # Of the volumes as well, and the same hits of them.
-    both = Selection((8,), hit_loss=0.1, seed=4).of(HITS)
+    both = Selection((8,), hit_inefficiency=0.1, seed=4).of(HITS)
     np.testing.assert_array_equal(both.hit_id, kept.hit_id[kept.volume == 8])
 
 

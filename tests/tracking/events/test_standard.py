@@ -10,10 +10,10 @@ from random_events import random_assignment, random_event
 from random_store import edit_manifest, write_graph
 from test_preparation import files, on_ranks, prepared, source_of
 
-from domainpar.nn.standard import Standard, Sums, standard_of
+from domainpar.nn.standard import FeatureSums, Standard, standard_of
 from domainpar.tracking.events.store import EventStore, StoreError, write_manifest
 
-NOTHING = Sums(0, [], [])
+NOTHING = FeatureSums(0, [], [])
 
 
 def drawn(rows=3000, columns=3, seed=0):
@@ -29,7 +29,7 @@ def drawn(rows=3000, columns=3, seed=0):
 
 def constants_of(*tables):
     """Mean and scale of the columns of tables."""
-    return standard_of([(Sums.of(table), NOTHING) for table in tables])[:2]
+    return standard_of([(FeatureSums.of(table), NOTHING) for table in tables])[:2]
 
 
 def by_fractions(table):
@@ -42,7 +42,7 @@ def by_fractions(table):
 
 def test_sums_are_exact_for_numbers_of_every_magnitude():
     table = drawn()
-    sums = Sums.of(table)
+    sums = FeatureSums.of(table)
     for column, value, square in zip(table.T, sums.values, sums.squares, strict=True):
         exact = [Fraction(float(number)) for number in column]
         assert Fraction(value, 2**172) == sum(exact)
@@ -67,9 +67,9 @@ def test_no_order_of_rows_or_events_and_no_cut_changes_a_bit():
 
 def test_rows_are_added_in_pieces_of_which_none_rounds(monkeypatch):
     table = drawn()
-    expected = Sums.of(table)
+    expected = FeatureSums.of(table)
     monkeypatch.setattr("domainpar.nn.standard._ROWS_AT_ONCE", 7)
-    assert Sums.of(table) == expected
+    assert FeatureSums.of(table) == expected
     many = np.full((2**20 + 5, 1), np.float32(1 - 2.0**-24))  # the largest mantissa, more often than are added at once
     monkeypatch.undo()
     assert constants_of(many) == ((1 - 2.0**-24,), (1.0,))
@@ -85,7 +85,7 @@ def test_features_that_never_vary_have_a_scale_of_1():
 
 def test_other_types_are_refused():
     with pytest.raises(ValueError, match="made of float32, got float64"):
-        Sums.of(np.zeros((2, 2)))
+        FeatureSums.of(np.zeros((2, 2)))
 
 
 # --- of a store ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,9 @@ def test_a_store_whose_manifest_lacks_them_gets_them_when_it_is_prepared_again_a
 def test_a_manifest_written_by_hand_has_them_as_well(tmp_path):
     graph = random_event(1, 40, 100)
     write_manifest(tmp_path, [write_graph(tmp_path, graph, random_assignment(1, 40, 3), 3, "train")], {})
-    assert EventStore(tmp_path).standard == standard_of([(Sums.of(graph.features), Sums.of(graph.edge_features))])
+    assert EventStore(tmp_path).standard == standard_of(
+        [(FeatureSums.of(graph.features), FeatureSums.of(graph.edge_features))]
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,4 +170,4 @@ def test_constants_that_cannot_be_are_refused(tmp_path, change, message):
 
 def test_lines_say_what_there_is_and_nothing_of_features_that_are_not_there():
     lines = Standard((0.5, -3.0), (0.25, 1e4), (), ()).lines(("r", "z"), ())
-    assert lines == ["node features, mean +- deviation: r 0.5 +- 0.25, z -3 +- 1e+04"]
+    assert lines == ["node features, mean +- std: r 0.5 +- 0.25, z -3 +- 1e+04"]

@@ -57,15 +57,15 @@ def connected(num_hits, edge_index, logits, distance, score=0.5, min_hits=3):
 
 
 def roads_from(start, followed):
-    """Every road from a hit, in the order in which branches are listed."""
+    """Every path from a hit, in the order in which branches are listed."""
     onward = followed(start)
     if not onward:
         return [[start]]
-    return list(itertools.chain.from_iterable([[start, *road] for road in roads_from(hit, followed)] for hit in onward))
+    return list(itertools.chain.from_iterable([[start, *path] for path in roads_from(hit, followed)] for hit in onward))
 
 
-def roads(hits_in_order, segments, low, high, min_hits):
-    """All roads written down, as the definition says."""
+def paths(hits_in_order, segments, low, high, min_hits):
+    """All paths written down, as the definition says."""
     outward = defaultdict(list)
     for (inner, outer), (logit, _) in sorted(segments.items(), key=lambda item: item[1][1]):
         outward[inner].append((outer, logit))
@@ -85,9 +85,9 @@ def roads(hits_in_order, segments, low, high, min_hits):
         if start in used:
             continue
         longest = []
-        for road in roads_from(start, followed):
-            if len(road) >= len(longest):  # the last among equals
-                longest = road
+        for path in roads_from(start, followed):
+            if len(path) >= len(longest):  # the last among equals
+                longest = path
         used |= set(longest)
         if len(longest) >= min_hits:
             tracks.append(set(longest))
@@ -103,7 +103,7 @@ def walked(num_hits, edge_index, logits, distance, score=0.01, low=0.1, high=0.6
         elif len(component) >= min_hits:
             tracks.append(component)
     inside = {ends: values for ends, values in segments.items() if ends[0] in rest}
-    return tracks + roads(sorted(rest, key=lambda hit: (distance[hit], hit)), inside, low, high, min_hits)
+    return tracks + paths(sorted(rest, key=lambda hit: (distance[hit], hit)), inside, low, high, min_hits)
 
 
 def without_junctions(num_hits, edge_index, logits, distance, chain_cut=0.01, score=0.5, min_hits=3):

@@ -7,7 +7,7 @@ from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks
 
 #  hit      0 ---- 1 ---- 2 ---- 3      one particle: its hits on surfaces 2, 4, 6, 8
-#            \     4 ---/               4: another hit of surface 4, further from the road
+#            \     4 ---/               4: another hit of surface 4, further from the path
 #             \---/
 #           5                            a hit of surface 2, joined to 1
 CHAIN = [(0, 1), (1, 2), (2, 3)]

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import plainly
 import pytest
-from test_growth import RADII, helix
+from test_greedy import RADII, helix
 
-from domainpar.tracking.reco.growth import MOST_HITS, share
+from domainpar.tracking.reco.greedy import MOST_HITS, share
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished, shared_hits
 
-ON = TrackOptions("grow", shared_hits=True)
+ON = TrackOptions("greedy", shared_hits=True)
 CROSSING = 4
 """The surface at which the two tracks of `crossing` meet, and the row of the hit there."""
 

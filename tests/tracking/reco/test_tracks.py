@@ -17,13 +17,13 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import sector_of_tiles
 from domainpar.tracking.reco.segments import Segments, TrackHits
-from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished, logit, worth, worthy
+from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished, logit, quality, worthy
 from domainpar.tracking.scoring.event_tracks import with_tracks
 from domainpar.tracking.scoring.scores import NETWORK, score_event
 
 METHODS = {
-    "grow": TrackOptions(method="grow", stitch=False),
-    "grow, refined": TrackOptions(method="grow", misfit=3.0, refine=True, stitch=False),
+    "greedy": TrackOptions(method="greedy", stitch=False),
+    "greedy, refined": TrackOptions(method="greedy", max_chi2=3.0, refine=True, stitch=False),
     "cc": TrackOptions(method="cc", stitch=False),
     "walk": TrackOptions(method="walk", double_hits=False, stitch=False),
     "walk, double hits": TrackOptions(method="walk", stitch=False),
@@ -101,8 +101,8 @@ def squared_distance(graph):
 
 def expected(graph, logits, options):
     distance = squared_distance(graph)
-    if options.method == "grow":
-        return plainly.numbered(graph.num_nodes, plainly.grown(graph.hits, graph.edge_index, logits, options.misfit))
+    if options.method == "greedy":
+        return plainly.numbered(graph.num_nodes, plainly.grown(graph.hits, graph.edge_index, logits, options.max_chi2))
     plain = {"cc": plainly.connected, "walk": plainly.walked, "junction": plainly.without_junctions}[options.method]
     tracks = plain(graph.num_nodes, graph.edge_index, logits, distance)
     if options.double_hits and options.method != "cc":
@@ -163,7 +163,7 @@ def test_events_without_positions_have_tracks_along_their_edges(tmp_path, method
         assert tracks_of(event, logits, 4, names=[method]) == {method: alone}
 
 
-@pytest.mark.parametrize("method", ["grow", "walk"])
+@pytest.mark.parametrize("method", ["greedy", "walk"])
 def test_what_goes_outward_is_refused_without_positions(tmp_path, method):
     graph = sparse_event(4, 20, 20, positions=False)
     refusal = rf"{method} goes outward, but its hits have no positions"
@@ -178,8 +178,8 @@ def test_tracks_are_not_refined_without_positions_and_it_is_said(tmp_path):
     with stored(tmp_path, graph) as event:
         scores = run_ranks(lambda world: score_event(
             lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
-        refusal = "--refine, --follow and --shared-hits fit helices, but its hits have no positions"
-        for flag in ("refine", "follow", "shared_hits"):
+        refusal = "--refine, --extend and --shared-hits fit helices, but its hits have no positions"
+        for flag in ("refine", "extend", "shared_hits"):
             with pytest.raises(ValueError, match=refusal):
                 with_tracks(WholeEvent(event), scores, TrackOptions("cc", **{flag: True}))
 
@@ -227,7 +227,7 @@ def spiral(num_hits):
 def test_a_chain_over_all_ranks_is_one_track(tmp_path, num_ranks):
     tile_of_hit = (np.arange(64) % 16).astype(np.int32)  # so that it spans every rank
     with stored(tmp_path, spiral(64), 16, assignment=tile_of_hit) as event:
-        names = [name for name, options in METHODS.items() if options.method != "grow"]
+        names = [name for name, options in METHODS.items() if options.method != "greedy"]
         tracks = tracks_of(event, np.full(63, 5, np.float32), num_ranks, grouping="random", names=names)
     assert tracks == dict.fromkeys(names, [0] * 64)
 
@@ -300,19 +300,19 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
     segments = Segments.of(edges, logits, None, 6, -np.inf)
     two = np.array([0, 0, 0, 1, 1, 1])  # the segment from 2 to 3 joins them
     expected = [3 + 2 * (0.9 + 0.6), 3 + 2 * (0.7 + 0.75)]
-    assert worth(two, segments, bare) == pytest.approx(expected)
-    assert worth(np.array([-1, -1, -1, 0, 0, -1]), segments, bare) == pytest.approx([2 + 2 * 0.7])
+    assert quality(two, segments, bare) == pytest.approx(expected)
+    assert quality(np.array([-1, -1, -1, 0, 0, -1]), segments, bare) == pytest.approx([2 + 2 * 0.7])
     # A straight line through the beam line, and one 0.15 mm beside it.
     out = np.array([[30.0, 0, 1], [70, 0, 2], [110, 0, 3]])
     hits = TrackHits(np.concatenate([out, out + np.array([0, 0.15, 0])]), np.arange(6), np.ones(6, int))
     segments = Segments.of(edges, logits, np.arange(6), 6, -np.inf)
-    assert worth(two, segments, hits) == pytest.approx([expected[0] + 2, expected[1] + 1])
+    assert quality(two, segments, hits) == pytest.approx([expected[0] + 2, expected[1] + 1])
     for least, kept in ((6.8, [0, 0, 0, 1, 1, 1]), (7.0, [0, 0, 0, -1, -1, -1]), (8.1, [-1] * 6)):
-        options = TrackOptions("grow", score_cut=0.0, least_worth=least)
+        options = TrackOptions("greedy", score_cut=0.0, min_quality=least)
         assert worthy(two, edges, logits, hits, options).tolist() == kept, least
 
 
 @pytest.mark.parametrize("least", [-1.0, float("nan"), float("inf")])
 def test_a_least_worth_that_is_no_number_from_0_on_is_refused(least):
-    with pytest.raises(ValueError, match="least_worth is"):
-        TrackOptions(least_worth=least)
+    with pytest.raises(ValueError, match="min_quality is"):
+        TrackOptions(min_quality=least)

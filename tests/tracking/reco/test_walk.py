@@ -1,4 +1,4 @@
-"""The walk: the longest roads, found without writing all of them down."""
+"""The walk: the longest paths, found without writing all of them down."""
 
 import numpy as np
 import plainly
@@ -50,7 +50,7 @@ def test_short_roads_take_their_hits_but_are_no_tracks():
 
 
 def test_a_taken_hit_shortens_the_roads_that_led_to_it():
-    # Both 0 and 1 lead to 2; once 0 has it, the longest road from 1 is the other one.
+    # Both 0 and 1 lead to 2; once 0 has it, the longest path from 1 is the other one.
     edges, scores = [(0, 2), (1, 2), (1, 3), (2, 4), (4, 5), (3, 6)], [0.9, 0.9, 0.8, 0.9, 0.9, 0.9]
     assert walked(edges, scores, 7) == [0, 1, 0, 1, 0, 0, 1]
 
@@ -64,7 +64,7 @@ def test_roads_are_those_of_the_definition(seed):
     logits = np.round(rng.normal(0.3, 1.5, len(chosen)), int(rng.integers(0, 3)))  # ties
     low, high, least = rng.choice([0.0, 0.1, 0.5]), rng.choice([0.4, 0.6, 0.9]), int(rng.integers(1, 5))
     segments = {ends: (value, place) for place, (ends, value) in enumerate(zip(chosen, logits.tolist()))}
-    expected = plainly.roads(range(num_hits), segments, low, high, least)
+    expected = plainly.paths(range(num_hits), segments, low, high, least)
     inner, outer = np.array(chosen, np.int64).reshape(-1, 2).T
     found = walk(inner, outer, logits, num_hits, min_logit=logit(low), add_logit=logit(high), min_hits=least)
     numbers = [-1] * num_hits
@@ -75,7 +75,7 @@ def test_roads_are_those_of_the_definition(seed):
 
 
 def test_a_ladder_of_more_roads_than_can_be_walked_is_walked():
-    # 30 layers of 5 hits, every hit joined to every one of the next layer: 5^30 roads, which would never end.
+    # 30 layers of 5 hits, every hit joined to every one of the next layer: 5^30 paths, which would never end.
     layers, width = 30, 5
     edges = [
         (layer * width + a, (layer + 1) * width + b)
@@ -102,7 +102,7 @@ def test_scores_are_compared_as_logits():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"method": "kalman"}, "track method is 'kalman'; known: grow, cc, walk, junction"),
+        ({"method": "kalman"}, "track method is 'kalman'; known: greedy, cc, walk, junction"),
         ({"min_hits": 0}, "min_hits is 0"),
         ({"score_cut": 1.0}, "score_cut is 1.0; a score is compared with a number from 0 to below 1"),
         ({"walk_min": -0.1}, "walk_min is -0.1"),
@@ -120,8 +120,8 @@ def test_options_tell_what_their_method_looks_at():
         "min_hits": 3,
         "refine": False,
         "stitch": True,
-        "follow": False,
-        "least_worth": 0.0,
+        "extend": False,
+        "min_quality": 0.0,
     }
     assert TrackOptions(method="walk").to_json()["score_cut"] == 0.01
     assert set(TrackOptions(method="junction").to_json()) >= {"chain_cut", "double_hits"}

@@ -58,7 +58,7 @@ def test_arrays_are_those_of_the_users_own_files_in_their_order(place):
     assert {name: getattr(scores, name).dtype for name in kinds} == kinds
     assert 0 < np.count_nonzero(~scores.edge_scored) < graph.num_edges
     assert not scores.edge_score[~scores.edge_scored].any()
-    assert scores.classical_track_id is None
+    assert scores.ckf_track_id is None
 
 
 @pytest.mark.parametrize("path", ["run/scores", "run/scores/event001.scores.zarr.zip"])

@@ -20,7 +20,7 @@ from domainpar.tracking.scoring.score_files import (
     write_scores,
     write_timings,
 )
-from domainpar.tracking.scoring.scores import CEILING, NETWORK, EventScores
+from domainpar.tracking.scoring.scores import NETWORK, UPPER_BOUND, EventScores
 
 
 def some_scores(num_edges=5, event_id="7", dtype=np.float32):
@@ -78,7 +78,7 @@ def test_the_hash_of_logits_holds_what_the_network_said_of_labels(tmp_path):
 
 def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
     tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
-    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), CEILING: np.array([[0, 1]])})
+    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), UPPER_BOUND: np.array([[0, 1]])})
     alone = write_scores(tmp_path / "a", tracked, {})
     assert "shared_hits" not in zarr.open(zarr.storage.ZipStore(tmp_path / "a" / alone.path), mode="r")
     shared = write_scores(tmp_path / "b", sharing, {})

@@ -80,10 +80,10 @@ def parameters_after_steps(world, stores, row, grouping="contiguous", threads=1)
     flags = {name: value for name, value in row.items() if name not in ("tiles", "kind")}
     config = TrainConfig(**SMALL, **flags, **row["kind"], grouping=grouping)
     set_threads(threads)
-    lessons = open_lessons(config, Path(stores) / row["tiles"], world)
-    trainer = make_trainer(config, lessons, world)
+    training_data = open_lessons(config, Path(stores) / row["tiles"], world)
+    trainer = make_trainer(config, training_data, world)
     for step in range(NUM_STEPS):
-        trainer.step(lessons.train, step)
+        trainer.step(training_data.train, step)
     bits = b"".join(value.numpy().tobytes() for value in trainer.model.state_dict().values())
     return hashlib.sha256(bits).hexdigest()
 

@@ -85,9 +85,9 @@ def _first_step(world, store, model):
 
 @pytest.mark.parametrize("model", ["interaction", "interaction-node-first"])
 def test_a_step_learns_from_the_mean_of_all_readouts_and_is_judged_by_the_last(store, model):
-    ((evaluated, learnt, of_readouts),) = run_ranks(_first_step, 1, store, model)
-    assert learnt["loss"] == pytest.approx(sum(of_readouts) / 3, rel=1e-12)
+    ((evaluated, tasks, of_readouts),) = run_ranks(_first_step, 1, store, model)
+    assert tasks["loss"] == pytest.approx(sum(of_readouts) / 3, rel=1e-12)
     assert evaluated["loss"] == pytest.approx(of_readouts[-1], rel=1e-12)
-    assert abs(evaluated["loss"] - learnt["loss"]) > 1e-3
+    assert abs(evaluated["loss"] - tasks["loss"]) > 1e-3
     for ratio in ("edge_efficiency", "edge_purity", "edge_auc_pooled"):
-        assert learnt[ratio] == evaluated[ratio]
+        assert tasks[ratio] == evaluated[ratio]

@@ -70,8 +70,8 @@ def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tm
 
 def _largest(world, store):
     config = TrainConfig(hidden=16, graph_iters=1)
-    lessons = open_lessons(config, store, world)
-    return forecast._largest(make_trainer(config, lessons, world), lessons, 0).name
+    training_data = open_lessons(config, store, world)
+    return forecast._largest(make_trainer(config, training_data, world), training_data, 0).name
 
 
 def test_an_event_of_fewer_edges_may_take_more_since_its_stages_keep_their_layers(tmp_path, monkeypatch):

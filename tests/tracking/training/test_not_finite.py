@@ -8,7 +8,7 @@ from marks import fault, slow
 from random_store import write_random_store
 from torch import nn
 
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.testing import run_ranks
 from domainpar.tracking.cost.model import deal
 from domainpar.tracking.events.store import EventStore
@@ -224,7 +224,7 @@ def test_the_second_pass_meets_the_numbers_of_the_first_also_with_dropout(store)
 def test_a_watched_network_is_left_as_it_was(store, model):
     network = watched.network_of(store, model)
     for module in network.modules():
-        if isinstance(module, TakesGradients):
+        if isinstance(module, GradSink):
             module.sink = "a sink"
     with layers_watched(network.layers, []):
         assert not set(hooks_and_sinks(network)) & {(0, 0, "a sink"), (0, 0, None)}

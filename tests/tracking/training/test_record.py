@@ -12,7 +12,7 @@ from marks import fault
 from domainpar.parallel.world import World
 from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
-from domainpar.tracking.training.record import MetricsFile, Tally, keep_records, readable
+from domainpar.tracking.training.record import MetricsFile, StepTotals, keep_records, readable
 
 
 def lines(*steps):
@@ -100,8 +100,8 @@ def test_counts_too_large_for_a_double_travel_exactly(monkeypatch):
     """Pairs of a large validation are more than 2^53."""
     counts = torch.tensor([1, 2, 3, 4, 5, 2**53 + 1, 7, 8])
     monkeypatch.setattr(EdgeMetrics, "counts_here", lambda metrics, transport: counts)
-    tally = Tally(World.alone())
-    tally.loss.add(torch.tensor([0.1], dtype=torch.float64))
-    spoilt, (loss,), figures, found = tally.read(torch.tensor(3), [torch.tensor(0.5), torch.tensor(True)])
+    step_totals = StepTotals(World.alone())
+    step_totals.loss.add(torch.tensor([0.1], dtype=torch.float64))
+    spoilt, (loss,), figures, found = step_totals.read(torch.tensor(3), [torch.tensor(0.5), torch.tensor(True)])
     assert (spoilt, figures, found) == (3, [0.5, 1.0], EdgeCounts(*counts.tolist()))
     assert loss == pytest.approx(0.1, abs=1e-15)

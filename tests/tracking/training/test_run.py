@@ -173,7 +173,7 @@ def test_the_first_screen_is_twelve_lines_that_fit(store, tmp_path, monkeypatch,
     limit = 135 if flags else 120  # "approximate=yes" at the end of a line that is full already
     assert max(map(len, printed)) <= limit, max(printed, key=len)
     as_trained = "--mode naive --sectors 12 " if flags else ""  # scored otherwise, naive shows no loss at its borders
-    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks grow"
+    assert printed[-1] == f"next: {this_python()} -m domainpar.infer --run runs/0001 {as_trained}--tracks greedy"
     assert printed[-3].endswith(": another number of ranks ends with the same")
 
 

@@ -41,7 +41,7 @@ def in_memory_again():
 def every_table(monkeypatch):
     """Small tables lie in files, too, and are counted."""
     monkeypatch.setattr(tables, "SMALLEST_KEPT", 1)
-    monkeypatch.setattr(tables, "_kept", tables.Kept())
+    monkeypatch.setattr(tables, "_kept", tables.BlockPool())
 
     class Counted(tables.Files):
         made = 0

@@ -12,7 +12,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.monitor.ranks import STEPS, Stragglers, lines
-from domainpar.tracking.training.record import Tally
+from domainpar.tracking.training.record import StepTotals
 from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
 
@@ -94,12 +94,12 @@ def _run(world, store, out):
 
 @fault(34)
 def test_a_run_prints_and_keeps_it(tmp_path, monkeypatch, capsys):
-    shared = Tally.shared
+    shared = StepTotals.shared
 
     def slowed(self):
         return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
-    monkeypatch.setattr(Tally, "shared", slowed)
+    monkeypatch.setattr(StepTotals, "shared", slowed)
     store = write_random_store(tmp_path / "store", num_val=0, num_nodes=40, num_edges=120, compared=False)
     run_ranks(_run, 3, store, tmp_path / "run")
     written = [json.loads(one) for one in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -116,12 +116,12 @@ def _steps(world, store):
 
 
 def test_a_step_hands_it_on_with_its_host_on_every_rank_alike(tmp_path, monkeypatch):
-    shared = Tally.shared
+    shared = StepTotals.shared
 
     def slowed(self):
         return shared(self) | {"seconds_compute": [0.1, 0.35, 0.1]}
 
-    monkeypatch.setattr(Tally, "shared", slowed)
+    monkeypatch.setattr(StepTotals, "shared", slowed)
     store = write_random_store(tmp_path / "store", num_nodes=40, num_edges=120, compared=False)
     found = run_ranks(_steps, 3, store)
     assert found[0] == found[1] == found[2]

@@ -400,7 +400,7 @@ def test_a_network_without_edges_writes_none_and_builds_no_tracks(store, tmp_pat
     scores = read_scores(tmp_path / "scores", name)
     assert not scores.edge_scored.any()
     for flags, said in (
-        ({"tracks": "cc"}, "--tracks cc: the network of .* has learnt size, and scores no edges"),
+        ({"tracks": "cc"}, "--tracks cc: the network of .* was trained on size, and scores no edges"),
         ({"events_per_call": 2}, "--events-per-call 2: label size of .* is one of a whole event"),
     ):
         with refused_alike(said):

@@ -13,11 +13,11 @@ from domainpar.tracking.training.run import make_trainer
 
 def sent(world, store, config):
     """Exchanges of a step, bytes that this rank sent, and its ghosts."""
-    lessons = open_lessons(config, store, world)
-    trainer = make_trainer(config, lessons, world)
-    part = trainer.loader.load(lessons.train[0])
+    training_data = open_lessons(config, store, world)
+    trainer = make_trainer(config, training_data, world)
+    part = trainer.loader.load(training_data.train[0])
     world.take_counters()  # of planning
-    record = trainer.step(lessons.train[:1], 0)
+    record = trainer.step(training_data.train[:1], 0)
     return sum(trainer.exchanges), record["halo_bytes"][world.rank], part.graph.plan.num_ghosts
 
 

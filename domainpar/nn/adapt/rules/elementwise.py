@@ -35,7 +35,7 @@ ONLY_KEEPS = words(
 )
 
 
-class Place(NamedTuple):
+class RowsDim(NamedTuple):
     """The dimension of the rows in a result of broadcasting, counted from its end."""
 
     axis: Axis
@@ -111,7 +111,7 @@ def _equal_ends(watch: Watch, call: Call) -> bool | None:
     return None
 
 
-def find_place(watch: Watch, call: Call) -> Place:
+def find_place(watch: Watch, call: Call) -> RowsDim:
     """Where the rows of the result lie.
 
     Raises:
@@ -129,7 +129,7 @@ def find_place(watch: Watch, call: Call) -> Place:
                 f"torch.{call.name} puts a tensor of shape {tuple(tensor.shape)}, the same on every rank, beside rows "
                 f"of {axis.name}; {MARK_IT} if it holds one row for each of them."
             )
-    return Place(axis, from_end, fresh)
+    return RowsDim(axis, from_end, fresh)
 
 
 def _compared_or_values(watch: Watch, call: Call) -> Call:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import DROPS, Call, words
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, RowIndex, Rows, mark
 from domainpar.nn.adapt.watch import RULES, Watch, rule
 from domainpar.nn.noise import dropout_mask, random_bits
 
@@ -100,7 +100,7 @@ def arange(watch: Watch, call: Call) -> Any:
     if numbers.dtype not in (torch.int64, torch.int32):
         numbers = (watch.part.local_ids[: axis.length] if axis is watch.part.node_axis else axis.places).to(numbers)
         return mark(numbers, Rows(axis, 0, fresh))
-    return mark(numbers, Rows(axis, 0, fresh, names=(Names(axis, complete=True, only_owned=True),)))
+    return mark(numbers, Rows(axis, 0, fresh, names=(RowIndex(axis, complete=True, only_owned=True),)))
 
 
 @rule("new_tensor", takes="input data")
@@ -123,7 +123,7 @@ def dropout(watch: Watch, call: Call) -> Any:
         mask = torch.zeros_like(x)
     else:
         like = x.new_empty(0)  # of the same type and place; the values have no part in the mask
-        draw = partial(watch.tape.in_one, dropout_mask)
+        draw = partial(watch.recomputation.in_one, dropout_mask)
         mask = _drawn(watch, x.shape, rows, lambda ids, key, width: draw(ids, key, width, rate, like))
     result = x.mul_(mask) if call.in_place or call.get("inplace", False) else x * mask
     return mark(result, None if rows is None else rows.but())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from domainpar.nn.adapt.across import Member, largest, once_differentiable, shared_by, summed
+from domainpar.nn.adapt.across import GroupRank, largest, once_differentiable, shared_by, summed
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, words
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import NotExact, Rows, mark, places_of
@@ -184,7 +184,7 @@ class _Normed(torch.autograd.Function):
         mean: Tensor,
         inverse: Tensor,
         of: Reduced,
-        part: Member,
+        part: GroupRank,
     ) -> Tensor:
         ctx.save_for_backward(x, scale, mean, inverse)
         ctx.dims, ctx.count, ctx.counted = of.dims, of.num_summed(), of.counted_here()  # not `of`, which holds the rows

@@ -14,9 +14,9 @@ from domainpar.nn.adapt.across import summed
 from domainpar.nn.adapt.calls import Call, one_axis
 from domainpar.nn.adapt.rows import (
     Axis,
-    Names,
     NotExact,
     RowCount,
+    RowIndex,
     Rows,
     check_enough_rows,
     mark,
@@ -99,7 +99,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
     names = rows.names
     if names is not None and watch.known(mask).equal_ends:  # loops: they begin where they end, at a node that is owned
         only_owned = watch.alone or watch.part.plan.policy == "incoming"
-        names = tuple(Names(one.of, complete=True, only_owned=only_owned) for one in names)
+        names = tuple(RowIndex(one.of, complete=True, only_owned=only_owned) for one in names)
     return mark(tensor[(slice(None),) * dim + (mask,)], Rows(selection_of(watch, mask), dim, names=names))
 
 
@@ -308,7 +308,7 @@ def nonzero(watch: Watch, call: Call) -> Any:
         raise NotExact(f"torch.nonzero of a tensor of {rows.axis.name} and features; take it of one column.")
     if mask.dtype is not torch.bool:
         raise NotExact("torch.nonzero of numbers; compare them first, so that it is a mask.")
-    selected = Rows(selection_of(watch, mask), 0, names=(Names(rows.axis, complete=True, only_owned=True),))
+    selected = Rows(selection_of(watch, mask), 0, names=(RowIndex(rows.axis, complete=True, only_owned=True),))
     numbers = mask.nonzero()
     return (mark(numbers.view(-1), selected),) if call.get("as_tuple", False) else mark(numbers, selected)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from domainpar.nn.adapt.calls import Call, axis_and_freshness, one_axis, words
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, RowCount, Rows, mark
+from domainpar.nn.adapt.rows import Axis, NotExact, RowCount, RowIndex, Rows, mark
 from domainpar.nn.adapt.watch import Watch, rule
 
 
@@ -226,7 +226,7 @@ def repeat(watch: Watch, call: Call) -> Any:
     return mark(result, rows.but(dim=dim, names=_names_of_copies(rows.names, result, dim)))
 
 
-def _names_of_copies(names: tuple[Names, ...] | None, result: Tensor, dim: int) -> tuple[Names, ...] | None:
+def _names_of_copies(names: tuple[RowIndex, ...] | None, result: Tensor, dim: int) -> tuple[RowIndex, ...] | None:
     """The rows that copies of row numbers number; of copies on top of each other, as ends of edges are, for each."""
     if names is None or (len(names) == 1 and (result.dim() != 2 or dim == 0)):
         return names
@@ -324,7 +324,7 @@ def cat(watch: Watch, call: Call) -> Any:
     if len({rows.dim for rows in of_rows}) > 1:
         raise NotExact(f"torch.cat joins rows of {axis.name} that lie along different dimensions.")
     result = torch.cat(tensors if fresh else [watch.owned(tensor) for tensor in tensors], dim)
-    names: tuple[Names, ...] | None = None
+    names: tuple[RowIndex, ...] | None = None
     if all(several) and result.dim() == 2:  # a name for each column; one that is for all stands for each
         columns = [(names, tensor.size(dim)) for names, tensor in zip(several, tensors) if names]
         names = tuple(name for names, count in columns for name in names * (count // len(names)))
@@ -336,7 +336,7 @@ def cat(watch: Watch, call: Call) -> Any:
     return mark(result, Rows(axis, of_rows[0].dim, fresh, names=names))
 
 
-def _names_behind_each_other(several: list[tuple[Names, ...] | None]) -> tuple[Names, ...] | None:
+def _names_behind_each_other(several: list[tuple[RowIndex, ...] | None]) -> tuple[RowIndex, ...] | None:
     named = [names for names in several if names is not None]
     if not named:
         return None
@@ -347,7 +347,7 @@ def _names_behind_each_other(several: list[tuple[Names, ...] | None]) -> tuple[N
     columns = list(zip(*named))
     if any(names.of is not column[0].of for column in columns for names in column):
         raise NotExact("torch.cat puts numbers of rows of two kinds behind each other.")
-    return tuple(reduce(Names.joined_with, column) for column in columns)
+    return tuple(reduce(RowIndex.joined_with, column) for column in columns)
 
 
 @rule("stack", takes="tensors dim", knows_numbers=True)

@@ -105,7 +105,7 @@ class Archive:
             values[tuple(there)] = self._chunk(layout, layout.member(name, place))[tuple(here)]
         return values
 
-    def _chunk(self, layout: Layout, member: str) -> Array:
+    def _chunk(self, layout: ArrayLayout, member: str) -> Array:
         packed = self._read(member)
         frame, checksum = packed[:-4], int.from_bytes(packed[-4:], "little")
         if (declared := unpacked_size(frame[:18])) != layout.chunk_bytes:  # the longest header of a zstd frame
@@ -150,7 +150,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """Shape, type and chunks of an array."""
 
     shape: tuple[int, ...]
@@ -254,7 +254,7 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _layout(name: str, about: Mapping[str, Any]) -> Layout:
+def _layout(name: str, about: Mapping[str, Any]) -> ArrayLayout:
     """The layout of an array by its description, as far as this program would have written it."""
     if unknown := sorted(about.keys() - _FIELDS):
         raise ValueError(f"{name} is described by {unknown[0]}, which is not known here")
@@ -269,7 +269,7 @@ def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     shape, chunks = tuple(about["shape"]), tuple(about["chunk_grid"]["configuration"]["chunk_shape"])
     if not all(isinstance(size, int) and size >= 0 for size in (*shape, *chunks)):
         raise ValueError(f"{name} has sizes {shape} in chunks of {chunks}")
-    layout = Layout(shape, str(about["data_type"]), chunks)
+    layout = ArrayLayout(shape, str(about["data_type"]), chunks)
     if len(shape) != len(chunks) or not shape or min(chunks) < 1:
         raise ValueError(f"{name} has shape {shape} in chunks of {chunks}")
     if layout.dtype not in TYPES:
@@ -279,7 +279,7 @@ def _layout(name: str, about: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def _check_members(members: Mapping[str, int], described: Iterable[str], layouts: Mapping[str, Layout]) -> None:
+def _check_members(members: Mapping[str, int], described: Iterable[str], layouts: Mapping[str, ArrayLayout]) -> None:
     """Refuse a file that lacks a chunk, has one larger than it can be, or holds what none of its arrays needs."""
     expected = {DESCRIPTION, *(f"{name}/{DESCRIPTION}" for name in described)}
     for name, layout in layouts.items():

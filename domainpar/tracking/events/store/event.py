@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domainpar.common.problems import Place
-from domainpar.nn.standard import Sums
+from domainpar.common.problems import EventPlace
+from domainpar.nn.standard import FeatureSums
 from domainpar.tracking.events.graph import Array, Hits, Particles
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
 from domainpar.tracking.events.store.archive import Archive
@@ -260,14 +260,14 @@ class StoredEvent:
             edge_ids = np.sort(np.concatenate([edge_ids, self._rows(JOINING_EDGES, rows)]))
         return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
 
-    def feature_sums(self) -> tuple[Sums, Sums]:
+    def feature_sums(self) -> tuple[FeatureSums, FeatureSums]:
         """Exact sums of the features of all nodes, and of all edges.
 
         Raises:
             StoreError: If the file is damaged.
         """
         nodes = self.read_nodes("features", np.arange(self.num_nodes))
-        return Sums.of(nodes), Sums.of(self.read_edges("features", np.arange(self.num_edges)))
+        return FeatureSums.of(nodes), FeatureSums.of(self.read_edges("features", np.arange(self.num_edges)))
 
     def _gather(self, kind: str, name: str, ids: IntArray, count: int) -> Array:
         if name not in names_in(kind):
@@ -315,9 +315,9 @@ class StoredEvent:
             raise StoreError(what, hint, event=self.event_id, file=self.path) from error
 
     @property
-    def place(self) -> Place:
+    def place(self) -> EventPlace:
         """The event and its file, for errors about them."""
-        return Place(self.event_id, self.path)
+        return EventPlace(self.event_id, self.path)
 
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
         """Read the file from end to end, or one of several shares of it.

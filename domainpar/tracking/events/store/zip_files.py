@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.atomic_files import write_whole
-from domainpar.common.problems import Place
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import Array, EventGraph, check_array, checked
 from domainpar.tracking.events.labels import Label, check_labels, labels_in
 from domainpar.tracking.events.store.archive import Archive
@@ -97,7 +97,7 @@ def write_event(
             a label is none, or a feature is not finite. Names event and place.
     """
     path = Path(path)
-    place = Place(graph.hits.event_id)
+    place = EventPlace(graph.hits.event_id)
     graph = checked(graph, place)
     check_labels(graph.node_labels, graph.graph_labels, graph.num_nodes, place)
     assignment = np.asarray(assignment)
@@ -170,7 +170,7 @@ def _stored_arrays(graph: EventGraph, assignment: IntArray, num_tiles: int) -> d
     try:
         return {name: in_file_type(name, values) for name, values in arrays.items()}
     except ValueError as error:
-        raise Place(hits.event_id).of(error) from error
+        raise EventPlace(hits.event_id).of(error) from error
 
 
 def _chunks_of_rows(name: str, values: Array) -> tuple[int, ...]:

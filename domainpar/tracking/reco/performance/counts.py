@@ -329,7 +329,7 @@ def bin_all(
 
     Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
     vertex, since tables of particles hold no direction; by the distance of that vertex from the beam line; by the
-    density of hits around theirs; by their holes; and by the smallest border distance of their hits. Tracks are binned
+    density of hits near theirs; by their holes; and by the smallest border distance of their hits. Tracks are binned
     by the helix fitted to their hits (`fitted`), by the density around these, by their holes, and by the smallest
     border distance.
     """

@@ -100,11 +100,11 @@ def wilson(part: int, whole: int, z: float = 1.0) -> tuple[float, float] | None:
 
 WIDTH = 110
 
-FINDERS = ("network", "classical", "ceiling")
+FINDERS = ("network", "ckf", "upper_bound")
 """Rows in their order; other names follow."""
 
 HEADINGS = (
-    "tracks", "efficiency", "68 % interval", "fakes", "unlabelled", "duplicates", "perfect", "double maj.", "TrackML",
+    "tracks", "efficiency", "68 % interval", "fake rate", "unlabelled", "duplicates", "perfect", "double maj.", "TrackML",
 )  # fmt: skip
 
 
@@ -171,8 +171,8 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
         notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
     if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
-    if "ceiling" in finders:
-        notes.append("ceiling: perfect scores of the candidate edges, through the same track builder")
+    if "upper_bound" in finders:
+        notes.append("upper_bound: perfect scores of the candidate edges, through the same track builder")
     return f"{'; '.join(notes)}."
 
 

@@ -55,7 +55,7 @@ class Now:
         phase: `load`, `forward`, `backward`, `reduce`, `optimizer` or `evaluate`.
         event: The sample at hand, if there is one.
         part: This rank's part of it, once it is loaded.
-        listener: Is told of each phase that begins.
+        listener: Called at the begin of each phase.
     """
 
     world: World
@@ -139,9 +139,9 @@ def layer_of(error: BaseException, layers: nn.Module) -> str | None:
         values = trace.tb_frame.f_locals
         # A frame works for its `self`, for who takes its gradients, or, where autograd calls stages, for those.
         step = values.get("step") or getattr(values.get("ctx"), "step", None)
-        of_chain = [link.taker for link in getattr(step, "chain", ())]
+        of_chain = [link.grad_sink for link in getattr(step, "chain", ())]
         for modules in ([values.get("stage")], [getattr(step, "stage", None)], of_chain, [values.get("self")],
-                        [values.get("taker")]):  # fmt: skip
+                        [values.get("grad_sink")]):  # fmt: skip
             at_work = [names[id(module)] for module in modules if id(module) in names] or at_work
         trace = trace.tb_next
     return f"layer{'s' * (len(at_work) > 1)} {' and '.join(at_work)}" if at_work else None

@@ -21,7 +21,7 @@ from domainpar.common.agreement import gather
 from domainpar.nn.adapt.nested import tensors_in
 from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.gradients import GradientSink, IntegersOnDevice, TakesGradients
+from domainpar.nn.gradients import GradientSink, GradSink, IntegersOnDevice
 from domainpar.nn.heads import Readings
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL
@@ -81,7 +81,7 @@ class Suspect(NamedTuple):
     in_logits: bool
 
 
-class Finding(NamedTuple):
+class NonFinite(NamedTuple):
     """Where it began on this rank; the smallest of all ranks is where it began at all.
 
     Attributes:
@@ -123,13 +123,13 @@ class _Onlooker(NamedTuple):
         if limbs[-1]:
             self.look([torch.tensor([LARGEST_PARTIAL], dtype=torch.float64)])
 
-    def finished(self, stage: TakesGradients) -> None:
+    def finished(self, stage: GradSink) -> None:
         pass
 
 
 @contextmanager
 def layers_watched(
-    model: nn.Module, findings: list[Finding], number: int = 0, event: str | None = None
+    model: nn.Module, findings: list[NonFinite], number: int = 0, event: str | None = None
 ) -> Iterator[None]:
     """Around one pass forward and back: looks at the results of all layers, and at the gradients that come back.
 
@@ -148,7 +148,7 @@ def layers_watched(
             if not all(is_finite(_without_ghosts(tensor)) for tensor in tensors_in(result)):
                 again = f", call {times[name]}" if times[name] > 1 else ""
                 what = f"layer {name}{again} (forward)" if name else "the logits"
-                findings.append(Finding((number, 1, times.total()), what, event))
+                findings.append(NonFinite((number, 1, times.total()), what, event))
 
     def look_back(name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
         """May be called by several threads."""
@@ -157,12 +157,12 @@ def layers_watched(
         for gradient in gradients:
             size = float(gradient.abs().max()) if largest is not None and gradient.numel() else 0.0
             if not is_finite(gradient):
-                findings.append(Finding((number, 3, place), what, event))
+                findings.append(NonFinite((number, 3, place), what, event))
             elif largest is not None and size >= largest:
-                findings.append(Finding((number, 3, place), what, event, size))
+                findings.append(NonFinite((number, 3, place), what, event, size))
 
     hooks = [module.register_forward_hook(partial(look_at_result, name)) for name, module in model.named_modules()]
-    stages = {name: module for name, module in model.named_modules() if isinstance(module, TakesGradients)}
+    stages = {name: module for name, module in model.named_modules() if isinstance(module, GradSink)}
     # Gradients of stages go to a sink; those of other layers are left in their parameters.
     of_stages = {id(parameter) for stage in stages.values() for parameter in stage.parameters()}
     for name, parameter in model.named_parameters():
@@ -196,7 +196,7 @@ def look_again(
     step: int,
     forward: Callable[[LabelledPart], Readings],
     losses_of: Callable[[LabelledPart, Readings], tuple[Sequence[Tensor], Tensor]],
-) -> Finding | None:
+) -> NonFinite | None:
     """Do the passes of a step again and look at everything they make. *Collective* over the domain group.
 
     Ends after the first sample in which any rank of the domain group finds something.
@@ -214,7 +214,7 @@ def look_again(
         Where it begins on this rank; None if all is finite here.
     """
     spoilt = _spoilt_parameters(model.layers)
-    findings = [] if spoilt is None else [Finding((-1, 0, 0), spoilt)]
+    findings = [] if spoilt is None else [NonFinite((-1, 0, 0), spoilt)]
 
     def any_of_domain() -> bool:
         flag = torch.tensor([int(bool(findings))])
@@ -226,7 +226,7 @@ def look_again(
         inputs = {"node features": graph.features, "edge features": graph.edge_features, "weights of edges": weights}
         for place, (name, tensor) in enumerate(inputs.items()):
             if not is_finite(tensor):
-                findings.append(Finding((number, 0, place), f"the {name}", part.name, hint=OF_INPUT))
+                findings.append(NonFinite((number, 0, place), f"the {name}", part.name, hint=OF_INPUT))
         if any_of_domain():
             break
         with layers_watched(model.layers, findings, number, part.name):
@@ -234,14 +234,14 @@ def look_again(
             readings = forward(part)
             gradients, rejected = losses_of(part, readings)
             if rejected:  # of finite logits it can only be too large; of others a layer comes before it
-                findings.append(Finding((number, 2, 0), "the loss", part.name, math.inf))
+                findings.append(NonFinite((number, 2, 0), "the loss", part.name, math.inf))
             if not any_of_domain():
                 now.begin("backward", step, part=part)
                 pass_back(readings.tensors, list(gradients))
     return min(findings, key=lambda finding: finding.order, default=None)
 
 
-def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
+def stop_all(finding: NonFinite | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
     """Stop all ranks, with the finding that is the first in the order of the computation. *Collective*.
 
     The finding is the second pass's on this rank, the suspects are its samples that were not finite in the first.
@@ -251,7 +251,7 @@ def stop_all(finding: Finding | None, suspects: Sequence[Suspect], world: World)
         RanksFailed: On all others.
     """
     of_ranks = gather(world.transport, [finding, list(suspects)])
-    findings = {rank: Finding(*values) for rank, (values, _) in enumerate(of_ranks) if values is not None}
+    findings = {rank: NonFinite(*values) for rank, (values, _) in enumerate(of_ranks) if values is not None}
     if not findings:
         fail_alike(world, *_not_again([[Suspect(*suspect) for suspect in of_rank] for _, of_rank in of_ranks], world))
     first = min(findings.values(), key=lambda finding: finding.order)

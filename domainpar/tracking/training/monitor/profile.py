@@ -47,7 +47,7 @@ class Profile:
         self._world, self._folder, self._steps = world, directory / PROFILE.parent, steps
         self._done = 0  # steps of this run, or of its part since it was resumed
         self._flops = self._edges_counted = self._edges = 0
-        self._watch: _Watch | None = None
+        self._watch: _Profiler | None = None
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -59,7 +59,7 @@ class Profile:
             self._flops = flops.total
             return
         if number == 2:
-            self._watch = _Watch(self._world.device)
+            self._watch = _Profiler(self._world.device)
         if self._watch is None:
             yield
             return
@@ -84,7 +84,7 @@ class Profile:
         if self._watch is not None:
             self._watch.phase(phase)
 
-    def _write(self, watch: _Watch) -> None:
+    def _write(self, watch: _Profiler) -> None:
         """The trace of this rank, and the summary of all. *Collective*."""
         self._folder.mkdir(parents=True, exist_ok=True)
         profiled, memory, phases = watch.end()
@@ -119,7 +119,7 @@ def _operations(profiled: Any, steps: int) -> Iterator[dict[str, Any]]:
             yield {"name": _OURS.get(of.key, of.key), "calls": of.count / steps, "seconds": seconds}
 
 
-class _Watch:
+class _Profiler:
     """Looks at this rank in some steps: its operations, its phases, and the memory it holds.
 
     Attributes:

@@ -47,15 +47,19 @@ def counted(particles, tracks, **cuts):
     return count_tracks(*drawn(particles, tracks), TrackCuts(**cuts))
 
 
-def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_ceiling():
-    found = table({"ceiling": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")})
-    rows = {row.split()[0]: row.split()[1:] for row in found[:6] if row.split()[0] in ("ceiling", "mine", "network")}
-    assert list(rows) == ["network", "ceiling", "mine"]
+def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_upper_bound():
+    found = table(
+        {"upper_bound": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")}
+    )
+    rows = {
+        row.split()[0]: row.split()[1:] for row in found[:6] if row.split()[0] in ("upper_bound", "mine", "network")
+    }
+    assert list(rows) == ["network", "upper_bound", "mine"]
     assert rows["network"] == ["0", *"--------"]
-    assert rows["ceiling"] == ["1", "1.0000", "0.5000..1.0000", *["0.0000"] * 3, *["1.0000"] * 3]
+    assert rows["upper_bound"] == ["1", "1.0000", "0.5000..1.0000", *["0.0000"] * 3, *["1.0000"] * 3]
     assert rows["mine"] == ["0", "0.0000", "0.0000..0.5000", "-", "-", "-", "0.0000", "0.0000", "0.0000"]
-    assert "ceiling: perfect scores" in " ".join(found)
-    assert "LHC, per track of one: network -, ceiling 1.0000, mine -" in " ".join(found)
+    assert "upper_bound: perfect scores" in " ".join(found)
+    assert "LHC, per track of one: network -, upper_bound 1.0000, mine -" in " ".join(found)
 
 
 def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
@@ -63,7 +67,7 @@ def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
     text = " ".join(table(counts))
     assert "1 event, 1 target particle (pt: [1.0, 5.0]), tracks of at least 4 hits, atlas matching of more than" in text
     assert "weight 1 for every labelled hit" in text
-    assert "ceiling" not in text
+    assert "upper_bound" not in text
     assert " 1.0000  0.5000..1.0000  0.0000      0.0000      1.0000 " in text
     assert " 0.0000  0.0000..0.5000  0.0000      0.0000           - " in " ".join(table(counts, "one_way"))
     assert "at least 0.75 of the hits" in " ".join(table({"network": counted("a", "0", fraction=0.75)}))
@@ -82,7 +86,7 @@ def test_fakes_are_counted_per_particle_and_duplicates_per_track_as_well():
 
 def test_no_line_is_wider_than_promised_whatever_the_target():
     target = {"particle_id": ["not_in", list(range(100))], "pt": [1, 2]}
-    for row in table({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "classical")}):
+    for row in table({name: counted("aaaaa" * 9, "00000" * 9, target=target) for name in ("network", "ckf")}):
         assert len(row) <= WIDTH
 
 

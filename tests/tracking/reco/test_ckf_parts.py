@@ -7,7 +7,7 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.classical.finder import layout, resolve, table_of
+from domainpar.tracking.reco.ckf.finder import layout, resolve, table_of
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):

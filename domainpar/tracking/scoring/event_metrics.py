@@ -16,10 +16,10 @@ from domainpar.tracking.config import InferConfig
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent
 from domainpar.tracking.events.targets import check_target
-from domainpar.tracking.reco.performance.ceiling import EdgeCeiling, edge_ceiling
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring.scorer import Judge, Outcome
 from domainpar.tracking.scoring.scores import EventScores
@@ -43,7 +43,7 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
         double_hits=config.double_hits,
         refine=config.refine,
         stitch=config.stitch,
-        follow=config.follow,
+        extend=config.extend,
         shared_hits=config.shared_hits,
     )
     cuts = tuned.get(key_of(options), {}).get("cuts", {})
@@ -92,7 +92,7 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
 
     Returns:
         `tracks` by finder, and `segments`, as JSON values. Or `uncounted`, a sentence: the event has no truth, or does
-        not know of its particles what the cuts ask; its tracks are worth having all the same.
+        not know of its particles what the cuts ask; its tracks are kept.
     """
     truth = truth_of(event, border_sectors)
     if truth is None:
@@ -103,7 +103,7 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
     except ValueError as error:
         return {"uncounted": str(error).removesuffix(".")}
     passing = scores.edge_scored & (scores.edge_logit > 0)
-    segments = edge_ceiling(truth, scores.edge_index, cuts.target, passing)
+    segments = edge_upper_bound(truth, scores.edge_index, cuts.target, passing)
     return {
         "tracks": {
             finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder)).to_json()
@@ -135,13 +135,13 @@ def about_tracks(
 
 
 @dataclass(frozen=True)
-class Judgements:
+class EventMetrics:
     """The judgements of events, summed over those of each split.
 
     Attributes:
         records: The events, in the order of the store.
         outcomes: The outcome of each, by name.
-        tasks: What the network has learnt.
+        tasks: What the network was trained on.
     """
 
     records: Sequence[EventRecord]
@@ -166,7 +166,7 @@ class Judgements:
             # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
             if split in metrics and None not in segments:
                 metrics[split]["segments"] = asdict(
-                    functools.reduce(operator.add, (EdgeCeiling(**of) for of in segments))
+                    functools.reduce(operator.add, (EdgeUpperBound(**of) for of in segments))
                 )
         return metrics
 

@@ -26,7 +26,7 @@ from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, edges_per_hit, kept_place
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training import summary
-from domainpar.tracking.training.inputs import Lessons
+from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.monitor.ranks import lines as straggler_lines
 from domainpar.tracking.training.monitor.spikes import lines as spike_lines
@@ -38,7 +38,7 @@ LONG_EPOCH = 10.0
 """Seconds from which on every epoch has a line of its own."""
 
 
-class Journal:
+class RunLog:
     """Writes `run.json` and `metrics.jsonl`, and prints progress; on rank 0, the others have one that does nothing.
 
     Attributes:
@@ -47,9 +47,14 @@ class Journal:
     """
 
     def __init__(
-        self, config: TrainConfig, lessons: Lessons, trainer: Trainer, directory: RunDirectory, exactness: Exactness
+        self,
+        config: TrainConfig,
+        training_data: TrainingData,
+        trainer: Trainer,
+        directory: RunDirectory,
+        exactness: Exactness,
     ) -> None:
-        self.config, self.lessons, self.trainer, self.world = config, lessons, trainer, trainer.world
+        self.config, self.training_data, self.trainer, self.world = config, training_data, trainer, trainer.world
         self.directory = directory.path
         self.file = RunFile(self.directory / RUN_FILE, RunRecord.of(saved={}))
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
@@ -68,7 +73,7 @@ class Journal:
             return
         if damaged := keep_records(self._metrics.path, state.step):
             warn(f"{self._metrics.path}: {damaged} lines could not be read and were dropped")
-        config, store = self.config, self.lessons.store
+        config, store = self.config, self.training_data.store
         # Where the store lies and not how that was typed: the file is read from any directory.
         resolved = resolved_yaml(replace(config, store=os.path.abspath(store.path)))
         write_whole(self.directory / "config.yaml", resolved.encode())
@@ -88,7 +93,7 @@ class Journal:
                 learned_from=store.learned_from,
                 edges_per_hit=edges_per_hit(store.events("train")),
             ),
-            tasks=self.lessons.tasks.to_json(),
+            tasks=self.training_data.tasks.to_json(),
             bitwise_problem=self._exactness.problem,
             allocator=allocator,
             memory=None if expected is None else expected.as_record(),
@@ -101,11 +106,11 @@ class Journal:
         )
         self._tracker = Tracker(config.log, self.directory, yaml.safe_load(resolved))
         self.say(
-            *summary.first_lines(config, self.lessons, self.trainer, allocator),
+            *summary.first_lines(config, self.training_data, self.trainer, allocator),
             *summary.memory_expected(expected),
             *summary.exactness(self._exactness),
-            summary.where_to(self.directory, state, self.lessons.total_steps),
-            *self.lessons.warnings,
+            summary.where_to(self.directory, state, self.training_data.total_steps),
+            *self.training_data.warnings,
         )
 
     def write(self, record: dict[str, Any], samples: Sequence[Sample]) -> None:
@@ -124,9 +129,9 @@ class Journal:
             if not lost_before:
                 warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
             self.note(lost_records=self._metrics.lost)
-        more = len(samples) < len(self.lessons.train)
+        more = len(samples) < len(self.training_data.train)
         self._say_once(*summary.idle_ranks(record, samples, more, self.world))
-        due = record["step"] in (1, self.lessons.total_steps) or record["step"] % self.config.log_every == 0
+        due = record["step"] in (1, self.training_data.total_steps) or record["step"] % self.config.log_every == 0
         if due or record["split"] == "val":
             self.say(readable(record))
         self.say(*straggler_lines(record), *spike_lines(record))
@@ -181,7 +186,7 @@ class Journal:
         from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
         self.file.update(**changes, **left_out, **from_disk)
         # Whether hits have positions is asked of the first event that could be read so far.
-        store, events, geometry = self.lessons.store, {skip.event for skip in skipped}, False
+        store, events, geometry = self.training_data.store, {skip.event for skip in skipped}, False
         for record in [record for record in store.readable() if record.event not in events][:1]:
             with store.open(record) as event:
                 geometry = event.has_positions
@@ -197,7 +202,7 @@ class Journal:
                 self.config,
                 state,
                 how,
-                self.lessons.tasks,
+                self.training_data.tasks,
                 seconds=seconds,
                 sha256=sha256,
                 exact=self._exactness.bitwise and self._exactness.problem is None,

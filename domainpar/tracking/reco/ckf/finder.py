@@ -17,10 +17,10 @@ from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, Barrel
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.tracking.reco.classical.candidates import follow_seeds
-from domainpar.tracking.reco.classical.crossing import Scene
-from domainpar.tracking.reco.classical.seeds import find_seeds
-from domainpar.tracking.reco.classical.states import STATE_DTYPE
+from domainpar.tracking.reco.ckf.candidates import follow_seeds
+from domainpar.tracking.reco.ckf.crossing import Scene
+from domainpar.tracking.reco.ckf.seeds import find_seeds
+from domainpar.tracking.reco.ckf.states import STATE_DTYPE
 from domainpar.tracking.reco.helix import check_finite, check_positions
 from domainpar.tracking.reco.segments import number_tracks
 

@@ -1,6 +1,6 @@
 """What a forward pass made, computed again in backward instead of kept: torch's own operations, and no exchange.
 
-While a `Tape` is on, the operations that torch carries out are written down, below autograd: what a layer, a rule of
+While a `Recomputation` is on, the operations that torch carries out are written down, below autograd: what a layer, a rule of
 the watch or a library made of a call is seen as the sums and products that it came to. They fall into segments. Of what
 autograd wants to keep, a segment keeps only what came into it from outside; of the rest it keeps where it was made.
 When backward first asks for something of a segment, its operations run once more, as far as they are needed.
@@ -46,7 +46,7 @@ _again = threading.local()
 """Says whether a segment runs again in this thread."""
 
 
-class Tape(UncompiledMode):
+class Recomputation(UncompiledMode):
     """Writes down the operations of passes, or of pieces of them, so that what they made need not be kept.
 
     Args:

@@ -16,21 +16,21 @@ from torch.utils.checkpoint import checkpoint
 
 from domainpar.nn.adapt.calls import one_axis
 from domainpar.nn.adapt.nested import rebuilt, tensors_in
-from domainpar.nn.adapt.rows import Axis, Names, NotExact, Rows, mark, unwatched
+from domainpar.nn.adapt.rows import Axis, NotExact, RowIndex, Rows, mark, unwatched
 from domainpar.nn.adapt.watch import Watch, watching
 
 _here = threading.local()
 """Says whether a block is computed in this thread."""
 
 
-def stream(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None = None) -> Streamed:
+def in_blocks(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None = None) -> InBlocks:
     """Apply a module to blocks of edges, one after the other, each computed again in backward: to save memory.
 
     Call it like the module. The numbers are the same, to rounding: the module has to treat each edge by itself. Of all
     that it makes, the memory of one block is needed at a time; its arguments and its result are kept. So it should read
     the nodes itself:
 
-        edge = domainpar.stream(self.edge, edges_per_block=65_536)
+        edge = domainpar.in_blocks(self.edge, edges_per_block=65_536)
         e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
 
     On a split graph and off it. On a split graph dropout falls as it does without blocks, and the number of edges that
@@ -52,11 +52,11 @@ def stream(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None 
     takes = inspect.signature(module.forward).parameters
     if strange := sorted(set(whole or ()) - set(takes)):
         raise ValueError(f"whole={strange}: the module takes {list(takes)}; name those of its arguments that are.")
-    return Streamed(module, edges_per_block, ("x",) if whole is None else tuple(whole))
+    return InBlocks(module, edges_per_block, ("x",) if whole is None else tuple(whole))
 
 
-class Streamed(nn.Module):
-    """A module that is applied to blocks of edges: see `stream`."""
+class InBlocks(nn.Module):
+    """A module that is applied to blocks of edges: see `in_blocks`."""
 
     def __init__(self, module: nn.Module, edges_per_block: int, whole: tuple[str, ...]) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def _watched(
             rows = axis.block(start, length)
             block = rebuilt(edges, partial(_marked, watch, rows, start))
         watch.uses = uses  # of random numbers: those of the block's edges are what they are without blocks
-        with watch.rows_apart(), watch.tape.segment():
+        with watch.rows_apart(), watch.recomputation.segment():
             results.append(run(block, whole))
         with unwatched():
             dims = [_dim_of(watch, tensor, rows) for tensor in tensors_in(results[-1])]
@@ -155,7 +155,7 @@ def _marked(watch: Watch, block: Axis, start: int, tensor: Any) -> Any:
     if not isinstance(tensor, Tensor):
         return tensor
     rows = watch.known(tensor)
-    names = rows.names and tuple(Names(it.of, complete=False, only_owned=it.only_owned) for it in rows.names)
+    names = rows.names and tuple(RowIndex(it.of, complete=False, only_owned=it.only_owned) for it in rows.names)
     return mark(tensor.narrow(rows.dim, start, block.length), Rows(block, rows.dim, names=names))
 
 

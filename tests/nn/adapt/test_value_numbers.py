@@ -4,7 +4,7 @@ import pytest
 import torch
 from whole_and_split import check
 
-from domainpar.nn.adapt.numbering import Numbering
+from domainpar.nn.adapt.value_numbers import ValueNumbers
 
 ZEROS = {
     "an argument": lambda zero: ((3, zero), {}),
@@ -16,7 +16,7 @@ ZEROS = {
 
 @pytest.mark.parametrize("given", ZEROS.values(), ids=ZEROS)
 def test_calls_that_differ_in_the_sign_of_a_zero_have_two_numbers(given):
-    numbers = Numbering()
+    numbers = ValueNumbers()
     one, again, other, of_int = (numbers.of_call(torch.full, *given(zero)) for zero in (0.0, 0.0, -0.0, 0))
     assert one == again
     assert len({one, other, of_int}) == 3
@@ -31,7 +31,7 @@ def single_by_default():
 
 @pytest.mark.usefixtures("single_by_default")
 def test_calls_under_another_default_type_have_two_numbers():
-    numbers = Numbering()
+    numbers = ValueNumbers()
     one = numbers.of_call(torch.div, (1, 3), {})
     torch.set_default_dtype(torch.float64)
     other = numbers.of_call(torch.div, (1, 3), {})
@@ -42,7 +42,7 @@ def test_calls_under_another_default_type_have_two_numbers():
 
 @pytest.mark.usefixtures("single_by_default")
 def test_calls_under_autocast_have_none():
-    numbers = Numbering()
+    numbers = ValueNumbers()
     assert numbers.of_call(torch.mm, (1, 3), {}) is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert numbers.of_call(torch.mm, (1, 3), {}) is None

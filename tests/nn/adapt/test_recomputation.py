@@ -1,4 +1,4 @@
-"""What backward computes again from a tape: the same bits with less memory, and nothing happens twice."""
+"""What backward computes again from a recomputation: the same bits with less memory, and nothing happens twice."""
 
 import copy
 import gc
@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from whole_and_split import USUAL, check
 
 from domainpar import World, parallelize, split_graph
+from domainpar.nn.adapt.recomputation import Recomputation
 from domainpar.nn.adapt.rows import unwatched
-from domainpar.nn.adapt.tape import Tape
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import OF_THE_FIELD
 from domainpar.testing import run_ranks
@@ -53,9 +53,9 @@ def _trained(world: World, module, recompute_every, calls=2):
     x = USUAL.x.clone().requires_grad_()
     for _ in range(calls):
         result = parallel(part.nodes(x), part.edge_index, part.edges(USUAL.e))
-        loss = part.mean_over_nodes(result.sin())
+        loss = part.node_mean_share(result.sin())
         loss.backward()
-    parallel.sum_gradients()
+    parallel.reduce_gradients()
     tensors = [result.detach(), x.grad, *(one.grad for one in module.parameters()), *module.buffers()]
     return tensors, (part.num_exchanges, part.num_sums, module.calls)
 
@@ -116,7 +116,7 @@ def test_what_a_model_checkpoints_itself_is_not_kept_either():
         result = parallelize(module, World.alone())(part.nodes(USUAL.x), part.edge_index, part.edges(USUAL.e))
         assert held() == expected
         result.sum().backward()
-        assert module.calls == 1, "torch calls it once more in backward; the tape does not"
+        assert module.calls == 1, "torch calls it once more in backward; the recomputation does not"
 
 
 def read(x: Tensor, src: Tensor, dst: Tensor) -> Tensor:
@@ -238,9 +238,9 @@ def test_a_parameter_that_is_changed_between_the_passes_is_refused_in_backward()
 
 
 def test_memory_that_others_write_into_and_what_is_drawn_are_kept():
-    """Of these torch tells nothing, or they would be other numbers: what stands in the tape would be wrong."""
+    """Of these torch tells nothing, or they would be other numbers: what stands in the recomputation would be wrong."""
     x = torch.ones(5, requires_grad=True)
-    with Tape(1).segment():
+    with Recomputation(1).segment():
         blank = torch.empty(5)
         blank.numpy()[:] = [1, 2, 3, 4, 5]
         drawn = torch.rand(5)
@@ -252,10 +252,10 @@ def test_memory_that_others_write_into_and_what_is_drawn_are_kept():
 
 
 def test_a_segment_inside_another_keeps_nothing_that_the_other_makes():
-    tape, x = Tape(1), torch.linspace(0, 1, 5, requires_grad=True)
-    with tape.segment():
+    recomputation, x = Recomputation(1), torch.linspace(0, 1, 5, requires_grad=True)
+    with recomputation.segment():
         inner = x.exp()
-        with tape.segment():
+        with recomputation.segment():
             y = inner.sin().cos()
     held = weakref.ref(inner)
     del inner
@@ -267,9 +267,9 @@ def test_a_segment_inside_another_keeps_nothing_that_the_other_makes():
 
 
 def test_without_gradients_nothing_is_written_down():
-    tape = Tape(1)
-    with torch.no_grad(), tape.segment():
-        assert tape._open == []
+    recomputation = Recomputation(1)
+    with torch.no_grad(), recomputation.segment():
+        assert recomputation._open == []
 
 
 @pytest.mark.parametrize("model", sorted({*OF_THE_FIELD} - {"gcn"}))

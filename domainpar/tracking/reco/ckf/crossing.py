@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.classical.states import EVEN_FIELD, field_at, move, residual
+from domainpar.tracking.reco.ckf.states import EVEN_FIELD, field_at, move, residual
 
 TWO_PI = 2 * np.pi
 STAGGER = 6.0

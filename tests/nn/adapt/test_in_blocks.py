@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from marks import slow
-from test_tape import Held
+from test_recomputation import Held
 from torch import Tensor, nn
 from whole_and_split import USUAL
 
-from domainpar import NotExact, World, parallelize, split_graph, stream, verify
+from domainpar import NotExact, World, in_blocks, parallelize, split_graph, verify
 from domainpar.testing import run_ranks
 
 
@@ -35,7 +35,7 @@ class Interaction(nn.Module):
         self.edges_per_block, self.edge, self.node = edges_per_block, edge(), nn.Linear(8, 4)
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        edge = self.edge if self.edges_per_block is None else stream(self.edge, self.edges_per_block)
+        edge = self.edge if self.edges_per_block is None else in_blocks(self.edge, self.edges_per_block)
         for _ in range(2):
             e = e + edge(x, edge_index, e)
             x = x + self.node(torch.cat([x, torch.zeros_like(x).index_add(0, edge_index[1], e)], 1)).tanh()
@@ -50,11 +50,11 @@ def _trained(world: World, edges_per_block, edge_index, every=None, policy="inco
     module.edges_per_block = edges_per_block
     parallel = parallelize(module, world, seed=3, recompute_every=every)
     assignment = torch.tensor(USUAL.assignment).clamp(max=world.size - 1).numpy()
-    part = split_graph(edge_index, USUAL.num_nodes, world, partitioner=assignment, edges=policy)
+    part = split_graph(edge_index, USUAL.num_nodes, world, partitioner=assignment, edge_policy=policy)
     x, e = USUAL.x.clone().requires_grad_(), USUAL.e[: edge_index.size(1)]
     result = parallel(part.nodes(x), part.edge_index, part.edges(e))
-    part.mean_over_edges(result.sin()).backward()
-    parallel.sum_gradients()
+    part.edge_mean_share(result.sin()).backward()
+    parallel.reduce_gradients()
     return [result.detach(), x.grad, *(one.grad for one in module.parameters())], part.num_exchanges, module
 
 
@@ -138,12 +138,12 @@ COMBINES = {
 
 
 def _refused(world: World, function, given=lambda x, ends, e: {"edge_index": ends, "e": e, "x": x}) -> str:
-    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edges="incident")
+    part = split_graph(USUAL.edge_index, USUAL.num_nodes, world, edge_policy="incident")
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.edge = stream(_Combines(function), 3)
+            self.edge = in_blocks(_Combines(function), 3)
 
         def forward(self, x, edge_index, e):
             return self.edge(**given(x, edge_index, e))
@@ -185,17 +185,17 @@ def test_what_is_given_or_returned_wrongly_is_refused_by_name(words):
 
 
 def test_off_the_split_graph_lengths_are_looked_at():
-    edge = stream(_Combines(_edge_itself), 3)
+    edge = in_blocks(_Combines(_edge_itself), 3)
     with pytest.raises(ValueError, match=r"\[5, 7\] rows"):
         edge(torch.zeros(2, 5).long(), torch.zeros(7, 4), torch.zeros(9, 4))
     with pytest.raises(ValueError, match=r"\['x'\] stays whole"):
         edge(None, None, x=torch.zeros(5, 4))
     with pytest.raises(ValueError, match="changes an argument in place"):
-        stream(_Combines(lambda norm, ends, e, x: e.add_(1)), 3)(torch.zeros(2, 5).long(), torch.zeros(5, 4), None)
+        in_blocks(_Combines(lambda norm, ends, e, x: e.add_(1)), 3)(torch.zeros(2, 5).long(), torch.zeros(5, 4), None)
     with pytest.raises(ValueError, match="edges_per_block=0"):
-        stream(nn.Identity(), 0)
+        in_blocks(nn.Identity(), 0)
     with pytest.raises(ValueError, match="the module takes"):
-        stream(_Combines(_edge_itself), 3, whole=["nodes"])
+        in_blocks(_Combines(_edge_itself), 3, whole=["nodes"])
 
 
 class OfSomeEdges(Interaction):
@@ -215,7 +215,7 @@ class OfSomeEdges(Interaction):
                 both[both[:, 0] > 1] = 1.0
                 return both * factor, {"sum": both.sum(1) / (e.size(0) if divides else 1)}
 
-        network = Two() if self.edges_per_block is None else stream(Two(), self.edges_per_block, whole=["nodes"])
+        network = Two() if self.edges_per_block is None else in_blocks(Two(), self.edges_per_block, whole=["nodes"])
         both, more = network(edge_index, e, 0.5, nodes=self.node(torch.cat([x, x], 1)))
         return self.tanh(torch.zeros(x.size(0), 8).to(x).index_add(0, edge_index[1], both * more["sum"].unsqueeze(1)))
 
@@ -246,6 +246,6 @@ def test_a_number_of_rows_inside_is_that_of_the_whole_graph():
 
 def test_an_edge_index_is_known_by_what_stands_beside_it():
     kinds = torch.tensor([[0, 1, 2], [3, 4, 5]])  # of two edges, three numbers each
-    edge = stream(_Combines(lambda norm, kind, e, x: e * kind[:, :1]), 1)
+    edge = in_blocks(_Combines(lambda norm, kind, e, x: e * kind[:, :1]), 1)
     found = edge(kinds, torch.ones(2, 4), None)
     torch.testing.assert_close(found, kinds[:, :1] * torch.ones(2, 4))

@@ -15,7 +15,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, field_at, misfit
+from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, chi2, field_at
 from domainpar.tracking.reco.segments import TrackHits, long_enough
 
 BESIDE = 25.0
@@ -28,13 +28,13 @@ FEWEST_HITS = 4
 """Hits that tell whether a helix goes through them: it goes through any three."""
 
 
-def grow(inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+def link_greedily(inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: float) -> IntArray:
     """Join hits along segments, in their order, where one helix goes through all that are joined.
 
     Args:
         inner, outer: The hits of each segment, int64 [S].
         hits: The hits; they have positions.
-        most_misfit: Largest misfit (`helix.misfit`) of four hits and more; fewer are joined as they are.
+        max_chi2: Largest chi2 (`helix.chi2`) of four hits and more; fewer are joined as they are.
 
     Returns:
         The smallest hit of what each hit was joined to, int64 [N]; itself where that is nothing.
@@ -44,11 +44,11 @@ def grow(inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) 
     position = np.ascontiguousarray(hits.position, np.float64)
     bz = np.abs(field_at(hits.field, position[:, 2]))
     distance = np.sum(position**2, axis=1)
-    grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, most_misfit)
+    grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, max_chi2)
     return np.asarray(grown)
 
 
-def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: int) -> IntArray:
+def refine(track_id: IntArray, hits: TrackHits, max_chi2: float, min_hits: int) -> IntArray:
     """Take tracks apart and grow each anew from its own hits, the nearest joined first.
 
     Outliers fall off, and what was joined wrongly becomes two tracks or more.
@@ -56,7 +56,7 @@ def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: in
     Args:
         track_id: Track of each hit, -1 for none, int64 [N].
         hits: The hits; they have positions.
-        most_misfit: As of `grow`.
+        max_chi2: As of `greedy`.
         min_hits: What has fewer is no track.
 
     Returns:
@@ -73,10 +73,10 @@ def refine(track_id: IntArray, hits: TrackHits, most_misfit: float, min_hits: in
     together = track_id[inner] == track_id[outer]
     inner, outer = inner[together], outer[together]
     nearest = np.argsort(np.linalg.norm(position[inner] - position[outer], axis=1), kind="stable")
-    return long_enough(grow(inner[nearest], outer[nearest], hits, most_misfit), min_hits)
+    return long_enough(link_greedily(inner[nearest], outer[nearest], hits, max_chi2), min_hits)
 
 
-def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits, most_misfit: float) -> IntArray:
+def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: float) -> IntArray:
     """Give tracks the hits of others that lie on their helix too, along segments, in their order.
 
     A segment leads from a hit of the track to one of another track. Each track takes hits for itself, whatever others
@@ -86,7 +86,7 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
         track_id: Track of each hit, numbered from 0, -1 for none, int64 [N].
         inner, outer: The hits of each segment, int64 [S].
         hits: The hits; they have positions.
-        most_misfit: As of `grow`, of all hits of a track.
+        max_chi2: As of `greedy`, of all hits of a track.
 
     Returns:
         Row of each hit that is shared, and the further track that it lies on, ascending, int64 [M, 2].
@@ -107,7 +107,7 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     bz = np.abs(field_at(hits.field, position[:, 2]))
     taken = offered[
         _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
-               position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, most_misfit)
+               position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, max_chi2)
     ]  # fmt: skip
     return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
 
@@ -122,7 +122,7 @@ def _root(parent: Any, hit: int) -> int:
 
 @compiled
 def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface: Any, module: Any,
-          most_misfit: float) -> Any:  # fmt: skip
+          max_chi2: float) -> Any:  # fmt: skip
     num_hits = len(position)
     parent, last, size = np.arange(num_hits), np.arange(num_hits), np.ones(num_hits, np.int64)
     following = np.full(num_hits, -1)  # the hits of a track as a list that begins with its root
@@ -141,7 +141,7 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
                 count += 1
         if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
             continue
-        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, bz, most_misfit):
+        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, bz, max_chi2):
             continue
         if first > second:
             first, second = second, first
@@ -155,7 +155,7 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
 
 @compiled
 def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, distance: Any, bz: Any, surface: Any,
-           module: Any, most_misfit: float) -> Any:  # fmt: skip
+           module: Any, max_chi2: float) -> Any:  # fmt: skip
     """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
     taken = np.zeros(len(hit), np.bool_)
     members = np.empty(MOST_HITS, np.int64)
@@ -171,18 +171,18 @@ def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, di
             if not _beside(members[:count], members[count : count + 1], position, surface, module):
                 continue
             together = members[: count + 1]
-            if _on_helix(together, distance[together], position, bz, most_misfit):
+            if _on_helix(together, distance[together], position, bz, max_chi2):
                 taken[i] = True
                 count += 1
     return taken
 
 
 @compiled
-def _on_helix(members: Any, distance: Any, position: Any, bz: Any, most_misfit: float) -> bool:
+def _on_helix(members: Any, distance: Any, position: Any, bz: Any, max_chi2: float) -> bool:
     """Whether one helix goes through hits, given the distance of each from the origin."""
     outward = members[np.argsort(distance, kind="mergesort")]
-    off = misfit(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING)
-    return bool(off <= most_misfit)
+    off = chi2(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING)
+    return bool(off <= max_chi2)
 
 
 @compiled

@@ -12,8 +12,8 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of_surfaces
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.growth import MOST_HITS, grow, refine
-from domainpar.tracking.reco.helix import misfit
+from domainpar.tracking.reco.greedy import MOST_HITS, link_greedily, refine
+from domainpar.tracking.reco.helix import chi2
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished
 
@@ -45,16 +45,16 @@ def test_a_good_segment_between_two_particles_joins_nothing_that_is_no_helix():
     inner, outer = chains()
     between = np.array([3]), np.array([12])
     order = np.concatenate([inner, between[0]]), np.concatenate([outer, between[1]])
-    assert grow(*order, two_particles(), 1.0).tolist() == [0] * 8 + [8] * 8
+    assert link_greedily(*order, two_particles(), 1.0).tolist() == [0] * 8 + [8] * 8
     # Also if it comes first: the two hits that it joins are one of 16 then.
     order = np.concatenate([between[0], inner]), np.concatenate([between[1], outer])
-    grown = grow(*order, two_particles(), 1.0)
+    grown = link_greedily(*order, two_particles(), 1.0)
     assert np.bincount(grown).max() <= 8
 
 
 def test_halves_of_a_particle_are_joined_by_their_one_segment():
     inner, outer = np.array([0, 1, 2, 4, 5, 6, 3]), np.array([1, 2, 3, 5, 6, 7, 4])
-    assert grow(inner, outer, two_particles(), 1.0)[:8].tolist() == [0] * 8
+    assert link_greedily(inner, outer, two_particles(), 1.0)[:8].tolist() == [0] * 8
 
 
 def test_two_hits_of_a_module_are_on_two_tracks_and_of_overlapping_ones_on_one():
@@ -64,20 +64,20 @@ def test_two_hits_of_a_module_are_on_two_tracks_and_of_overlapping_ones_on_one()
     inner, outer = np.append(np.arange(7), 1), np.append(np.arange(1, 8), 8)
     for module, expected in ((2, 0), (1, 8), (0, 0)):
         hits = TrackHits(position, surface, np.append(np.ones(8, int), module))
-        assert grow(inner, outer, hits, 1.0)[8] == expected, module
+        assert link_greedily(inner, outer, hits, 1.0)[8] == expected, module
     far = TrackHits(np.concatenate([helix(), helix(radii=np.array([146.0]))]), surface, np.append(np.ones(8, int), 2))
-    assert grow(inner, outer, far, 1.0)[8] == 8
+    assert link_greedily(inner, outer, far, 1.0)[8] == 8
 
 
 def test_hits_of_no_detector_have_no_surfaces_to_conflict():
     hits = TrackHits(helix(), np.zeros(8, np.int64), np.ones(8, np.int64))
-    assert grow(np.arange(7), np.arange(1, 8), hits, 1.0).tolist() == [0] * 8
+    assert link_greedily(np.arange(7), np.arange(1, 8), hits, 1.0).tolist() == [0] * 8
 
 
 def test_a_track_ends_at_the_most_hits_it_may_have():
     radii = np.linspace(30, 1000, MOST_HITS + 8)
     hits = TrackHits(helix(radii=radii), np.arange(1, len(radii) + 1), np.ones(len(radii), int))
-    grown = grow(np.arange(len(radii) - 1), np.arange(1, len(radii)), hits, 1.0)
+    grown = link_greedily(np.arange(len(radii) - 1), np.arange(1, len(radii)), hits, 1.0)
     assert np.bincount(grown).max() == MOST_HITS
 
 
@@ -86,11 +86,11 @@ def test_the_misfit_is_that_of_the_definition(seed):
     rng = np.random.default_rng(seed)
     hits = helix(rng.uniform(0.3, 10), rng.choice([-1, 1]), rng.uniform(-3, 3), rng.uniform(-3, 3))
     hits = hits + rng.normal(0, rng.uniform(0, 3), hits.shape)
-    assert misfit(hits, np.full(8, 2.0), 0.4, 1.0, 0.008) == pytest.approx(plainly.off_helix(hits.tolist()), rel=1e-6)
+    assert chi2(hits, np.full(8, 2.0), 0.4, 1.0, 0.008) == pytest.approx(plainly.off_helix(hits.tolist()), rel=1e-6)
 
 
 def test_hits_that_no_helix_goes_through_fit_infinitely_badly():
-    assert misfit(np.ones((4, 3)), np.full(4, 2.0), 0.4, 1.0, 0.008) == math.inf
+    assert chi2(np.ones((4, 3)), np.full(4, 2.0), 0.4, 1.0, 0.008) == math.inf
 
 
 # --- refining --------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_hits_on_no_track_stay_free():
 def test_without_positions_there_is_no_helix():
     bare = TrackHits(None, np.zeros(4, np.int64), np.zeros(4, np.int64))
     with pytest.raises(ValueError, match="no positions"):
-        grow(np.array([0]), np.array([1]), bare, 1.0)
+        link_greedily(np.array([0]), np.array([1]), bare, 1.0)
     with pytest.raises(ValueError, match="no positions"):
         refine(np.zeros(4, np.int64), bare, 1.0, 3)
 
@@ -133,7 +133,7 @@ def test_wrong_segments_with_good_scores_cost_components_far_more_than_grown_tra
     wrong = np.flatnonzero(graph.label == 0)
     logits[rng.choice(wrong, 300, replace=False)] = 2.0
     pure = {}
-    for method in ("cc", "grow"):
+    for method in ("cc", "greedy"):
         options = TrackOptions(method, score_cut=0.5)
         tracks = finished(build_tracks(graph.edge_index, logits, known, options), known, options)
         joined = np.stack([tracks, hits.particle_id])[:, tracks >= 0]
@@ -141,4 +141,4 @@ def test_wrong_segments_with_good_scores_cost_components_far_more_than_grown_tra
         most = np.zeros(tracks.max() + 1)
         np.maximum.at(most, pairs[0], count)
         pure[method] = most.sum() / np.count_nonzero(tracks >= 0)
-    assert pure["cc"] < 0.8 < 0.93 < pure["grow"]
+    assert pure["cc"] < 0.8 < 0.93 < pure["greedy"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.classical.crossing import STAGGER, TWO_PI
+from domainpar.tracking.reco.ckf.crossing import STAGGER, TWO_PI
 
 # How many standard deviations scattering and resolution may move a seed's hits.
 WIDTH = 4.0

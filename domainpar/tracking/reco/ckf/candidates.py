@@ -1,4 +1,4 @@
-"""Following seeds: outward with a few ways to go on kept at once, then back inward with all that was learnt.
+"""Following seeds: outward with a few ways to go on kept at once, then back inward with the state of the whole way.
 
 A combinatorial Kalman filter: at each surface the best hits near the prediction open a way each, going on without a hit
 another, and the ways of highest quality are kept.
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.classical.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
-from domainpar.tracking.reco.classical.states import HIT_WORTH, approach, field_at, residual, scatter, start, take
+from domainpar.tracking.reco.ckf.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
+from domainpar.tracking.reco.ckf.states import HIT_WORTH, approach, field_at, residual, scatter, start, take
 
 MAX_TRACK_HITS = 96
 """More than three hits on each surface that a track can meet."""

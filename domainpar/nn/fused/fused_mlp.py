@@ -1,4 +1,4 @@
-"""A perceptron as the GPU's kernels take it: its shape, its numbers, the rows and chunks of tiles."""
+"""An MLP as the GPU's kernels take it: its shape, its numbers, the rows and chunks of tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from domainpar.nn.fused import MOST_THAT_DROP, arithmetic, between, launching
 from domainpar.nn.fused.rows import rows_backward, rows_forward
-from domainpar.nn.gradients import TakesGradients
+from domainpar.nn.gradients import GradSink
 from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise, threshold_of
@@ -31,14 +31,14 @@ CHUNKS_AT_ONCE = 1000
 ENDS = {BOTH_ENDS: arithmetic.AT_BOTH_ENDS.value, FORTH: arithmetic.AT_DST.value, BACK: arithmetic.AT_SRC.value}
 
 
-class Shape(NamedTuple):
-    """A perceptron and the row tables that it takes, as constants of a kernel; one entry for each layer or table.
+class MLPShape(NamedTuple):
+    """An MLP and the row tables that it takes, as constants of a kernel; one entry for each layer or table.
 
     Attributes:
         depth: Layers.
         tables: Widths of the row tables, which meet the last columns of the first weight, from `firsts` on.
         ins, widths, padded: Columns that a layer takes, that it makes, and these up to a power of two.
-        weights, biases, scales, shifts: Where its parameters begin among all of the perceptron's; -1: it has none.
+        weights, biases, scales, shifts: Where its parameters begin among all of the MLP's; -1: it has none.
         norms, eps: Whether its product is normed, and what is added to variances.
         activations: Their numbers.
         kinds: How products are made, `arithmetic.IEEE` and so on.
@@ -70,11 +70,11 @@ class Shape(NamedTuple):
     size: int
 
 
-def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products: torch.dtype | None) -> Shape:
-    """The shape of a perceptron on some row tables.
+def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products: torch.dtype | None) -> MLPShape:
+    """The shape of an MLP on some row tables.
 
     Args:
-        mlp: The perceptron.
+        mlp: The fused_mlp.
         tables: The last of what it takes; node states at ends come before.
         residual: Number of the table to which results are added.
         products: Type of the products of hidden layers, but for a readout's; the first product has its table's.
@@ -88,11 +88,11 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
         places[id(parameter)] = size
         size += parameter.numel()
     affine = [layer.of_norm for layer in layers]
-    of_tables = tuple(table.shape[1] for table in tables)
+    grad_tables = tuple(table.shape[1] for table in tables)
     ins = tuple(shape.columns for shape in shapes)
-    column = ins[0] - sum(of_tables)
+    column = ins[0] - sum(grad_tables)
     firsts = []
-    for width in of_tables:
+    for width in grad_tables:
         firsts.append(column)
         column += width
     exact = _exact_kind(mlp)
@@ -100,9 +100,9 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
     if mlp.readout:
         later[-1] = exact  # a readout keeps the parameters' type: losses are made of it
     first = arithmetic.BF16.value if any(table.dtype == torch.bfloat16 for table in tables) else exact
-    return Shape(
+    return MLPShape(
         depth=len(layers),
-        tables=of_tables,
+        tables=grad_tables,
         firsts=tuple(firsts),
         ins=ins,
         widths=widths,
@@ -156,11 +156,11 @@ class Dropout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Perceptron:
-    """A perceptron on some row tables and, of edges, on products of node states: as the kernels take it.
+class FusedMLP:
+    """An MLP on some row tables and, of edges, on products of node states: as the kernels take it.
 
     Attributes:
-        mlp, shape: The perceptron, and its shape on these tables.
+        mlp, shape: The MLP, and its shape on these tables.
         tables: States that come in, [rows, width] each.
         parameters: All of its numbers, in the order of `MLP.all_parameters`.
         noise: Dropout of hidden layers.
@@ -170,7 +170,7 @@ class Perceptron:
     """
 
     mlp: MLP
-    shape: Shape
+    shape: MLPShape
     tables: tuple[Tensor, ...]
     parameters: Tensor
     noise: Dropout
@@ -200,9 +200,9 @@ class Perceptron:
     def backward(
         self,
         chunks: Tensor,
-        taker: TakesGradients,
-        of_out: Tensor | None,
-        of_sums: Tensor | None,
+        grad_sink: GradSink,
+        grad_out: Tensor | None,
+        grad_sums: Tensor | None,
         way: int,
         needed: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
@@ -210,36 +210,36 @@ class Perceptron:
 
         Args:
             chunks: Rows and whether they are owned, `chunks_of`.
-            taker: Gets the gradients of the parameters.
-            of_out: Gradient of the results, [rows, width], if there is one.
-            of_sums: That of their sums at nodes, [num_local, 2 width], if there is one.
+            grad_sink: Gets the gradients of the parameters.
+            grad_out: Gradient of the results, [rows, width], if there is one.
+            grad_sums: That of their sums at nodes, [num_local, 2 width], if there is one.
             way: At which ends they are summed.
             needed: Of which tables a gradient is asked for.
         """
-        of_tables = [table.new_empty(table.shape if need else (0,)) for table, need in zip(self.tables, needed)]
+        grad_tables = [table.new_empty(table.shape if need else (0,)) for table, need in zip(self.tables, needed)]
         parameters = self.parameters
         rows = 0 if self.products is None or self.ends is None else len(self.ends[0])
-        of_product = parameters.new_empty(rows, self.shape.widths[0])
+        grad_product = parameters.new_empty(rows, self.shape.widths[0])
         memory = parameters.new_empty(
             min(len(chunks), self.programs),
             2 * self.shape.depth * self.shape.block * self.shape.pad + self.shape.size,
         )
         carries = self.shape.residual if self.shape.residual >= 0 and needed[self.shape.residual] else -1
-        ends = arithmetic.AT_NO_END.value if of_sums is None else ENDS[way]
-        for piece, sums in with_sums(chunks, taker, self.mlp):
-            given = (parameters if of_out is None else of_out, parameters if of_sums is None else of_sums)
+        ends = arithmetic.AT_NO_END.value if grad_sums is None else ENDS[way]
+        for piece, sums in with_sums(chunks, grad_sink, self.mlp):
+            given = (parameters if grad_out is None else grad_out, parameters if grad_sums is None else grad_sums)
             launching.launch(
                 rows_backward,
                 (min(len(piece), len(memory)),),
-                *(piece, len(piece), *self._inputs(), memory, *given, of_product, tuple(of_tables), *sums),
+                *(piece, len(piece), *self._inputs(), memory, *given, grad_product, tuple(grad_tables), *sums),
                 **self._how(),
-                **{"HAS_OUT": of_out is not None, "ENDS": ends, "NEEDED": tuple(needed), "CARRIES": carries},
+                **{"HAS_OUT": grad_out is not None, "ENDS": ends, "NEEDED": tuple(needed), "CARRIES": carries},
             )
-        return of_tables, of_product
+        return grad_tables, grad_product
 
 
 def packed(mlp: MLP) -> Tensor:
-    """All numbers of a perceptron's parameters, as the kernels take them: one behind the other.
+    """All numbers of an MLP's parameters, as the kernels take them: one behind the other.
 
     The first time they are put there: each parameter becomes a view of its piece, which an optimiser changes in place.
     """
@@ -260,10 +260,10 @@ def packed(mlp: MLP) -> Tensor:
     return together
 
 
-def with_sums(chunks: Tensor, taker: TakesGradients, mlp: MLP) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+def with_sums(chunks: Tensor, grad_sink: GradSink, mlp: MLP) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
     """Some chunks at a time, and where their partials are added."""
     for piece in chunks.split(CHUNKS_AT_ONCE):
-        with taker.integer_sums(mlp.all_parameters(), len(piece)) as sums:
+        with grad_sink.integer_sums(mlp.all_parameters(), len(piece)) as sums:
             yield piece, sums
 
 
@@ -291,8 +291,8 @@ def multiply_nodes(
     Args:
         nodes: The states.
         rows: Which of them.
-        parameters: Of the perceptron, packed; those of the weight come first.
-        mlp: The perceptron.
+        parameters: Of the MLP, packed; those of the weight come first.
+        mlp: The fused_mlp.
         columns: Where its weight's columns for node states at `dst`, and at `src`, begin.
         out: Takes the products, [num_local, 2 out].
     """

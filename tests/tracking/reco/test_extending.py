@@ -9,7 +9,7 @@ from domainpar.tracking.events.detector import field_of_surfaces
 from domainpar.tracking.events.graph import surface_numbers, volumes_and_layers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.targets import target_particles
-from domainpar.tracking.reco.classical.following import follow
+from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.segments import TrackHits, number_tracks
 
 TARGETS = {"pt": [1, float("inf")], "nhits": [7, float("inf")], "radius": [0, 1]}
@@ -51,7 +51,7 @@ def test_three_hits_become_whole_tracks(event, places):
     hits, of_target = event
     begun = some_hits(of_target, hits, places)
     assert shares(begun, of_target).mean() < 0.4
-    assert shares(follow(begun, hits, 3), of_target).mean() > 0.9
+    assert shares(extend_tracks(begun, hits, 3), of_target).mean() > 0.9
 
 
 def test_a_wrong_hit_falls_off_and_a_right_one_takes_its_place(event):
@@ -60,7 +60,7 @@ def test_a_wrong_hit_falls_off_and_a_right_one_takes_its_place(event):
     free = np.flatnonzero(of_target < 0)
     wrong = free[np.argmax(np.sum(hits.position[free] ** 2, axis=1))]
     begun[wrong] = 0
-    followed = follow(begun, hits, 3)
+    followed = extend_tracks(begun, hits, 3)
     on = followed[np.flatnonzero((of_target == 0) & (followed >= 0))[0]]
     assert followed[wrong] != on
 
@@ -72,30 +72,30 @@ def test_a_track_that_leads_nowhere_stays_as_it_was(event):
     begun = np.full(len(of_target), -1)
     begun[rows[np.isin(hits.surface[rows], surfaces)]] = 0  # too few surfaces for a helix
     few = int(np.sum(begun == 0))
-    assert follow(begun, hits, few).tolist() == begun.tolist()
-    assert follow(begun, hits, few + 1).max() == -1
+    assert extend_tracks(begun, hits, few).tolist() == begun.tolist()
+    assert extend_tracks(begun, hits, few + 1).max() == -1
 
 
 def test_neither_names_of_tracks_nor_the_order_of_hits_matter(event):
     hits, of_target = event
     begun = some_hits(of_target, hits, slice(0, 4))
-    followed = follow(begun, hits, 3)
+    followed = extend_tracks(begun, hits, 3)
     rng = np.random.default_rng(0)
     renamed = np.append(rng.permutation(begun.max() + 1) + 5, -1)[begun]
-    assert follow(renamed, hits, 3).tolist() == followed.tolist()
+    assert extend_tracks(renamed, hits, 3).tolist() == followed.tolist()
     order = rng.permutation(len(begun))
     turned = TrackHits(hits.position[order], hits.surface[order], hits.module[order], hits.field)
-    assert follow(begun[order], turned, 3).tolist() == number_tracks(followed[order]).tolist()
+    assert extend_tracks(begun[order], turned, 3).tolist() == number_tracks(followed[order]).tolist()
 
 
 def test_no_track_leads_to_none_and_what_has_no_positions_or_other_surfaces_is_refused(event):
     hits, of_target = event
     nothing = np.full(len(of_target), -1)
-    assert follow(nothing, hits, 3).tolist() == nothing.tolist()
+    assert extend_tracks(nothing, hits, 3).tolist() == nothing.tolist()
     with pytest.raises(ValueError, match="have no positions"):
-        follow(nothing, TrackHits(None, hits.surface, hits.module), 3)
+        extend_tracks(nothing, TrackHits(None, hits.surface, hits.module), 3)
     with pytest.raises(ValueError, match="no surface of the TrackML detector"):
-        follow(nothing, TrackHits(hits.position, hits.surface * 0, hits.module), 3)
+        extend_tracks(nothing, TrackHits(hits.position, hits.surface * 0, hits.module), 3)
 
 
 def test_volume_and_layer_are_those_of_the_number():

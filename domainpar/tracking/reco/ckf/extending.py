@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.tracking.events.graph import IntArray, volumes_and_layers
-from domainpar.tracking.reco.classical.candidates import follow_seeds
-from domainpar.tracking.reco.classical.finder import MAX_SHARED, resolve, room, scene_of, table_of
+from domainpar.tracking.reco.ckf.candidates import follow_seeds
+from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of, table_of
 from domainpar.tracking.reco.segments import TrackHits, number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
 """Of a track that a network began: fewer surfaces will do than of seeds that nobody vouches for."""
 
 
-def follow(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
+def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
     """Follow each track from its innermost, middle and outermost hits on three surfaces, outward and back.
 
     Of the candidates that share hits the better ones keep them. A track as it was is the last of them: it stays where
@@ -43,7 +43,7 @@ def follow(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
     track_of = np.full(len(table), -1, np.int64)
     scene = scene_of(table, ptr, free=track_of < 0)
     starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room())
-    # The tracks as they were come after these, but before those that suit their hits so badly that none is worth more.
+    # The tracks as they were come after these, but before those that suit their hits so badly that none has more.
     kept = np.argsort(begun, kind="stable")
     kept = kept[begun[kept] >= 0]
     kept_starts = np.append(np.flatnonzero(np.diff(begun[kept], prepend=-1)), len(kept))

@@ -31,7 +31,7 @@ class Unnumbered(Exception):
     """Something in a call has no number: a weight, or what was made of one."""
 
 
-class Numbering:
+class ValueNumbers:
     """Gives equal numbers to what is made alike. Tensors that want a gradient have none."""
 
     def __init__(self) -> None:

@@ -13,18 +13,18 @@ from domainpar.common.problems import Problem
 from domainpar.parallel.signals import StopFlag
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, first_not_finite, load_agreed, warn
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.journal import Journal
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.monitor.failure import StepFailed, fail_alike
+from domainpar.tracking.training.run_log import RunLog
 
 
-class Keeper:
+class Checkpointer:
     """The checkpoints of a run under way.
 
     Args:
         config: Steps, and minutes by rank 0's clock, between two checkpoints.
         trainer: Holds the network and optimiser that are saved.
-        journal: Takes note of weights that are saved, and of failed saves.
+        run_log: Takes note of weights that are saved, and of failed saves.
         stop: Whether this rank was asked to stop.
 
     Attributes:
@@ -33,9 +33,9 @@ class Keeper:
         terminated: Whether SIGTERM asked the run to stop, the same on all ranks.
     """
 
-    def __init__(self, config: TrainConfig, trainer: Trainer, journal: Journal, stop: StopFlag) -> None:
-        self.trainer, self.world, self.journal = trainer, trainer.world, journal
-        self.checkpoints = Checkpoints(journal.directory / "checkpoints")
+    def __init__(self, config: TrainConfig, trainer: Trainer, run_log: RunLog, stop: StopFlag) -> None:
+        self.trainer, self.world, self.run_log = trainer, trainer.world, run_log
+        self.checkpoints = Checkpoints(run_log.directory / "checkpoints")
         self._config, self._stop = config, stop
         self._saved_at = time.monotonic()
         self._loaded: TrainingState | None = None
@@ -94,7 +94,7 @@ class Keeper:
                 saved then. RanksFailed on the ranks that it speaks for.
         """
         # Noted first: there is never a checkpoint whose weights `run.json` does not know.
-        self.journal.note_weights(state.step)
+        self.run_log.note_weights(state.step)
         if state == self._loaded and not best:
             return
         self.world.mark("save", state.step)
@@ -122,7 +122,7 @@ class Keeper:
             except Problem:
                 there = "training goes on without any checkpoint"
             warn(f"{problem}; {there}")
-            self.journal.note(failed_saves=self.failed_saves)
+            self.run_log.note(failed_saves=self.failed_saves)
             return problem
         try:
             self.checkpoints.drop_old()

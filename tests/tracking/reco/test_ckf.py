@@ -9,7 +9,7 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.classical.finder import SEARCHES, chains, find_tracks
+from domainpar.tracking.reco.ckf.finder import SEARCHES, chains, find_tracks
 from domainpar.tracking.reco.helix import fit_helices
 
 

@@ -19,11 +19,11 @@ SEGMENT = (
     "a segment is a pair of hits of one target particle on two surfaces that follow each other along it, surfaces "
     "ordered by their hit nearest to the production vertex (to the origin where that is unknown)"
 )
-"""The unit of `EdgeCeiling`, in a sentence for the user."""
+"""The unit of `EdgeUpperBound`, in a sentence for the user."""
 
 
 @dataclass(frozen=True)
-class EdgeCeiling:
+class EdgeUpperBound:
     """True segments of target particles. `+` gives the counts of both sets of events together.
 
     Attributes:
@@ -36,7 +36,7 @@ class EdgeCeiling:
     in_graph: int
     passing: int | None = None
 
-    def __add__(self, other: EdgeCeiling) -> EdgeCeiling:
+    def __add__(self, other: EdgeUpperBound) -> EdgeUpperBound:
         """The counts of the events of both.
 
         Raises:
@@ -45,7 +45,7 @@ class EdgeCeiling:
         if (self.passing is None) != (other.passing is None):
             raise ValueError("segments with and without scores have no sum; count all events alike.")
         passing = None if self.passing is None or other.passing is None else self.passing + other.passing
-        return EdgeCeiling(self.segments + other.segments, self.in_graph + other.in_graph, passing)
+        return EdgeUpperBound(self.segments + other.segments, self.in_graph + other.in_graph, passing)
 
     @property
     def construction_efficiency(self) -> float | None:
@@ -58,9 +58,9 @@ class EdgeCeiling:
         return self.passing / self.segments if self.segments and self.passing is not None else None
 
 
-def edge_ceiling(
+def edge_upper_bound(
     truth: EventTruth, edge_index: IntArray, target: Mapping[str, Any], passing: BoolArray | None = None
-) -> EdgeCeiling | None:
+) -> EdgeUpperBound | None:
     """Count the true segments of target particles, and those that are candidate edges.
 
     Args:
@@ -83,7 +83,7 @@ def edge_ceiling(
     joined &= np.abs(place[src] - place[dst]) == 1
     # Several edges between two hits are one segment.
     pair = src * len(truth) + dst
-    return EdgeCeiling(
+    return EdgeUpperBound(
         segments=len(segments_of(truth.particle_id, place)[0]),
         in_graph=len(np.unique(pair[joined])),
         passing=None if passing is None else len(np.unique(pair[joined & passing])),
