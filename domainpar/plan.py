@@ -174,7 +174,7 @@ def build_plans(
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
         assignment: Part of each node, [N], in [0, num_parts); -1 for a node that is not taken at all.
         num_parts: Number of parts.
-        edges: `incoming` or `incident`: which edges a part computes on.
+        edge_policy: `incoming` or `incident`: which edges a part computes on.
 
     Returns:
         One plan per part, in order. A part may own nothing.
@@ -185,8 +185,8 @@ def build_plans(
     owner = np.asarray(assignment)
     _check_owner(owner, num_parts)
     _check_ends(edge_index[0], edge_index[1], len(owner))
-    local = [select_edges(edge_index, owner, part, edges) for part in range(num_parts)]
-    drafts = [_draft(own, owner, part, num_parts, edges) for part, own in enumerate(local)]
+    local = [select_edges(edge_index, owner, part, edge_policy) for part in range(num_parts)]
+    drafts = [_draft(own, owner, part, num_parts, edge_policy) for part, own in enumerate(local)]
     # Each send list is read off the receivers' ghosts. Seen from the sender's own edges
     # it would be wrong: our edges are directed, so need is not mutual.
     wanted = [_wanted(draft) for draft in drafts]

@@ -25,7 +25,7 @@ class Topology:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
         num_nodes: Number of nodes N; nodes without edges count.
         position: x, y, z in any one unit of length, float [N, 3]; None for a graph without a geometry.
-        edges: Which edges a part computes on, and so what a node costs it.
+        edge_policy: Which edges a part computes on, and so what a node costs it.
 
     Raises:
         ValueError: If an edge names a node that does not exist, a shape does not fit, or a position is not finite.

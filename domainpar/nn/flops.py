@@ -71,7 +71,7 @@ def count_edges(mlp: MLP, takes_nodes: bool, width: int, graph: LocalGraph, time
     """Count an MLP on the local edges, so many times: products of node states are made once for each node.
 
     Args:
-        mlp: The perceptron.
+        mlp: The MLP.
         takes_nodes: Whether it takes the states at both ends.
         width: Columns of the edge states that it takes.
         graph: The part.

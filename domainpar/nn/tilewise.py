@@ -161,10 +161,7 @@ class EdgeTiles(EdgeCall):
         gate = self._forward(program, chain, {len(chain) - 1: NOTHING})
         grad_messages = _TileSums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
         grad_operand = _like(self.edges) if needed else None
-        at_ends = [
-            _TileSums(graph, linked.folded.width if linked.link.takes_nodes else 0, linked.folded.exact)
-            for linked in chain
-        ]
+        at_ends = [_TileSums(graph, one.folded.width * one.link.takes_nodes, one.folded.exact) for one in chain]
         # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
         # that came. An edge's gradient is that of its state and of both sums it went into: complete on every rank that
         # has a copy of it, since ghosts were sent the gradient of their owners' sums.

@@ -23,8 +23,8 @@ HINT = (
     "give every rank the same whole tensor: draw random numbers from equal seeds, read the same files in the same order"
 )
 LEARNED = (
-    "it wants a gradient, of which each rank has a share: before it is changed, t.grad = part.all_reduce(t.grad) on every "
-    "rank; or make it a parameter of the model"
+    "it wants a gradient, of which each rank has a share: before it is changed, t.grad = part.all_reduce(t.grad) on "
+    "every rank; or make it a parameter of the model"
 )
 
 

@@ -93,7 +93,7 @@ class GraphParallel(nn.Module):
     number of a row. What has no exact form raises `NotExact` naming the module and the reason, on every rank.
 
     The loss is the caller's: a sum over the rows that come back, divided by a number of the whole graph, so that the
-    losses of all ranks add up to the loss. `reduce_gradients` then makes the gradient of that loss of each rank's share.
+    losses of all ranks add up to the loss. `reduce_gradients` then adds up what each rank has of its gradient.
 
     Args:
         module: The module itself; `state_dict` of it is what to save.

@@ -135,11 +135,11 @@ class GraphPart(GroupRank):
 
         Args:
             owned: This rank's share, of the same shape and type on every rank.
-            gradient: Whether backward goes through, which is *collective* as well. What every rank makes of the sum is
-                then a share: each share sends its gradient back to what every rank gave. So a loss that is made of all
-                of the sum on every rank would count once for each rank.
+            differentiable: Whether backward goes through, which is *collective* as well. What every rank makes of the
+                sum is then a share: each share sends its gradient back to what every rank gave. So a loss that is made
+                of all of the sum on every rank would count once for each rank.
         """
-        return summed(owned, self) if gradient else self.sum_over_ranks(owned.detach())
+        return summed(owned, self) if differentiable else self.sum_over_ranks(owned.detach())
 
     def node_mean_share(self, each: Tensor, weights: Tensor | None = None) -> Tensor:
         """This rank's share of the mean over all nodes of the graph; the shares of all ranks add up to it.

@@ -1,8 +1,8 @@
 """What a forward pass made, computed again in backward instead of kept: torch's own operations, and no exchange.
 
-While a `Recomputation` is on, the operations that torch carries out are written down, below autograd: what a layer, a rule of
-the watch or a library made of a call is seen as the sums and products that it came to. They fall into segments. Of what
-autograd wants to keep, a segment keeps only what came into it from outside; of the rest it keeps where it was made.
+While a `Recomputation` is on, the operations that torch carries out are written down, below autograd: what a layer, a
+rule of the watch or a library made of a call is seen as the sums and products that it came to. They fall into segments.
+Of what autograd wants to keep, a segment keeps only what came into it from outside; of the rest, where it was made.
 When backward first asks for something of a segment, its operations run once more, as far as they are needed.
 
 What runs again are those operations on the same numbers, never the code that led to them. So nothing is exchanged,

@@ -30,7 +30,7 @@ def split_graph(
     partitioner: str | IntArray = "metis",
     position: Tensor | npt.ArrayLike | None = None,
     seed: int = 0,
-    among: Literal["all", "domain"] = "all",
+    group: Literal["all", "domain"] = "all",
 ) -> GraphPart:
     """Split a graph that every rank holds. *Collective*.
 
@@ -40,13 +40,14 @@ def split_graph(
         edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank. An array of numpy will do.
         num_nodes: Nodes of the graph, N.
         world: The ranks.
-        edges: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where edges
-            end. `incident`: also those that begin at its nodes, for models that sum at both ends.
+        edge_policy: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where
+            edges end. `incident`: also those that begin at its nodes, for models that sum at both ends.
         partitioner: A name (see `partitioners.PARTITIONERS`), or the part of each node, integers [N].
         position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
         seed: Of the partitioner.
-        among: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
-            graph of its own. Then `GraphPart.all_reduce` runs over the group, `GraphParallel.reduce_gradients` over all.
+        group: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
+            graph of its own. Then `GraphPart.all_reduce` runs over the group, and
+            `GraphParallel.reduce_gradients` over all ranks.
 
     Returns:
         This rank's part. Parts may own nothing.
@@ -54,14 +55,14 @@ def split_graph(
     Raises:
         Refused: On all ranks alike, if the graph or the assignment does not fit, or ranks were given different ones.
     """
-    transport = world.transport if among == "all" else world.domain
-    topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edges, position))
+    transport = world.transport if group == "all" else world.domain
+    topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edge_policy, position))
     if transport.size > 1:  # one rank needs no checksums, which take a look at every byte
         named, at = partitioner if isinstance(partitioner, str) else "", topology.position
         arguments = {
             "number of nodes": str(topology.num_nodes),
             "edge_index": in_words(torch.from_numpy(topology.edge_index)),
-            "edges": edges,
+            "edge_policy": edge_policy,
             "partitioner": named or in_words(tensor_given(np.asarray(partitioner), "partitioner")),
             "position": "None" if at is None else in_words(torch.from_numpy(at)),
             "seed": str(seed),
@@ -69,8 +70,8 @@ def split_graph(
         arguments = {f"split_graph's {name}": words for name, words in arguments.items()}
         agree(world.transport, difference(transport, arguments, HINT))
     assignment = _assignment(topology, world, transport, partitioner, seed)
-    local = on_all(world.transport, lambda: select_edges(topology.edge_index, assignment, transport.rank, edges))
-    plan = build_plan(local, assignment, transport.rank, transport.size, edges, ask_owners(transport))
+    local = on_all(world.transport, lambda: select_edges(topology.edge_index, assignment, transport.rank, edge_policy))
+    plan = build_plan(local, assignment, transport.rank, transport.size, edge_policy, ask_owners(transport))
     return GraphPart(plan, transport, world.device)
 
 
@@ -81,7 +82,7 @@ def split_slices(
     *,
     edge_policy: EdgePolicy = "incoming",
     assignment: Tensor | npt.ArrayLike | None = None,
-    among: Literal["all", "domain"] = "all",
+    group: Literal["all", "domain"] = "all",
 ) -> GraphPart:
     """Split a graph of which every rank holds a slice of edges: none ever holds all of them. *Collective*.
 
@@ -92,10 +93,10 @@ def split_slices(
         edge_index: `src` and `dst` of the edges of this rank's slice, ids in the whole graph, int64 [2, any number].
         num_nodes: Nodes of the whole graph, N.
         world: The ranks.
-        edges: Which edges a part computes on, as for `split_graph`.
+        edge_policy: Which edges a part computes on, as for `split_graph`.
         assignment: The part of each node of this rank's slice of nodes. None: consecutive nodes of equal cost, good
             where neighbours have near numbers; METIS would need the whole graph.
-        among: Which ranks share the graph, as for `split_graph`.
+        group: Which ranks share the graph, as for `split_graph`.
 
     Returns:
         This rank's part. Its `nodes`, `edges`, `owned_nodes` and `owned_edges` take slices, too.
@@ -103,33 +104,39 @@ def split_slices(
     Raises:
         Refused: On all ranks alike, if a slice does not fit, or the slices do not fit each other.
     """
-    transport = world.transport if among == "all" else world.domain
-    mine, own_parts = on_all(world.transport, lambda: _slice(edge_index, num_nodes, edges, assignment, transport.size))
-    alike = {"num_nodes": str(num_nodes), "edges": edges, "assignment": "None" if own_parts is None else "given"}
+    transport = world.transport if group == "all" else world.domain
+    mine, own_parts = on_all(
+        world.transport, lambda: _slice(edge_index, num_nodes, edge_policy, assignment, transport.size)
+    )
+    alike = {
+        "num_nodes": str(num_nodes),
+        "edge_policy": edge_policy,
+        "assignment": "None" if own_parts is None else "given",
+    }
     alike = {f"split_slices' {name}": words for name, words in alike.items()}
     agree(world.transport, difference(transport, alike, "give every rank a slice of the same graph"))
     if own_parts is None:
-        costs = torch.from_numpy(Topology(mine, num_nodes, edge_policy=edges).costs() - 1)
+        costs = torch.from_numpy(Topology(mine, num_nodes, edge_policy=edge_policy).costs() - 1)
         transport.all_reduce(costs)
         owner = split_evenly(costs.numpy() + 1, transport.size)
     else:
         owner = np.frombuffer(b"".join(transport.all_gather(own_parts.tobytes())), np.int32)
     text = f"split_slices' assignments have {len(owner)} nodes together where the graph has {num_nodes}."
     agree(world.transport, None if len(owner) == num_nodes else text)  # groups may differ in giving assignments
-    local = _local_edges(mine, owner, transport, edges)
-    plan = build_plan(local, owner, transport.rank, transport.size, edges, ask_owners(transport))
+    local = _local_edges(mine, owner, transport, edge_policy)
+    plan = build_plan(local, owner, transport.rank, transport.size, edge_policy, ask_owners(transport))
     return GraphPart(plan, transport, world.device, sliced=True)
 
 
 def _slice(
-    edge_index: Any, num_nodes: int, edges: str, assignment: Any, num_parts: int
+    edge_index: Any, num_nodes: int, edge_policy: str, assignment: Any, num_parts: int
 ) -> tuple[IntArray, IntArray | None]:
     """This rank's edges, int64 [2, n], and the parts of its nodes, int32 [m] or None, looked at.
 
     Raises:
         ValueError: If they will not do.
     """
-    _check_policy(edges)
+    _check_policy(edge_policy)
     mine = tensor_given(edge_index, "the edge_index of split_slices").detach().cpu().numpy()
     check_edge_index(mine, num_nodes)
     if assignment is None:
@@ -164,16 +171,16 @@ def _topology(edge_index: Any, num_nodes: int, edge_policy: EdgePolicy, position
     Raises:
         ValueError: If it will not do.
     """
-    _check_policy(edges)
+    _check_policy(edge_policy)
     ends = tensor_given(edge_index, "the edge_index of split_graph").detach().cpu().numpy()
     if position is not None:
         position = tensor_given(position, "the position of split_graph").detach().cpu().numpy()
-    return Topology(ends, num_nodes, position, edges)
+    return Topology(ends, num_nodes, position, edge_policy)
 
 
-def _check_policy(edges: str) -> None:
-    if edges not in get_args(EdgePolicy):
-        raise ValueError(f"edges={edges!r} is no choice; write edges='incoming' or, for both ends, edges='incident'.")
+def _check_policy(edge_policy: str) -> None:
+    if edge_policy not in get_args(EdgePolicy):
+        raise ValueError(f"edge_policy={edge_policy!r} is no choice; write 'incoming' or, for both ends, 'incident'.")
 
 
 def _assignment(

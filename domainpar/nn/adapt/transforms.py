@@ -2,8 +2,8 @@
 
 Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
 a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
-same numbers. What a checkpointed one makes is still computed again in backward, from the watch's recomputation; what a compiled
-one would have saved is lost. Elsewhere nothing changes, and after the last pass that runs torch is as it was.
+same numbers. What a checkpointed one makes is still computed again in backward, by the watch; what a compiled one would
+have saved is lost. Elsewhere nothing changes, and after the last pass that runs torch is as it was.
 
 The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
 """

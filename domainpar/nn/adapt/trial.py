@@ -232,7 +232,7 @@ class Trial:
     num_nodes: int
     inputs: Inputs
     assignment: IntArray
-    edges: EdgePolicy = "incoming"
+    edge_policy: EdgePolicy = "incoming"
     leaves: Mapping[str, Tensor] = field(default_factory=dict)
     backward: bool = True
     seed: int = 0
@@ -283,7 +283,7 @@ class Trial:
 
     def _part(self, world: World) -> GraphPart:
         assignment = self.assignment if world.size > 1 else self.assignment * 0
-        return split_graph(self.edge_index, self.num_nodes, world, edge_policy=self.edges, partitioner=assignment)
+        return split_graph(self.edge_index, self.num_nodes, world, edge_policy=self.edge_policy, partitioner=assignment)
 
     def _arguments(self, part: GraphPart, rank: OneRank) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments = self.inputs(part, rank.leaves)

@@ -63,7 +63,7 @@ def verify(
         inputs: Makes the model's arguments from a part, with part.nodes(x) and so on: a tuple, a dictionary of them by
             name, or the only one. Called for the whole graph as one part, then on each rank. None: the fields of
             `graph` that `forward` names, or `graph` itself if the only argument is called data or batch.
-        edges: As for `split_graph`.
+        edge_policy: As for `split_graph`.
         backward: Whether to compare gradients too, of a sum of the results with weights of all sizes: those of
             parameters, and of fields of a `Data` that want one.
         tolerance: The largest relative difference that is rounding.
@@ -93,14 +93,14 @@ def verify(
     # At random most edges are cut. Of more than two parts there is a rank more, for which no number is drawn.
     at_random = torch.Generator().manual_seed(seed)
     empty = ", one of which owns nothing" if parts > 2 else ""
-    several = f"{parts + (parts > 2)} ranks ({edges} edges, nodes dealt at random{empty})"
+    several = f"{parts + (parts > 2)} ranks ({edge_policy} edges, nodes dealt at random{empty})"
     trial = Trial(
         module=_doubled_module(module),
         edge_index=edge_index,
         num_nodes=num_nodes,
         inputs=lambda part, leaves: rebuilt(arguments(part, leaves), _doubled),
         assignment=torch.randint(0, parts, (num_nodes,), generator=at_random, device="cpu").numpy(),
-        edges=edges,
+        edge_policy=edge_policy,
         leaves=leaves,
         backward=backward,
         seed=seed,

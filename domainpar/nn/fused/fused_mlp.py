@@ -88,11 +88,11 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
         places[id(parameter)] = size
         size += parameter.numel()
     affine = [layer.of_norm for layer in layers]
-    grad_tables = tuple(table.shape[1] for table in tables)
+    table_widths = tuple(table.shape[1] for table in tables)
     ins = tuple(shape.columns for shape in shapes)
-    column = ins[0] - sum(grad_tables)
+    column = ins[0] - sum(table_widths)
     firsts = []
-    for width in grad_tables:
+    for width in table_widths:
         firsts.append(column)
         column += width
     exact = _exact_kind(mlp)
@@ -102,7 +102,7 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
     first = arithmetic.BF16.value if any(table.dtype == torch.bfloat16 for table in tables) else exact
     return MLPShape(
         depth=len(layers),
-        tables=grad_tables,
+        tables=table_widths,
         firsts=tuple(firsts),
         ins=ins,
         widths=widths,

@@ -230,8 +230,8 @@ def _first_back(
 
 @triton.jit
 def _given(
-    at, here, dst, src, grad_out, grad_sums, grad_tables, SHAPE: tl.constexpr, HAS_OUT: tl.constexpr, ENDS: tl.constexpr,
-    CARRIES: tl.constexpr, BLOCK: tl.constexpr
+    at, here, dst, src, grad_out, grad_sums, grad_tables, SHAPE: tl.constexpr, HAS_OUT: tl.constexpr,
+    ENDS: tl.constexpr, CARRIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Gradient of what comes out, of all that it is used for; a residual hands it on to a table as it is."""
     n = tl.arange(0, SHAPE.padded[SHAPE.depth - 1])

@@ -19,7 +19,8 @@ from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkF
 
 __all__ = [
     "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
-    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "NetworkFlags", "Numbers",
+    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "NetworkFlags",
+    "Numbers",
     "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "resolved_yaml",
     "session_arguments", "title",
 ]  # fmt: skip

@@ -61,15 +61,16 @@ class TrackFlags(Group):
     simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
 
     tune: bool = False
-    """Choose --score-cut, --max-chi2, --walk-min, --walk-add and --min-quality on validation events first, and keep them
-    with the run: it is scored with them from then on, where they are not given."""
+    """Choose --score-cut, --max-chi2, --walk-min, --walk-add and --min-quality on validation events first, and keep
+    them with the run: it is scored with them from then on, where they are not given."""
 
     max_fake_rate: float | None = None
     """--tune: the cuts with the most efficiency among those with at most this share of fakes and unlabelled tracks, not
     those with the most efficiency less these and duplicates."""
 
     score_cut: float | None = None
-    """Score that a segment must exceed to be looked at. Default: as tuned, or 0.1 for greedy, 0.01 for walk, else 0.5."""
+    """Score that a segment must exceed to be looked at. Default: as tuned, else 0.1 for greedy, 0.01 for walk and 0.5
+    for the others."""
 
     max_chi2: float | None = None
     """greedy, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
@@ -98,8 +99,8 @@ class TrackFlags(Group):
     segment leads to are added, wrong ones fall off. TrackML's detector only."""
 
     min_quality: float | None = None
-    """Drop tracks of lower quality: their hits, twice the sum of the scores of their segments, and 2 for a helix through
-    the beam line. Default: as tuned, or 0."""
+    """Drop tracks of lower quality: the number of their hits, plus twice the sum of the scores of their segments, plus
+    2 for a helix through the beam line. Default: as tuned, or 0."""
 
     shared_hits: bool = False
     """Let a track also have hits of other tracks, where one helix goes through them and all of its own, of which there

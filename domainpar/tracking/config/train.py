@@ -299,8 +299,8 @@ class LossFlags(Group):
 
     weighting: Weighting | None = None
     """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
-    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be trained as false. Metrics,
-    and the best checkpoint, count --target."""
+    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be trained as false.
+    Metrics, and the best checkpoint, count --target."""
 
     RULES = rules(
         Bounded("true_weight, false_weight, other_weight"),

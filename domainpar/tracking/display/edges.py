@@ -226,8 +226,8 @@ def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     upper_bound = runs[0][0].upper_bound
     if upper_bound is not None and upper_bound.construction_efficiency is not None:
         caption += (
-            f" The graph holds {upper_bound.construction_efficiency:.1%} of the true segments of the targets of tracks; no "
-            "cut finds more of them."
+            f" The graph holds {upper_bound.construction_efficiency:.1%} of the true segments of the targets: "
+            "no cut finds more of them."
         )
     return Panel(
         "cuts",

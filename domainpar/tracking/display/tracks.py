@@ -27,8 +27,8 @@ RATES = {
         "track-fakes",
         "fake rate",
         "Share of the tracks that match no particle, but for unlabelled ones, against the quantity of the helix fitted "
-        "to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. Tracks are "
-        "those whose fitted pT is one that targets may have; against pT, all.",
+        "to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. Tracks "
+        "are those whose fitted pT is one that targets may have; against pT, all.",
     ),
     "duplicate_rate": (
         "track-duplicates",
@@ -250,7 +250,7 @@ def _borders(edges: FloatArray, quantity: str) -> FloatArray:
 
 
 def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
-    """The upper bound as a line with a band, apart from what was measured; others as points side by side in their bins."""
+    """The upper bound as a line with a band, apart from what was measured; others as points in their bins."""
     few = curve.whole < FEWEST
     value, low, high = (np.where(few, np.nan, values) for values in (curve.value, curve.low, curve.high))
     borders, interval = _borders(curve.edges, quantity), np.stack([low, high])

@@ -2,7 +2,7 @@
 
 Four methods, the last three in the words of the acorn framework:
 
-    grow        segments join hits, the best first, while one helix goes through them (`growth.py`)
+    greedy      segments join hits, the best first, while one helix goes through them (`greedy.py`)
     cc          connected components of the segments above a score
     walk        components; simple chains are tracks as they are, the others are walked (`walk.py`)
     junction    simple chains are tracks as they are; then only the best way in and the best way out of each hit is left
@@ -56,7 +56,7 @@ class TrackOptions:
             same neighbour. `walk` and `junction` follow one hit a surface; modules overlap, and a quarter of the
             surfaces that a particle crosses give two. Nothing is given where no hit of the event has a layer.
         double_cut: Score that the segment to that neighbour must exceed.
-        refine: Grow each track anew from its own hits (`growth.refine`): outliers fall off, wrong joins come apart.
+        refine: Grow each track anew from its own hits (`greedy.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
         extend: Follow each track through all hits of the TrackML detector at last (`ckf.extending`): hits that
             no segment leads to are added, and of two tracks that want a hit the better one has it.
@@ -213,7 +213,7 @@ def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArra
 def shared_hits(
     tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
 ) -> IntArray | None:
-    """Hits on several tracks: what each track, built and finished, takes of the others (`growth.share`).
+    """Hits on several tracks: what each track, built and finished, takes of the others (`greedy.share`).
 
     Returns:
         Row of the hit, and the further track that it lies on, ascending, int64 [S, 2]; None without the option.

@@ -104,7 +104,8 @@ FINDERS = ("network", "ckf", "upper_bound")
 """Rows in their order; other names follow."""
 
 HEADINGS = (
-    "tracks", "efficiency", "68 % interval", "fake rate", "unlabelled", "duplicates", "perfect", "double maj.", "TrackML",
+    "tracks", "efficiency", "68 % interval", "fake rate", "unlabelled", "duplicates", "perfect", "double maj.",
+    "TrackML",
 )  # fmt: skip
 
 

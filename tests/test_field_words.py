@@ -1,0 +1,76 @@
+"""Names and prose say things in the words of the field, and one class name means one thing."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(path for folder in ("domainpar", "partitioners") for path in (ROOT / folder).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "domainpar").rglob("*.md")])
+OF_THE_PAST = {"CHANGELOG.md"}  # says which words became which
+
+WORDS = {
+    r"roads?": "a path; in tracking a road is a search window",
+    r"misfits?": "chi2",
+    r"worth": "the quality of a track",
+    r"told of": "what is shown, reported or known",
+    r"(un)?learnt|taught": "trained",
+    r"perceptrons?": "an MLP",
+    r"ceilings?": "an upper bound",
+    r"classical": "the CKF",
+    r"handing on": "communication",
+    r"the answer of": "the result of",
+    r"hits around": "the local hit density",
+    r"sees? off": "plain words",
+}
+"""Words that a reader of the field takes for something else, or for nothing, and what to write."""
+
+
+def prose_of(source):
+    """The comments and strings of a program, docstrings and messages among them."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield token.start[0], token.string
+
+
+def misused(text):
+    return [(found[0], better) for word, better in WORDS.items() for found in re.finditer(rf"(?i)\b({word})\b", text)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in OF_THE_PAST], ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found = {number: wrong for number, line in enumerate(lines, 1) if (wrong := misused(line))}
+    assert not found, f"{page}: {found}"
+
+
+def test_docstrings_comments_and_messages_do_so_too():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {wrong}"
+        for path in SOURCES
+        for line, text in prose_of(path.read_text(encoding="utf-8"))
+        if (wrong := misused(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_word_in_a_wrong_sense_is_seen():
+    assert misused("Drop tracks of less worth.") == [("worth", "the quality of a track")]
+    assert not misused("Broad paths are kept.")
+    assert list(prose_of("road = 1  # a road\n")) == [(1, "# a road")]
+
+
+def test_a_name_of_a_class_means_one_thing():
+    names = Counter(
+        node.name.lstrip("_")
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len(names) > 300
+    assert not {name: count for name, count in names.items() if count > 1}
