@@ -15,7 +15,7 @@ from domainpar import parallelize, split_graph
 from domainpar.nn.adapt.rows import UNKNOWN, rows_of
 from domainpar.testing import run_ranks
 
-PAGE = Path(__file__).parents[3] / "docs/your_model.md"
+PAGE = Path(__file__).parents[3] / "docs/recipes/averages.md"
 
 
 class Net(nn.Module):
@@ -51,7 +51,7 @@ def average_of_steps(world, net, of_whole):
     part, model = started(world, net)
     x, edge_index = part.nodes(USUAL.x), part.edge_index
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    text = PAGE.read_text(encoding="utf-8").split("## Averages of weights")[1].split("```python\n")[1].split("```")[0]
+    text = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     here = {"torch": torch, "model": model, "world": world, "parallelize": parallelize, "AveragedModel": AveragedModel}
     here |= {"x": x, "edge_index": edge_index, "steps": range(4)}
     if of_whole:

@@ -16,7 +16,7 @@ from domainpar.nn.adapt.across import multiplied, summed
 from domainpar.parallel.transport import CHECK_CALLS
 from domainpar.testing import run_ranks
 
-PAGE = Path(__file__).parents[3] / "docs/your_model.md"
+PAGE = Path(__file__).parents[3] / "docs/recipes/forces.md"
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def forces_of_the_page(world, text, net):
 
 
 def test_the_lines_of_the_page_about_forces_train_on_them():
-    text = PAGE.read_text(encoding="utf-8").split("## Forces")[1].split("```python\n")[1].split("```")[0]
+    text = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     torch.manual_seed(0)
     net = Energies()
     (one,) = run_ranks(forces_of_the_page, 1, text, net)
