@@ -273,7 +273,7 @@ def test_a_gradient_outside_of_the_model_is_a_share_that_part_sum_makes_whole():
         result = model(part.nodes(x), part.edge_index, None, part.replicate(scale))
         part.node_mean_share(result.square()).backward()
         for leaf in (x, scale):
-            leaf.grad = part.all_reduce(leaf.grad)  # as docs/recipes/rollouts.md says
+            leaf.grad = part.all_reduce(leaf.grad)  # as docs/recipes/model_rollouts.md says
         return x.grad, scale.grad
 
     (alone,) = run_ranks(work, 1)

@@ -15,7 +15,7 @@ from domainpar import parallelize, split_graph
 from domainpar.nn.adapt.rows import UNKNOWN, rows_of
 from domainpar.testing import run_ranks
 
-PAGE = Path(__file__).parents[3] / "docs/recipes/averages.md"
+PAGE = Path(__file__).parents[3] / "docs/recipes/model_averages.md"
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ from domainpar.nn.adapt.across import multiplied, summed
 from domainpar.parallel.transport import CHECK_CALLS
 from domainpar.testing import run_ranks
 
-PAGE = Path(__file__).parents[3] / "docs/recipes/forces.md"
+PAGE = Path(__file__).parents[3] / "docs/recipes/model_forces.md"
 
 
 @pytest.fixture(autouse=True)
