@@ -4,8 +4,8 @@
     mpiexec -n 4 python -m domainpar.train
 
 Tests make one rank fail at one place so, to see how the others end. Unset, every place costs one look at a variable.
-docs/faults.md has the tables of places and actions, too, and the faults that are defended against. A test carries the
-number of its fault there: `@fault(29)`.
+docs/reference/fault_switch.md has the tables of places and actions, docs/faults.md the faults that are defended
+against. A test carries the number of its fault there: `@fault(29)`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
         file, _, words = text.rpartition(" ")
         spec = spec_from_file_location("domainpar_listener", file) if os.path.isfile(file) else None
         if spec is None or spec.loader is None:
-            hint = f"write {SWITCH}='FILE WORDS', with the file of a listener (docs/faults.md), or unset it"
+            hint = f"write {SWITCH}='FILE WORDS', with a listener's file (docs/reference/fault_switch.md), or unset it"
             raise Problem(f"{SWITCH} is {text!r}: {file or 'nothing'} is no Python file", hint)
         module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for their own module
         try:
@@ -57,7 +57,8 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
         except (SyntaxError, ImportError, AttributeError) as error:
             del sys.modules[spec.name]
             raise Problem(
-                f"{SWITCH}: {file} cannot be loaded: {error}", "docs/faults.md says what a listener is"
+                f"{SWITCH}: {file} cannot be loaded: {error}",
+                "docs/reference/fault_switch.md says what a listener is",
             ) from error
         _listening = listener(rank, words)
 

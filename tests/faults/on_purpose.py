@@ -3,7 +3,7 @@
     export DOMAINPAR_FAULT="tests/faults/on_purpose.py rank=2,at=halo_bwd:1,step=3,do=kill"
     mpiexec -n 4 python -m domainpar.train
 
-`switch` makes that text. docs/faults.md has the tables of places and actions, too.
+`switch` makes that text. docs/reference/fault_switch.md has the tables of places and actions, too.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Fault:
         Raises:
             Problem: If a key is missing, or a key or value unknown.
         """
-        hint = f"write {SWITCH}='{switch('rank=2,at=halo_bwd:1,step=3,do=kill')}' (docs/faults.md lists them)"
+        example = switch("rank=2,at=halo_bwd:1,step=3,do=kill")
+        hint = f"write {SWITCH}='{example}' (docs/reference/fault_switch.md lists them)"
         values = dict(word.split("=", 1) for word in text.split(",") if "=" in word)
         if set(values) - {"step"} != {"rank", "at", "do"} or len(values) != text.count(",") + 1:
             raise Problem(f"{SWITCH} is {text!r}: it needs rank, at and do", hint)

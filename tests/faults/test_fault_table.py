@@ -1,4 +1,4 @@
-"""docs/faults.md and the tests belong together: numbers, switches, places and actions."""
+"""docs/faults.md, the page of faults on purpose and the tests belong together: numbers, switches, places, actions."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ from faults.on_purpose import ACTIONS, POINTS, Fault
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+ON_PURPOSE = (ROOT / "docs" / "reference" / "fault_switch.md").read_text(encoding="utf-8")
 FAULTS = {
     int(number): switch
     for number, switch in re.findall(r"^\| (\d+) \| [^|]+ \| [^|]+ \| (?:`(\S+)`)? *\|$", PAGE, re.MULTILINE)
@@ -30,7 +31,7 @@ MARKED = dict(marked_numbers())
 
 def table(name):
     """A table of two columns of the page, by its heading."""
-    rows = PAGE.partition(f"| `{name}` | |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    rows = ON_PURPOSE.partition(f"| `{name}` | |\n| --- | --- |\n")[2].partition("\n\n")[0]
     return dict(re.findall(r"^\| `(\S+)` \| (.*) \|$", rows, re.MULTILINE))
 
 
