@@ -68,7 +68,7 @@ def test_the_official_scorer_takes_it_and_says_what_is_printed(place, tmp_path, 
     }
     assert all(0 < figure < 1 for figure in official.values())
     words = ", ".join(f"{name} {figure:.4f}" for name, figure in official.items())
-    assert f"as its scorer counts (docs/your_data.md): {words}" in capsys.readouterr().out
+    assert f"as its scorer counts (docs/recipes/data_colliderml.md): {words}" in capsys.readouterr().out
 
 
 def test_the_particle_of_most_hits_of_a_track_is_its_own_the_first_of_two():

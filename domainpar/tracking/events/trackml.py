@@ -22,7 +22,7 @@ from partitioners.topology import FloatArray, IntArray
 _SUFFIXES = (".csv", ".csv.gz")
 _ACTS = {"geometry_id", "measurement_id", "particle_id_pv", "tx"}
 """Columns of ACTS's CSV in any version, also of the samples that traccc has of it; TrackML has none of them."""
-_OF_ACTS = "that CSV is not read yet: docs/your_data.md, at ACTS, says which columns to write, or which parquet is read"
+_OF_ACTS = "that CSV is not read yet: docs/recipes/data_acts.md says which columns to write, or which parquet is read"
 # The columns that each file must have, and those that it may have besides.
 _NEEDED: dict[str, dict[str, type[Any]]] = {
     "hits": {

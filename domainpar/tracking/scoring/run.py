@@ -222,7 +222,7 @@ def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventSto
             counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
     selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_inefficiency"))
     of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
-    return [f"{SUBMISSION}, {of} (docs/your_data.md): {counts.in_words()}"]
+    return [f"{SUBMISSION}, {of} (docs/recipes/data_colliderml.md): {counts.in_words()}"]
 
 
 def _set_up(config: InferConfig, world: World) -> ScoringJob:

@@ -4,8 +4,8 @@
                            with truth majority_particle_id, the particle of most hits of the track
 
 Hits on no track are left out: the scorer would take any number that they share for one more track. Its figures are made
-as `colliderml.tasks.tracking.metrics` makes them, version 0.4.2, whatever one thinks of them: `docs/your_data.md` has
-what each counts.
+as `colliderml.tasks.tracking.metrics` makes them, version 0.4.2, whatever one thinks of them:
+`docs/recipes/data_colliderml.md` has what each counts.
 """
 
 from __future__ import annotations

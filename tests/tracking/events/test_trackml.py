@@ -168,7 +168,7 @@ def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
     with pytest.raises(Problem) as refused:
         read_event(tmp_path, "000000042", clusters=part == "cells")
     assert str(refused.value).startswith(f"these are {part} of ACTS or traccc, not of TrackML: no column ")
-    assert "docs/your_data.md, at ACTS" in refused.value.hint
+    assert "docs/recipes/data_acts.md" in refused.value.hint
     assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
 
 
