@@ -292,7 +292,7 @@ def test_partials_become_the_integers_of_the_sums_and_what_is_not_finite_is_coun
     grad_sink = EdgeStage(mlp)
     sink = GradientSink(torch.nn.ModuleList([grad_sink]))
     # A single row: the gradient of the bias is what comes back, and that of the weight the same times 1.
-    only = fused_mlp.Perceptron(
+    only = fused_mlp.FusedMLP(
         mlp,
         fused_mlp.shape_of(mlp, [torch.ones(1, 1)], None, None),
         (torch.ones(1, 1),),

@@ -74,7 +74,7 @@ def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
         partials = [torch.ones_like(parameter) for parameter in model.first.trainable()]
         if world.rank == 1:
             partials[0][0, 0] = float("inf")
-        model.first.give(model.first.trainable(), partials)
+        model.first.add_partials(model.first.trainable(), partials)
         return sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
 
     assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
@@ -91,7 +91,7 @@ def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counte
         model = Two()
         sink = GradientSink(model)
         parameters = model.first.trainable()
-        model.first.give(parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
+        model.first.add_partials(parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
         for _ in range(2):
             limbs = limbs_of([torch.full_like(parameter, 1.5 + world.rank) for parameter in parameters])
             model.first.add_limbs(parameters, limbs, 0, 0.0)
@@ -171,7 +171,7 @@ def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
 def test_without_a_sink_the_first_backward_pass_says_what_is_missing():
     stage = Two().first
     parameters = stage.trainable()
-    for give, values in ((stage.give, [parameters]), (stage.give_limbs, [limbs_of(parameters), 0, 0.0])):
+    for give, values in ((stage.add_partials, [parameters]), (stage.add_limbs, [limbs_of(parameters), 0, 0.0])):
         with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
             give(parameters, *values)
 
@@ -205,8 +205,8 @@ def test_some_parameters_of_a_stage_can_be_given_their_gradient_apart():
     model = Two()
     sink = GradientSink(model)
     parameters = model.first.trainable()
-    model.first.give(parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
-    model.first.give(parameters[:1], [torch.full_like(parameters[0], 3.0)])
+    model.first.add_partials(parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
+    model.first.add_partials(parameters[:1], [torch.full_like(parameters[0], 3.0)])
     model.second.give(list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)])  # frozen
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert [parameter.grad.unique().tolist() for parameter in parameters] == [[3.0], [1.0], [1.0], [0.0]]

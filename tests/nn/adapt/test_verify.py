@@ -21,7 +21,7 @@ def nothing_changed_by(module):
 @pytest.mark.parametrize("edges", ["incoming", "incident"])
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_an_exact_model_is_exact_in_every_layer(edges, parts):
-    found = verified(Net(), edges=edges, parts=parts)
+    found = verified(Net(), edge_policy=edges, parts=parts)
     assert found.exact, found
     assert found.check() is found
     assert [(row.name, row.kind) for row in found.rows] == [

@@ -49,7 +49,7 @@ class SeveralResults(nn.Module):
 )
 @pytest.mark.parametrize("edges", ["incoming", "incident"])
 def test_the_wrong_layer_is_named_and_not_those_behind_it(layer, edges):
-    found = verified(Net(layer()), edges=edges)
+    found = verified(Net(layer()), edge_policy=edges)
     assert not found.exact
     assert found.first_difference.name.startswith("middle")
     behind = [row for row in found.rows if row.name in ("conv2", "last", "")]

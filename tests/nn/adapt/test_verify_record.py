@@ -9,7 +9,7 @@ from verified_networks import Masks, Net, verified
 
 @pytest.mark.parametrize("edges", ["incoming", "incident"])
 def test_rows_made_inside_a_layer_are_told_apart_by_their_keys(edges):
-    found = verified(Masks(), edges=edges)
+    found = verified(Masks(), edge_policy=edges)
     assert found.exact
     rows = {row.name: (row.rows, row.difference) for row in found.rows}
     assert rows["kept"][0] == "some of the edges"
@@ -53,7 +53,7 @@ class Unwatched(nn.Module):
 
 @pytest.mark.parametrize("edges", ["incoming", "incident"])
 def test_what_cannot_be_compared_says_why_and_row_numbers_are_compared_by_what_they_name(edges):
-    found = verified(Unwatched(), edges=edges)
+    found = verified(Unwatched(), edge_policy=edges)
     assert found.exact
     unknown, numbers, ends = found.rows[:3]
     assert (unknown.difference, numbers.difference, ends.difference) == (None, None, 0.0)
