@@ -1,7 +1,6 @@
 """One thread, as in every rank: other numbers of threads may give other bits. Signs of life of long tests."""
 
 import gc
-import hashlib
 import os
 import re
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from marks import drawn
 
 from domainpar.common.words import VOICE
 
@@ -106,13 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share, seed = float(os.environ.get("SHARE", "1")), os.environ.get("DRAW_SEED", "0")
     rest = [item for item in items if item.get_closest_marker("slow") and not drawn(item, share, seed)]
     config.hook.pytest_deselected(items=rest)
-    items[:] = [item for item in items if item not in set(rest)]
-
-
-def drawn(item: pytest.Item, share: float, seed: str) -> bool:
-    """Whether a seed draws a test: one of `share` of all tests, and those that are always run."""
-    number = int.from_bytes(hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest()[:8])
-    return number < share * 2**64 or item.get_closest_marker("always") is not None
+    left_out = set(rest)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_configure(config: pytest.Config) -> None:

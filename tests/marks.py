@@ -1,5 +1,6 @@
 """Marks of tests: cases that `make test` leaves out, and the faults that a test shows."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,3 +24,9 @@ def needs_gpu(test: Callable[..., Any]) -> Any:
 def fault(*numbers: int) -> pytest.MarkDecorator:
     """Mark a test that shows faults of docs/faults.md, by their numbers there."""
     return pytest.mark.fault(*numbers)
+
+
+def drawn(item: pytest.Item, share: float, seed: str) -> bool:
+    """Whether a seed draws a test: one of `share` of all tests, and those that are always run."""
+    number = int.from_bytes(hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest()[:8])
+    return number < share * 2**64 or item.get_closest_marker("always") is not None

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-import conftest
+import marks
 
 NAMES = [f"tests/test_some.py::test_law[{number}]" for number in range(1000)]
 
@@ -10,7 +10,7 @@ NAMES = [f"tests/test_some.py::test_law[{number}]" for number in range(1000)]
 def drawn(share, seed, always=False):
     marker = {"always": True} if always else {}
     items = [SimpleNamespace(nodeid=name, get_closest_marker=marker.get) for name in NAMES]
-    return {item.nodeid for item in items if conftest.drawn(item, share, seed)}
+    return {item.nodeid for item in items if marks.drawn(item, share, seed)}
 
 
 def test_a_share_is_drawn_and_the_same_one_again_by_its_seed():
