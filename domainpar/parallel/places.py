@@ -26,9 +26,9 @@ _LIBRARIES = (
 """Frames that are neither ours nor the user's: those of Python, torch and whatever is installed beside them."""
 
 _CALLS = {
-    "Parallel.forward": "model(...)",
-    "Parallel.run": "model(...)",
-    "Parallel.reduce_gradients": "model.reduce_gradients()",
+    "GraphParallel.forward": "model(...)",
+    "GraphParallel.run": "model(...)",
+    "GraphParallel.reduce_gradients": "model.reduce_gradients()",
     "World.__exit__": "world.close()",
     "World.close": "world.close()",
     "World.session": "world.close()",

@@ -184,13 +184,13 @@ def test_what_a_second_pass_does_not_find_is_said_to_be_of_the_first_only(store,
             logits.detach()[int(foreign.nonzero()[0][0])] = torch.nan  # its loss is another rank's
         else:
             stage, given = trainers[1].model.head, []
-            give = stage.give_limbs
+            give = stage.add_limbs
 
             def once(parameters, limbs, rejected, largest):
                 give(parameters, limbs, *((rejected, largest) if given else (1, torch.nan)))
                 given.append(1)
 
-            stage.give_limbs = once
+            stage.add_limbs = once
 
     watched.at_point(monkeypatch, 1, point, nan)
     said = watched.spokesman(watched.steps(store, 3, spoil), 1)

@@ -65,7 +65,7 @@ def test_in_a_forward_pass_the_layer_is_named(store, layer):
 @pytest.mark.parametrize("layer", ["node_encoder", "edge_stages.1", "head"])
 def test_in_a_backward_pass_too(store, layer):
     def spoil(trainer):
-        trainer.model.get_submodule(layer).give_limbs = lambda *given: too_much()
+        trainer.model.get_submodule(layer).add_limbs = lambda *given: too_much()
 
     said = fails_on_one(store, spoil)
     assert said.what.startswith(f"out of memory in layer {layer} (backward): ")
@@ -98,7 +98,7 @@ def test_how_large_the_part_is_and_what_to_try(store):
             sizes.append((graph.num_owned, graph.plan.num_ghosts, graph.num_edges))
             too_much()
 
-        trainer.model.head.give_limbs = noted
+        trainer.model.head.add_limbs = noted
 
     said = fails_on_one(store, spoil, graph_iters=3)
     owned, ghosts, edges = sizes[0]

@@ -100,8 +100,8 @@ def always_poisoned(layer):
 
 def gives(stage, value):
     """Let a stage find that a gradient of this value cannot be added up."""
-    give = stage.give_limbs
-    stage.give_limbs = lambda parameters, limbs, rejected, largest: give(parameters, limbs, rejected + 1, abs(value))
+    give = stage.add_limbs
+    stage.add_limbs = lambda parameters, limbs, rejected, largest: give(parameters, limbs, rejected + 1, abs(value))
 
 
 def at_point(monkeypatch, rank, point, do, times=1):
