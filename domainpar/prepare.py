@@ -131,6 +131,8 @@ def _selection(config: PrepareConfig) -> "Selection":
 
 def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
     """The events of a configuration, joined by these cuts; `other` replaces arguments."""
+    from domainpar.tracking.events.beam_spot import BeamSpot
+    from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.sources import open_source
 
@@ -148,6 +150,8 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "seed": config.seed,
         "clusters": config.cluster_features,
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
+        "field": None if config.field is None else read_field(config.field),
+        "beam_spot": None if config.beam_spot is None else BeamSpot(*config.beam_spot.value),
     }
     opened = open_source(config.source, **{**arguments, **other})
     if not isinstance(cuts, GivenEdges):
@@ -230,6 +234,7 @@ def _work(config: PrepareConfig) -> int:
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     from domainpar.common.words import between, on_ranks, several, this_python
+    from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.store import MODULE_MAP, EventStore
     from domainpar.tracking.reco.facts import described
@@ -246,6 +251,10 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
         print(f"filter: edges that {network} scored at least {left['min_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
+    if (field := store.settings.get("field")) is not None:
+        print(f"field: {Field.of(field)}")
+    if (spot := store.beam_spot) is not None:
+        print(f"beam spot: {spot} ({'as told' if 'beam_spot' in store.settings else 'measured from true particles'})")
     if lost := store.settings.get("hit_inefficiency"):
         print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers
+from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers, Spot
 
 OF_HITS = "source simulate, source trackml, source colliderml"
 """Sources of hits, which are selected and joined here; others are graphs."""
@@ -67,6 +67,19 @@ class SourceFlags(Group):
         MeansNothing("volumes, hit_inefficiency", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing("hard_cuts", without=f"{OF_HITS}, source acorn", hint="it selects hits"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorFlags(Group):
+    """The field and the collisions, which track finding and fits of helices go by"""
+
+    field: str | None = None
+    """Magnetic field: B_z in T, the same everywhere, or a file: a table of z and B_z, or a map of r, z, B_r, B_z as
+    ACTS writes one, in mm and T. Default: that of the TrackML events on TrackML's layers, elsewhere 2 T."""
+
+    beam_spot: Spot | None = None
+    """Where collisions lie along the beam: z of its middle and its width (sigma) in mm, '0, 55'. Default: measured from
+    events with truth, else that of the TrackML events, '0, 5.44'; simulated ones have this one, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +214,7 @@ class StoreFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig(SourceFlags, AcornFlags, CandidateFlags, TileFlags, StoreFlags):
+class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, TileFlags, StoreFlags):
     """All flags of `prepare`."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -224,6 +237,7 @@ class PrepareConfig(SourceFlags, AcornFlags, CandidateFlags, TileFlags, StoreFla
             hint="it tells how one is built",
             spares_presets=True,
         ),
+        MeansNothing("field, beam_spot", beside="source scores", hint="the store of the events keeps them"),
         MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
             ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it tells how acorn files are read"

@@ -193,6 +193,17 @@ class Numbers(Text):
         return tuple(_numbers(self))
 
 
+class Spot(Text):
+    """The beam spot along the beam, its middle and its width above 0, in mm: `0, 55`."""
+
+    @cached_property
+    def value(self) -> tuple[float, float]:
+        match _numbers(self):
+            case z, width if math.isfinite(z) and 0 < width < math.inf:
+                return z, width
+        raise ConfigError("not two numbers, the second above 0", "write its z and its width (sigma) in mm: '0, 55'")
+
+
 class Betas(Text):
     """Two numbers from 0 up to, but not, 1: `0.9,0.999`."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.events import detector
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.tracking.reco.performance.truth import EventTruth
@@ -47,6 +48,7 @@ class EventData:
         shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
             one track at most.
         ckf_track_id: Track of each hit of the CKF.
+        field: The field around the hits.
     """
 
     event_id: str
@@ -67,6 +69,7 @@ class EventData:
     track_id: IntArray | None
     shared_hits: IntArray | None
     ckf_track_id: IntArray | None
+    field: Field
 
     @property
     def num_hits(self) -> int:
@@ -93,7 +96,8 @@ class EventData:
         """The truth that tracks are compared with; None where the particles of hits are unknown."""
         if self.particle_id is None:
             return None
-        return _truth_of(self.particle_id, self.volume, self.layer, self.position, self.particles)
+        surface = surface_numbers(self.volume, self.layer)
+        return EventTruth(self.particle_id, surface, position=self.position, particles=self.particles, field=self.field)
 
     @property
     def tiling(self) -> Tiling:
@@ -135,6 +139,7 @@ def read_event_data(
         edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
+        field = detector.field_of(event.settings, hits["volume"], hits["layer"])
     arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
     target = None
     if particles is not None:
@@ -143,8 +148,9 @@ def read_event_data(
             values = getattr(particles, name, None)
             if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
                 known[name] = condition
-        of_hits = {name: hits[name] for name in ("particle_id", "volume", "layer", "position")}
-        target = _truth_of(**of_hits, particles=particles).targets_among(particles.particle_id, known)
+        surface = surface_numbers(hits["volume"], hits["layer"])
+        truth = EventTruth(hits["particle_id"], surface, position=hits["position"], particles=particles)
+        target = truth.targets_among(particles.particle_id, known)
     edge_class = None
     if edges["label"] is not None and (particles is not None or not edge_target):
         of_edge = None if hits["particle_id"] is None else hits["particle_id"][edges["edge_index"][1]]
@@ -162,15 +168,8 @@ def read_event_data(
         track_id=arrays.get("track_id"),
         shared_hits=arrays.get("shared_hits"),
         ckf_track_id=arrays.get("ckf_track_id"),
+        field=field,
     )
-
-
-def _truth_of(
-    particle_id: IntArray, volume: IntArray, layer: IntArray, position: FloatArray | None, particles: Particles | None
-) -> EventTruth:
-    """The truth of an event as `reco.performance` has it."""
-    surface, field = surface_numbers(volume, layer), detector.field_of_surfaces(volume, layer)
-    return EventTruth(particle_id, surface, position=position, particles=particles, field=field)
 
 
 def _score_arrays(

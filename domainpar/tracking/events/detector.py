@@ -8,7 +8,7 @@ Lengths are mm, momenta GeV, angles rad. "Outward" is away from the origin.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.tracking.events.beam_spot import BeamSpot
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import surface_numbers
 
 FloatTable = npt.NDArray[np.float64]
@@ -182,13 +184,13 @@ class Geometry:
         groups: Barrels and rings, `GROUP_DTYPE` [98], grouped by surface.
         modules: All modules, `MODULE_DTYPE` [18728], by (volume, layer, module). Modules of a barrel are numbered as in
             TrackML; those of a disk ring by ring, which TrackML does not do.
-        field: z in mm at even steps and B_z in T there, float64 [121, 2].
+        field: That of the TrackML events: a table of B_z along the beam.
     """
 
     surfaces: npt.NDArray[np.void]
     groups: npt.NDArray[np.void]
     modules: npt.NDArray[np.void]
-    field: FloatTable
+    field: Field
 
 
 def _blank_modules(
@@ -263,17 +265,16 @@ def geometry() -> Geometry:
                 modules.append(_ring_modules(surface, ring, count - first_module + 1))
                 count += ring.num_phi
         surfaces.append((isinstance(surface, Barrel), coordinate, first_group, len(groups) - first_group))
-    # The field at even steps needs no search. All nodes of the table are multiples of 50 mm: nothing is lost.
-    z = np.linspace(FIELD_Z[0], FIELD_Z[-1], 121)
     return Geometry(
         surfaces=np.array(surfaces, SURFACE_DTYPE),
         groups=np.array(groups, GROUP_DTYPE),
         modules=np.concatenate(modules),
-        field=np.stack([z, np.interp(z, FIELD_Z, FIELD_BZ)], axis=1),
+        field=Field.along(FIELD_Z, FIELD_BZ),
     )
 
 
-# B_z along the beam, measured from true momenta. The asymmetry of the two ends is in the data.
+# B_z along the beam, measured from true momenta. The asymmetry of the two ends is in the data. All nodes are multiples
+# of 50 mm, a quarter of the smallest step.
 # fmt: off
 FIELD_Z = (-3000.0, -2550.0, -2250.0, -2000.0, -1800.0, -1600.0, -1400.0, -1200.0, -1000.0, -800.0, -600.0, -400.0,
            -200.0, 0.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0, 1400.0, 1600.0, 1800.0, 2000.0, 2250.0, 2550.0,
@@ -289,7 +290,7 @@ PROMPT_SHARE = 0.7428
 NOISE_SHARE = 0.175
 """Share of the hits that no listed particle left. Noise falls evenly on modules, some 0.95 a module in a full event."""
 PARTICLES_PER_VERTEX = 38.0
-BEAM_SPOT_Z = 5.44
+BEAM_SPOT = BeamSpot(0.0, 5.44)
 BEAM_SPOT_XY = 0.016
 PROMPT_POSITIVE_SHARE, SECONDARY_POSITIVE_SHARE = 0.50, 0.66
 
@@ -429,10 +430,17 @@ def known_surfaces() -> npt.NDArray[np.integer]:
     return surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
 
 
-def field_of_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> float | FloatTable:
-    """B_z in T around hits of these volumes and layers, [N] each: this detector's table, else 2 T.
+FIELD_ELSEWHERE = 2.0
+"""B_z in T of a detector whose field nobody told: that of the inner trackers of ATLAS and of most simulations."""
 
-    Returns:
-        z in mm and B_z, [K, 2], where all hits lie on surfaces of this detector.
+
+def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> Field:
+    """The field around the hits of an event: as the settings of its store tell.
+
+    Where they tell nothing it is that of the TrackML events if all hits, of these volumes and layers, [N] each, lie on
+    surfaces of this detector, and `FIELD_ELSEWHERE` if not.
     """
-    return geometry().field if np.isin(surface_numbers(volume, layer), known_surfaces()).all() else 2.0
+    if (told := settings.get("field")) is not None:
+        return Field.of(told)
+    ours = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
+    return geometry().field if ours else Field.of(FIELD_ELSEWHERE)

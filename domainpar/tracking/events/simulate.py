@@ -15,6 +15,8 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
+from domainpar.tracking.events.beam_spot import BeamSpot
+from domainpar.tracking.events.field import Field, forces
 from domainpar.tracking.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
 
@@ -73,7 +75,13 @@ class _Generated:
         return _Generated(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names})
 
 
-def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = None) -> Hits:
+def simulate_event(
+    seed: int,
+    num_hits: int = 100_000,
+    event_id: str | None = None,
+    field: Field | None = None,
+    beam_spot: BeamSpot | None = None,
+) -> Hits:
     """Simulate one collision event.
 
     The number of particles follows from `num_hits`; the number of hits then fluctuates around it by some per cent.
@@ -84,6 +92,8 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
         seed: Seed of this event's own generator, not negative.
         num_hits: Expected number of hits; a full event has about 100,000.
         event_id: Name of the event; `sim` and the seed by default.
+        field: The field; that of the TrackML events by default.
+        beam_spot: Where collisions lie along the beam; as in the TrackML events by default.
 
     Returns:
         Hits by (volume, layer, module), numbered from 1, with exact `particle_id` (0: noise), the table of all
@@ -98,8 +108,8 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
     if seed < 0:
         raise ValueError(f"seed is {seed}; seeds are not negative.")
     generator = np.random.default_rng(seed)
-    tracks = _draw_tracks(generator, round(num_hits * (1 - detector.NOISE_SHARE) / HITS_PER_PARTICLE))
-    track_rows, signal_modules, signal_local = _cross_modules(generator, tracks)
+    tracks = _draw_tracks(generator, round(num_hits * (1 - detector.NOISE_SHARE) / HITS_PER_PARTICLE), beam_spot)
+    track_rows, signal_modules, signal_local = _cross_modules(generator, tracks, field or detector.geometry().field)
     noise_modules, noise_local = _draw_noise(generator, generator.poisson(num_hits * detector.NOISE_SHARE))
     seen, particle_rows, nhits = np.unique(track_rows, return_inverse=True, return_counts=True)
     particle_id = np.concatenate([particle_rows + 1, np.zeros(len(noise_modules), np.int64)])
@@ -132,16 +142,20 @@ def simulate_event(seed: int, num_hits: int = 100_000, event_id: str | None = No
 # --- particles -------------------------------------------------------------------------------------------------------
 
 
-def _draw_tracks(generator: np.random.Generator, count: int) -> _Generated:
+def _draw_tracks(generator: np.random.Generator, count: int, beam_spot: BeamSpot | None) -> _Generated:
     num_prompt = generator.binomial(count, detector.PROMPT_SHARE)
-    return _draw_prompt(generator, num_prompt).and_then(_draw_secondary(generator, count - num_prompt))
+    prompt = _draw_prompt(generator, num_prompt, beam_spot or detector.BEAM_SPOT)
+    secondary = _draw_secondary(generator, count - num_prompt)
+    if beam_spot is not None:  # the narrow one is in the measured places of secondary vertices
+        secondary.vertex[:, 2] += generator.normal(*beam_spot, len(secondary.vertex))
+    return prompt.and_then(secondary)
 
 
-def _draw_prompt(generator: np.random.Generator, count: int) -> _Generated:
+def _draw_prompt(generator: np.random.Generator, count: int, beam_spot: BeamSpot) -> _Generated:
     """Particles from collisions along the beam: shares of the vertices are exponential, as pile-up's nearly are."""
     num_vertices = max(1, round(count / detector.PARTICLES_PER_VERTEX))
-    beam_spot = [detector.BEAM_SPOT_XY, detector.BEAM_SPOT_XY, detector.BEAM_SPOT_Z]
-    vertices = generator.normal(0.0, beam_spot, (num_vertices, 3))
+    widths = [detector.BEAM_SPOT_XY, detector.BEAM_SPOT_XY, beam_spot.width]
+    vertices = generator.normal([0.0, 0.0, beam_spot.z], widths, (num_vertices, 3))
     shares = generator.exponential(size=num_vertices)
     return _Generated(
         vertex=vertices[generator.choice(num_vertices, count, p=shares / shares.sum())],
@@ -187,7 +201,9 @@ def _signs(generator: np.random.Generator, count: int, positive_share: float) ->
 # --- propagation -----------------------------------------------------------------------------------------------------
 
 
-def _cross_modules(generator: np.random.Generator, tracks: _Generated) -> tuple[IntArray, IntArray, FloatArray]:
+def _cross_modules(
+    generator: np.random.Generator, tracks: _Generated, field: Field
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Follow all tracks: the track, the module and the local (u, v, du/dw, dv/dw) of each hit."""
     shape = (len(tracks.pt), MAX_CROSSINGS)
     geometry = detector.geometry()
@@ -200,16 +216,8 @@ def _cross_modules(generator: np.random.Generator, tracks: _Generated) -> tuple[
         geometry.surfaces,
         geometry.groups,
         geometry.modules,
-        geometry.field,
+        field,
     )
-
-
-@compiled
-def _field_at(field: Any, z: float) -> float:
-    """B_z at z, linear between the nodes of an even table; constant outside."""
-    place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
-    node = min(int(place), len(field) - 2)
-    return float(field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1]))
 
 
 @compiled
@@ -316,7 +324,8 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
     travelled = turned = 0.0
     barrel_open = abs(slope) < STEEPEST_BARREL_SLOPE
     for _ in range(MAX_STEPS):
-        k = CURVATURE * charge * _field_at(field, state[2]) / pt
+        bend, twist = forces(field, state[0], state[1], state[2], state[3], slope)
+        k = CURVATURE * charge * bend / pt
         h = min(STEP_TRANSVERSE, STEP_Z / max(abs(slope), 1e-6))
         end = _advance(state, slope, k, h)
         psi, new_slope = end[3], slope
@@ -336,6 +345,10 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
             if pt < SMALLEST_PT:
                 return count
             crossings += 1
+        if twist != 0.0:
+            turn = CURVATURE * charge * twist * h / pt
+            pt *= 1 - new_slope * turn
+            new_slope += turn * (1 + new_slope * new_slope)
         state, slope = (end[0], end[1], end[2], psi), new_slope
         travelled += h
         turned += abs(k * h)

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
 from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.store import Settings, Split
@@ -61,6 +63,8 @@ def open_source(
     num_phi_sectors: int = 1,
     acorn: AcornOptions | None = None,
     clusters: bool = False,
+    field: Field | None = None,
+    beam_spot: BeamSpot | None = None,
 ) -> Source:
     """List the events of a source.
 
@@ -75,6 +79,8 @@ def open_source(
         num_phi_sectors: Sectors that a heptrkx event was cut into.
         acorn: Options for acorn files.
         clusters: Features of clusters as well, from the cells of TrackML files.
+        field: The field around the hits; None: as `detector.field_of` takes it to be.
+        beam_spot: Where collisions lie along the beam; None: measured where there is truth.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
@@ -82,7 +88,7 @@ def open_source(
     cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
-        return _simulated(count, seed, num_hits, selection, cuts)
+        return _simulated(count, seed, num_hits, selection, cuts, field, beam_spot)
     if directory is None:
         raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
     path = Path(directory)
@@ -131,7 +137,19 @@ def open_source(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
             "ask for fewer --events",
         )
-    return replace(source, names=source.names[:num_events])
+    return replace(
+        source, names=source.names[:num_events], settings={**source.settings, **conditions_told(field, beam_spot)}
+    )
+
+
+def conditions_told(field: Field | None, beam_spot: BeamSpot | None) -> dict[str, Any]:
+    """What a store's settings keep of the field and of the beam spot, where they were told."""
+    told: dict[str, Any] = {}
+    if field is not None:
+        told["field"] = field.to_json()
+    if beam_spot is not None:
+        told["beam_spot"] = list(beam_spot)
+    return told
 
 
 def layer_pairs_of(kind: str) -> tuple[LayerPair, ...]:
@@ -160,15 +178,23 @@ def _of_hits(
     return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept)
 
 
-def _simulated(num_events: int, seed: int, num_hits: int, selection: Selection, cuts: Candidates) -> Source:
+def _simulated(
+    num_events: int,
+    seed: int,
+    num_hits: int,
+    selection: Selection,
+    cuts: Candidates,
+    field: Field | None,
+    beam_spot: BeamSpot | None,
+) -> Source:
     from domainpar.tracking.events.simulate import simulate_event
 
     seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
 
     def hits(name: str) -> Hits:
-        return simulate_event(seeds[name], num_hits, name)
+        return simulate_event(seeds[name], num_hits, name, field, beam_spot)
 
-    settings = {"source": "simulate", "num_hits": num_hits}
+    settings = {"source": "simulate", "num_hits": num_hits, **conditions_told(field, beam_spot)}
     return _of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts)
 
 

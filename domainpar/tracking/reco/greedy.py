@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.compiling import compiled
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, chi2, field_at
+from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, chi2
 from domainpar.tracking.reco.segments import TrackHits, long_enough
 
 BESIDE = 25.0
@@ -42,7 +43,7 @@ def link_greedily(inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: f
     if hits.position is None:
         raise ValueError("a track is grown along a helix, but its hits have no positions")
     position = np.ascontiguousarray(hits.position, np.float64)
-    bz = np.abs(field_at(hits.field, position[:, 2]))
+    bz = np.abs(Field.of(hits.field).bending(position))
     distance = np.sum(position**2, axis=1)
     grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, max_chi2)
     return np.asarray(grown)
@@ -104,7 +105,7 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     own = np.argsort(track_id, kind="stable")
     numbers = np.arange(track_id.max(initial=-1) + 2)
     position = np.ascontiguousarray(hits.position, np.float64)
-    bz = np.abs(field_at(hits.field, position[:, 2]))
+    bz = np.abs(Field.of(hits.field).bending(position))
     taken = offered[
         _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
                position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, max_chi2)

@@ -13,6 +13,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
@@ -51,7 +52,9 @@ class Helices:
         return len(self.pt)
 
 
-def fit_helices(position: FloatArray, track_id: IntArray, num_tracks: int, field: float | FloatArray = 2.0) -> Helices:
+def fit_helices(
+    position: FloatArray, track_id: IntArray, num_tracks: int, field: float | FloatArray | Field = 2.0
+) -> Helices:
     """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
 
     All hits count alike.
@@ -60,8 +63,8 @@ def fit_helices(position: FloatArray, track_id: IntArray, num_tracks: int, field
         position: x, y, z of each hit in mm, [N, 3].
         track_id: Track of each hit, in [0, num_tracks), or -1 for none, [N].
         num_tracks: Number of tracks T.
-        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2], such as `detector.geometry().field`: then
-            each track takes the mean over its hits.
+        field: The field, or B_z in T, or a table of z in mm (increasing) and B_z, [K, 2]. Each track takes the mean
+            over its hits.
 
     Returns:
         One row a track. A track of fewer than three hits is not fitted.
@@ -78,10 +81,10 @@ def fit_helices(position: FloatArray, track_id: IntArray, num_tracks: int, field
             f"in [0, {num_tracks})."
         )
     check_finite(position)
-    bz = field_at(field, position[:, 2])
+    bz, br = Field.of(field).at(position)
     rows = np.lexsort((np.sum(position**2, axis=1), track_id))
     ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], bz[rows], ptr).T
+    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], bz[rows], br[rows], ptr).T
     fitted = np.isfinite(curvature)
     with np.errstate(divide="ignore"):  # a straight line has curvature 0
         pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
@@ -107,17 +110,6 @@ def check_finite(position: FloatArray) -> None:
     broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(broken):
         raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
-
-
-def field_at(field: float | FloatArray, z: FloatArray) -> FloatArray:
-    """B_z in T at each z; constant beyond a table's ends."""
-    table = np.asarray(field, np.float64)
-    if table.ndim == 0:
-        return np.full(len(z), float(table))
-    if table.ndim != 2 or table.shape[1] != 2 or len(table) < 1:
-        raise ValueError(f"the field has shape {table.shape}; give one B_z in T, or z and B_z at each step, (K, 2).")
-    bz: FloatArray = np.interp(z, table[:, 0], table[:, 1])
-    return bz
 
 
 @compiled
@@ -182,9 +174,9 @@ def _arc(ahead: float, left: float, rho: float) -> float:
 
 
 @compiled
-def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
-    """(curvature, phi, d0, z0, slope, B_z) of each track, float64 [T, 6]; NaN without a fit. Left turns have positive
-    curvature."""
+def _fit_all(position: Any, bz: Any, br: Any, ptr: Any) -> Any:
+    """(curvature, phi, d0, z0, slope, what bends in T) of each track, float64 [T, 6]; NaN without a fit. Left turns
+    have positive curvature."""
     fits = np.full((len(ptr) - 1, 6), np.nan)
     for track in range(len(ptr) - 1):
         hits = slice(ptr[track], ptr[track + 1])
@@ -193,7 +185,7 @@ def _fit_all(position: Any, bz: Any, ptr: Any) -> Any:
         fitted, rho, phi, d = _fit_circle(position[hits])
         if fitted:
             z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
-            fits[track] = -rho, phi, -d, z0, slope, np.mean(bz[hits])
+            fits[track] = -rho, phi, -d, z0, slope, np.mean(bz[hits]) - slope * np.mean(br[hits])
     return fits
 
 

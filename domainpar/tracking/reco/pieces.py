@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.reco.helix import (
     ALONG_ERROR,
@@ -23,7 +24,6 @@ from domainpar.tracking.reco.helix import (
     check_tracks,
     chi2,
     distance_from_helix,
-    field_at,
     fit_helices,
 )
 from domainpar.tracking.reco.segments import number_tracks
@@ -73,7 +73,10 @@ class StitchOptions:
 
 
 def stitch(
-    track_id: IntArray, position: FloatArray, options: StitchOptions | None = None, field: float | FloatArray = 2.0
+    track_id: IntArray,
+    position: FloatArray,
+    options: StitchOptions | None = None,
+    field: float | FloatArray | Field = 2.0,
 ) -> IntArray:
     """Join pieces of tracks that lie on one helix, end to end or side by side.
 
@@ -87,7 +90,7 @@ def stitch(
         track_id: Track of each hit, -1 for none, [N].
         position: x, y, z of each hit in mm, [N, 3].
         options: Limits; the defaults if None.
-        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2].
+        field: As for `helix.fit_helices`.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. The same hits are on tracks as
@@ -134,7 +137,7 @@ class Pieces:
         ptr: First hit of each piece in the three arrays below, int64 [P + 1]; hits of a piece go outward.
         rows: These hits as rows of the event, int64 [n].
         position: Their x, y, z in mm, float64 [n, 3].
-        bz: |B_z| there in T, float64 [n].
+        bz: What bends there, as |B_z| in T, float64 [n].
     """
 
     table: npt.NDArray[Any]
@@ -147,14 +150,14 @@ class Pieces:
         return len(self.table)
 
     @classmethod
-    def of(cls, track_id: IntArray, position: FloatArray, min_hits: int, field: float | FloatArray) -> Pieces:
+    def of(cls, track_id: IntArray, position: FloatArray, min_hits: int, field: float | FloatArray | Field) -> Pieces:
         """Fit the tracks that have enough hits.
 
         Args:
             track_id: Track of each hit, -1 for none, [N].
             position: x, y, z of each hit in mm, float64 [N, 3].
             min_hits: Fewest hits of a piece.
-            field: B_z in T, or a table of z in mm and B_z, [K, 2].
+            field: As for `helix.fit_helices`.
 
         Raises:
             ValueError: If the position of a hit on these tracks is not finite, or the field has another shape.
@@ -163,7 +166,7 @@ class Pieces:
         _, number, counts = np.unique(track_id[on], return_inverse=True, return_counts=True)
         enough = counts[number] >= min_hits
         on, track = on[enough], track_id[on[enough]]
-        return cls._fitted(on, track, position[on], np.abs(field_at(field, position[on, 2])))
+        return cls._fitted(on, track, position[on], np.abs(Field.of(field).bending(position[on])))
 
     def joined(self, inner: IntArray, outer: IntArray) -> Pieces:
         """The pieces after joining pairs of them, each in at most one: only what is new is fitted, and `fresh`."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.plan import BoolArray
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.joining import grouped as grouped
 
@@ -24,13 +25,13 @@ class TrackHits:
         position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
         surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
         module: Module of each hit within its surface, [N]; 0 where it is unknown.
-        field: B_z in T, or a table of z in mm (increasing) and B_z, [K, 2].
+        field: As for `helix.fit_helices`.
     """
 
     position: FloatArray | None
     surface: IntArray
     module: IntArray
-    field: float | FloatArray = 2.0
+    field: float | FloatArray | Field = 2.0
 
     def __len__(self) -> int:
         return len(self.surface)

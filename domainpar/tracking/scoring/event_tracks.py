@@ -28,7 +28,8 @@ from domainpar.common import faults
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.compiling import clock
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.detector import field_of_surfaces
+from domainpar.tracking.events.beam_spot import BeamSpot
+from domainpar.tracking.events.detector import BEAM_SPOT, field_of
 from domainpar.tracking.events.given_edges import SUFFIX as EDGES_SUFFIX
 from domainpar.tracking.events.given_edges import write_edges
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
@@ -68,6 +69,7 @@ class TrackFinders:
         format: Which; `zarr` for none.
         ckf: Whether to look for helices as well.
         split_of: Split of each event by name.
+        beam_spot: Where collisions lie along the beam, if the settings of an event do not tell.
     """
 
     options: TrackOptions | None
@@ -75,6 +77,7 @@ class TrackFinders:
     format: Format
     ckf: bool
     split_of: Mapping[str, str]
+    beam_spot: BeamSpot = BEAM_SPOT
 
     def __call__(self, event: StoredEvent, scores: EventScores) -> EventScores:
         """The scores with all tracks.
@@ -109,7 +112,10 @@ class TrackFinders:
             what = "--ckf follows helices, but its hits have no positions"
             raise whole.event.place.problem(what, "leave it out")
         try:
-            tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module)
+            field = field_of(whole.event.settings, hits.volume, hits.layer)
+            told = whole.event.settings.get("beam_spot")
+            spot = self.beam_spot if told is None else BeamSpot(*told)
+            tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module, field, spot)
         except ValueError as error:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
@@ -156,7 +162,7 @@ def hits_of(whole: WholeEvent) -> TrackHits:
     volume, layer, module = (
         whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
     )  # fmt: skip
-    field = field_of_surfaces(volume, layer)
+    field = field_of(whole.event.settings, volume, layer)
     return TrackHits(whole.nodes("position"), surface_numbers(volume, layer), module, field)
 
 

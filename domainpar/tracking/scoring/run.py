@@ -29,6 +29,7 @@ from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.colliderml import import_parquet
+from domainpar.tracking.events.detector import BEAM_SPOT
 from domainpar.tracking.events.own_events import (
     InMaps,
     OwnEvents,
@@ -279,7 +280,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         store,
         world,
         directory=unfinished,
-        finish=TrackFinders(options, unfinished, config.format, config.ckf, splits),
+        finish=TrackFinders(options, unfinished, config.format, config.ckf, splits, store.beam_spot or BEAM_SPOT),
         judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps),
         origin=origin,
         on_bad_event=config.on_bad_event,

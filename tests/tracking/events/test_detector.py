@@ -87,8 +87,9 @@ def test_layers_that_are_skipped_lie_between():
 
 
 def test_the_field_is_2_tesla_at_the_centre_and_falls_to_the_ends():
-    z, bz = geometry().field.T
+    field = geometry().field
+    z, (bz,) = field.z_first + field.z_step * np.arange(121), field.bz
     assert bz[z == 0][0] == 2.005
     assert np.all(np.diff(bz[z <= 0]) > 0)
     assert np.all(np.diff(bz[z >= 0]) < 0)
-    np.testing.assert_allclose(np.diff(z), 50.0)
+    assert (z[0], field.z_step, len(bz), field.br.any()) == (-3000.0, 50.0, 121, False)

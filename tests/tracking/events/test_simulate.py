@@ -188,7 +188,8 @@ def test_a_passage_over_cells_is_weighted_by_path_length():
 def test_positions_are_as_wrong_as_measured(volume, u_range, v_range):
     """Median distance in mm from the true crossing, against the resolution of real events in each kind of sensor."""
     generator = np.random.default_rng(0)
-    _, index, local = simulate._cross_modules(generator, simulate._draw_tracks(generator, 2000))
+    tracks = simulate._draw_tracks(generator, 2000, None)
+    _, index, local = simulate._cross_modules(generator, tracks, geometry().field)
     modules = geometry().modules[index]
     away = simulate._read_out(generator, index, local) - modules["centre"]
     chosen = modules["volume"] == volume

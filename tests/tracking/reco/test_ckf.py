@@ -16,7 +16,7 @@ from domainpar.tracking.reco.helix import fit_helices
 def find(event, rows=slice(None), **changes):
     columns = (event.position, event.volume, event.layer, event.module)
     searches = [replace(search, **changes) for search in SEARCHES]
-    return find_tracks(*(column[rows] for column in columns), searches)
+    return find_tracks(*(column[rows] for column in columns), searches=searches)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_hits_on_the_beam_line_and_in_one_place_are_no_track():
     position = np.repeat([[0.0, 0, 0], [31, 5, 1], [70, 11, 2]], 4, axis=0)
     layer = np.repeat([2, 4, 6], 4)
     searches = [replace(search, min_hits=4) for search in SEARCHES]
-    track_id = find_tracks(position, np.full(12, 8), layer, np.arange(12), searches)
+    track_id = find_tracks(position, np.full(12, 8), layer, np.arange(12), searches=searches)
     assert (track_id == -1).all()
 
 

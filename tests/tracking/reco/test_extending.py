@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domainpar.tracking.events.detector import field_of_surfaces
+from domainpar.tracking.events.detector import field_of
 from domainpar.tracking.events.graph import surface_numbers, volumes_and_layers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.targets import target_particles
@@ -22,7 +22,7 @@ def event():
     targets = hits.particles.particle_id[target_particles(hits.particles, TARGETS)]
     of_target = number_tracks(np.where(np.isin(hits.particle_id, targets), hits.particle_id, -1))
     surface = surface_numbers(hits.volume, hits.layer)
-    field = field_of_surfaces(hits.volume, hits.layer)
+    field = field_of({}, hits.volume, hits.layer)
     return TrackHits(hits.position, surface, hits.module, field), of_target
 
 

@@ -9,7 +9,7 @@ import plainly
 import pytest
 
 from domainpar.tracking.events.construct import Cuts, build_graph
-from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of_surfaces
+from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.greedy import MOST_HITS, link_greedily, refine
@@ -127,7 +127,7 @@ def test_wrong_segments_with_good_scores_cost_components_far_more_than_grown_tra
     hits = simulate_event(3, 2500)
     graph = build_graph(hits, Cuts())
     surface = surface_numbers(hits.volume, hits.layer)
-    known = TrackHits(hits.position, surface, hits.module, field_of_surfaces(hits.volume, hits.layer))
+    known = TrackHits(hits.position, surface, hits.module, field_of({}, hits.volume, hits.layer))
     rng = np.random.default_rng(0)
     logits = np.where(graph.label > 0, 3.0, -3.0)
     wrong = np.flatnonzero(graph.label == 0)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from domainpar.common.problems import EventPlace
 from domainpar.nn.standard import FeatureSums
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, Hits, Particles
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
 from domainpar.tracking.events.store.archive import Archive
@@ -409,6 +410,7 @@ def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
             path=path.name,
             bytes=path.stat().st_size,
             sha256=event.sha256,
+            beam_spot=BeamSpot.of_particles(event.particles()),
             **{name: getattr(event, name) for name in sizes},
         )
         return record, event.settings_digest, event.source_digest

@@ -57,6 +57,7 @@ class EventRecord:
         edge_feature_names: Name of each edge feature.
         split: `train`, `val` or `test`.
         labels: Labels of its nodes, and of itself.
+        beam_spot: Where its collisions lie along the beam, as `BeamSpot` has it, in mm; None where truth does not tell.
     """
 
     event: str
@@ -71,12 +72,15 @@ class EventRecord:
     edge_feature_names: tuple[str, ...]
     split: Split = "train"
     labels: tuple[Label, ...] = ()
+    beam_spot: tuple[float, float] | None = None
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
         """A record by its JSON, in which tuples are lists."""
         names = {name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}
-        return cls(**{**item, **names, "labels": tuple(Label(*label) for label in item["labels"])})
+        spot = item.get("beam_spot")
+        labels = tuple(Label(*label) for label in item["labels"])
+        return cls(**{**item, **names, "labels": labels, "beam_spot": None if spot is None else tuple(spot)})
 
 
 def event_file_name(event_id: str) -> str:

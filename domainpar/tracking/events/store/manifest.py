@@ -13,6 +13,7 @@ from typing import Any
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Problem
 from domainpar.nn.standard import Standard, standard_of
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.features import FEATURES, Feature
 from domainpar.tracking.events.labels import Label
 from domainpar.tracking.events.store.archive import parsed_json
@@ -124,6 +125,12 @@ class EventStore:
             what = f"sha256 is {sha256} but the manifest says {record.sha256}"
             hint = f"the file has changed since it was prepared; {COPY_ANEW}"
             raise StoreError(what, hint, event=record.event, file=path)
+
+    @property
+    def beam_spot(self) -> BeamSpot | None:
+        """Where collisions lie along the beam: as it was told, or measured from the events with truth; None without."""
+        told = self.settings.get("beam_spot")
+        return BeamSpot.of_events(record.beam_spot for record in self.records) if told is None else BeamSpot(*told)
 
     @property
     def digest(self) -> str:

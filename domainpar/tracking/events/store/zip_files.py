@@ -12,6 +12,7 @@ import numpy as np
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import EventPlace
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, EventGraph, check_array, checked
 from domainpar.tracking.events.labels import Label, check_labels, labels_in
 from domainpar.tracking.events.store.archive import Archive
@@ -142,6 +143,7 @@ def write_event(
         feature_names=tuple(graph.feature_names),
         edge_feature_names=tuple(graph.edge_feature_names),
         labels=labels,
+        beam_spot=BeamSpot.of_particles(graph.hits.particles),
     )
 
 

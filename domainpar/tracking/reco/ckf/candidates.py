@@ -12,7 +12,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.reco.ckf.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
-from domainpar.tracking.reco.ckf.states import HIT_WORTH, approach, field_at, residual, scatter, start, take
+from domainpar.tracking.reco.ckf.states import HIT_WORTH, approach, bend_at, residual, scatter, start, take
 
 MAX_TRACK_HITS = 96
 """More than three hits on each surface that a track can meet."""
@@ -30,7 +30,7 @@ MAX_NEAR = 12
 @compiled
 def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene: Any) -> None:
     """Take a hit, then those of overlapping modules among the hits `near` that agree with the corrected state."""
-    hits, place, bz = scene.hits, scene.places[target], field_at(scene.field, state.z)
+    hits, place, bz = scene.hits, scene.places[target], bend_at(scene.field, state)
     take(state, hits[row], place, bz)
     rows[state.num_hits - 1] = row
     state.surfaces += 1
@@ -111,7 +111,7 @@ def _add_overlaps(state: Any, copy: Any, rows: Any, row: int, near: Any, chi2s: 
     hits, surface = scene.hits, scene.hits[row].surface
     copy[0] = state
     approach(copy[0], hits[row], scene.field)
-    bz = field_at(scene.field, copy[0].z)
+    bz = bend_at(scene.field, copy[0])
     modules = (hits[row].module, np.int64(-1))
     for i in range(hits_near(copy[0], surface, scene, near, chi2s)):
         other = hits[near[i]]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.ckf.states import EVEN_FIELD, field_at, move, residual
+from domainpar.tracking.reco.ckf.states import EVEN_FIELD, bend_at, fly, residual
 
 TWO_PI = 2 * np.pi
 STAGGER = 6.0
@@ -17,7 +17,7 @@ OUTWARD, INWARD = 1, -1
 
 
 class Scene(NamedTuple):
-    """Hits, surfaces and field around a track, as of `finder.table_of`, `finder.layout` and `detector.geometry`.
+    """Hits, surfaces and field around a track, as of `finder.table_of`, `finder.layout` and `events.field`.
 
     Attributes:
         hits: The hit table.
@@ -26,7 +26,7 @@ class Scene(NamedTuple):
         free: Whether a hit may be taken, bool [N].
         places: The surfaces.
         ways: Their orders.
-        field: z and B_z.
+        field: The field.
         gate: Largest chi^2 of a hit.
         radiation_lengths: Thickness of a surface.
     """
@@ -90,7 +90,7 @@ def _arc_to_radius(state: Any, radius: float, bz: float, side: int) -> float:
 def _choose(state: Any, scene: Any, side: int) -> Any:
     """(the next surface or -1, whether it is a disk) of those whose turn it is."""
     way = 2 if state.slope * side > 0 else 1
-    bz = field_at(scene.field, state.z)
+    bz = bend_at(scene.field, state)
     barrel = scene.ways[0, state.barrel] if state.barrel >= 0 else -1
     disk = scene.ways[way, state.disk] if state.disk >= 0 and abs(state.slope) > 1e-3 else -1
     arc = _arc_to_radius(state, scene.places[barrel].coordinate, bz, side) if barrel >= 0 else -1.0
@@ -108,7 +108,7 @@ def _fly_to(state: Any, place: Any, field: Any, side: int) -> bool:
     """Move a state to a surface in steps over which the field is even; false if it turns away before."""
     for _ in range(40):
         if place.is_barrel:
-            s = _arc_to_radius(state, place.coordinate, field_at(field, state.z), side)
+            s = _arc_to_radius(state, place.coordinate, bend_at(field, state), side)
             if s < 0:
                 return False
         else:
@@ -116,7 +116,7 @@ def _fly_to(state: Any, place: Any, field: Any, side: int) -> bool:
         most = EVEN_FIELD / max(abs(state.slope), 1e-3)
         arrives = s <= most
         s = min(s, most)
-        move(state, s, field_at(field, state.z + 0.5 * state.slope * s))
+        fly(state, s, field)
         if arrives:
             return True
     return False
@@ -164,7 +164,7 @@ def hits_near(state: Any, target: int, scene: Any, rows: Any, chi2s: Any) -> int
     middle = np.arctan2(state.y, state.x)
     # Near the beam line an angle says nothing: at least a millimetre of radius.
     half = _half_window(state, place, state.psi - middle, scene.gate) / max(np.hypot(state.x, state.y), 1.0)
-    bz = field_at(scene.field, state.z)
+    bz = bend_at(scene.field, state)
     count = 0
     # phi is cut at +-pi, and the window may reach over the cut.
     for turn in range(-1, 2):

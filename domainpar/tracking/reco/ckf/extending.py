@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of, table_of
@@ -41,7 +42,7 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
     table, ptr, rows_of_caller = table_of(hits.position, *volumes_and_layers(hits.surface), hits.module)
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
-    scene = scene_of(table, ptr, free=track_of < 0)
+    scene = scene_of(table, ptr, free=track_of < 0, field=Field.of(hits.field))
     starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room())
     # The tracks as they were come after these, but before those that suit their hits so badly that none has more.
     kept = np.argsort(begun, kind="stable")

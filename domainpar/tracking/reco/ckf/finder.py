@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, Barrel
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.crossing import Scene
@@ -55,7 +57,7 @@ class Search:
     Attributes:
         min_pt: Smallest transverse momentum of a seed in GeV.
         d0: Its largest distance from the beam line in mm.
-        z0: Largest |z| in mm at which it leaves that line.
+        z0: Largest |z| in mm at which it leaves that line, at least; a wide beam spot makes it more, see `reach_of`.
         min_hits: Fewest hits of a track.
         max_holes: Most surfaces that a track may cross between its hits without leaving one.
         everywhere: Seeds lie on any neighbouring surfaces, not only on those of the pixels.
@@ -70,28 +72,45 @@ class Search:
 
 
 SEARCHES = (
-    Search(min_pt=0.8, d0=2.0, z0=30.0, min_hits=5, max_holes=2),
-    Search(min_pt=0.4, d0=2.0, z0=30.0, min_hits=5, max_holes=2),
-    Search(min_pt=0.2, d0=2.0, z0=30.0, min_hits=5, max_holes=1),
+    Search(min_pt=0.8, d0=2.0, z0=0.0, min_hits=5, max_holes=2),
+    Search(min_pt=0.4, d0=2.0, z0=0.0, min_hits=5, max_holes=2),
+    Search(min_pt=0.2, d0=2.0, z0=0.0, min_hits=5, max_holes=1),
     # There are many more displaced seeds to pick from, so more hits must agree.
     Search(min_pt=0.4, d0=20.0, z0=200.0, min_hits=7, max_holes=1, everywhere=True),
 )
 """Prompt tracks from the pixels, by falling momentum; then displaced ones from anywhere."""
 
 
+BEAM_MARGIN = 13.68
+"""mm beyond three widths of the beam spot within which tracks may leave the beam line: they point there no better."""
+
+
+def reach_of(beam_spot: BeamSpot, least: float = 0.0) -> float:
+    """Largest |z| in mm at which tracks leave the beam line."""
+    return max(abs(beam_spot.z) + 3 * beam_spot.width + BEAM_MARGIN, least)
+
+
 def find_tracks(
-    position: FloatArray, volume: IntArray, layer: IntArray, module: IntArray, searches: Sequence[Search] = SEARCHES
+    position: FloatArray,
+    volume: IntArray,
+    layer: IntArray,
+    module: IntArray,
+    field: Field | None = None,
+    beam_spot: BeamSpot = detector.BEAM_SPOT,
+    searches: Sequence[Search] = SEARCHES,
 ) -> IntArray:
     """Find the tracks of one event of the TrackML detector.
 
     Seeds of three hits on neighbouring surfaces are followed through the detector by a combinatorial Kalman filter in
-    the field map, outward and back; of the candidates that share hits the better ones keep them.
+    the field, outward and back; of the candidates that share hits the better ones keep them.
 
     Args:
         position: x, y, z of each hit in mm, [N, 3].
         volume: TrackML volume of each hit, [N].
         layer: Layer in the volume, [N].
         module: Module in the layer, [N]: two hits of a track on one surface lie on different ones.
+        field: The field; by default that of the TrackML events.
+        beam_spot: Where collisions lie along the beam.
         searches: The searches, one after the other.
 
     Returns:
@@ -105,11 +124,11 @@ def find_tracks(
     track_of = np.full(len(hits), -1, np.int64)
     count = 0
     for search in searches:
-        scene = scene_of(hits, ptr, free=track_of < 0)
-        curvature = GEV_PER_TESLA_MM * float(scene.field[:, 1].max()) / search.min_pt
+        scene = scene_of(hits, ptr, free=track_of < 0, field=detector.geometry().field if field is None else field)
+        curvature = GEV_PER_TESLA_MM * scene.field.largest / search.min_pt
         # Multiple scattering: 13.6 MeV / p sqrt(x / X0).
         angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / search.min_pt
-        limits = curvature, angle, search.d0, search.z0
+        limits = curvature, angle, search.d0, reach_of(beam_spot, search.z0)
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains(search.everywhere)])
         starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes, room())
         best_first = np.argsort(-quality, kind="stable")
@@ -150,7 +169,7 @@ def layout() -> tuple[npt.NDArray[np.void], IntArray]:
     return places, ways
 
 
-def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray) -> Scene:
+def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: Field) -> Scene:
     """The hits of `table_of` in the detector, those that may be taken `free`, bool [N]."""
     places, ways = layout()
     return Scene(
@@ -160,7 +179,7 @@ def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray) -> Scen
         free=free,
         places=places,
         ways=ways,
-        field=detector.geometry().field,
+        field=field,
         gate=GATE,
         radiation_lengths=RADIATION_LENGTHS,
     )

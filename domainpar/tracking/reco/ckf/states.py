@@ -12,6 +12,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
+from domainpar.tracking.events.field import forces
 
 HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
@@ -35,17 +36,29 @@ way."""
 
 
 @compiled
-def field_at(field: Any, z: float) -> float:
-    """B_z at z, linear between the nodes of an even table; constant outside."""
-    place = min(max((z - field[0, 0]) / (field[1, 0] - field[0, 0]), 0.0), len(field) - 1.0)
-    node = min(int(place), len(field) - 2)
-    bz: float = field[node, 1] + (place - node) * (field[node + 1, 1] - field[node, 1])
-    return bz
+def bend_at(field: Any, state: Any) -> float:
+    """What bends a state where it is, in T, as a field along z would (`events.field`)."""
+    return forces(field, state.x, state.y, state.z, state.psi, state.slope)[0]  # type: ignore[no-any-return]
+
+
+@compiled
+def fly(state: Any, s: float, field: Any) -> None:
+    """Move a state by the arc length s, in the field half way along it."""
+    z = state.z + 0.5 * state.slope * s
+    x, y = state.x + 0.5 * s * np.cos(state.psi), state.y + 0.5 * s * np.sin(state.psi)
+    bend, twist = forces(field, x, y, z, state.psi, state.slope)
+    move(state, s, bend)
+    if twist != 0.0:
+        turned = state.k * twist * s
+        state.k *= 1 + state.slope * turned
+        turned *= 1 + state.slope * state.slope
+        state.z += 0.5 * turned * s
+        state.slope += turned
 
 
 @compiled
 def move(state: Any, s: float, bz: float) -> None:
-    """Move a state by the arc length s in an even field, with its covariances."""
+    """Move a state by the arc length s in an even field along z, with its covariances."""
     half = 0.5 * state.k * bz * s
     chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
     state.x += chord * np.cos(state.psi + half)
@@ -74,7 +87,7 @@ def approach(state: Any, hit: Any, field: Any) -> None:
             return
         most = EVEN_FIELD / max(abs(state.slope), 1.0)
         s = min(max(s, -most), most)
-        move(state, s, field_at(field, state.z + 0.5 * state.slope * s))
+        fly(state, s, field)
 
 
 @compiled
@@ -154,10 +167,11 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any, radiation
     k = 2 * ((b.x - a.x) * (c.y - b.y) - (b.y - a.y) * (c.x - b.x)) / (ab * bc * ac)
     # Chords to arcs.
     ab, bc = ab * (1 + (k * ab) ** 2 / 24), bc * (1 + (k * bc) ** 2 / 24)
-    bz = field_at(field, b.z)
-    state.x, state.y, state.k = c.x, c.y, k / bz
+    state.x, state.y = c.x, c.y
     state.psi = np.arctan2(c.y - b.y, c.x - b.x) + 0.5 * k * bc
     state.slope = (c.z - a.z) / (ab + bc)
+    bz, twist = forces(field, b.x, b.y, b.z, state.psi - k * bc, state.slope)
+    state.k = k / bz
     ya, za = _variances(state, a, places[a.surface])
     yb, zb = _variances(state, b, places[b.surface])
     yc, zc = _variances(state, c, places[c.surface])
@@ -166,7 +180,10 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any, radiation
     ya += angle * ab * ab
     za += angle * (1 + state.slope * state.slope) * ab * ab
     _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, bz)
-    _start_line(state, -(ab + bc), -bc, a.z, b.z, c.z, za, zb, zc)
+    # Where the slope changes on the way, that at c is asked for: half of the change times the arc squared is taken off.
+    half = 0.5 * state.k * twist * (1 + state.slope * state.slope)
+    z_of_a, z_of_b = a.z - half * (ab + bc) ** 2, b.z - half * bc**2
+    _start_line(state, -(ab + bc), -bc, z_of_a, z_of_b, c.z, za, zb, zc)
     state.num_hits, state.surfaces, state.holes, state.pending = 3, 3, 0, 0
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import NO_PARTICLES, target_particles
@@ -35,7 +36,7 @@ class EventTruth:
         border: Distance of each hit to the nearest hit of another sector (`distance_to_other_sectors`), float32 [N],
             infinite where there is none; None when no sectors were asked for, or without positions.
         border_sectors: The sectors that were asked for: 8, or "8x2".
-        field: B_z in T that bent the particles, or a table of z in mm and B_z, [K, 2].
+        field: That bent the particles, as for `helix.fit_helices`.
     """
 
     particle_id: IntArray
@@ -45,7 +46,7 @@ class EventTruth:
     particles: Particles | None = None
     border: FloatArray | None = None
     border_sectors: Sectors | None = None
-    field: float | FloatArray = 2.0
+    field: float | FloatArray | Field = 2.0
 
     def __len__(self) -> int:
         return len(self.particle_id)
@@ -80,8 +81,7 @@ def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> Event
             mode would cut the event into; None: do not.
 
     Returns:
-        None if the source did not tell the particle of each hit. The field is that of TrackML where all hits lie on its
-        layers, otherwise 2 T.
+        None if the source did not tell the particle of each hit.
 
     Raises:
         ValueError: If the event cannot be read, or `border_sectors` are none.
@@ -104,7 +104,7 @@ def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> Event
         particles=hits.particles,
         border=border,
         border_sectors=border_sectors,
-        field=detector.field_of_surfaces(hits.volume, hits.layer),
+        field=detector.field_of(event.settings, hits.volume, hits.layer),
     )
 
 
