@@ -161,32 +161,11 @@ class ColliderMLEvents:
         if (counts > 1).any():
             repeated = unique[counts > 1]
             raise EventPlace(name, path).problem(f"lists {some_of([str(one) for one in repeated])} more than once")
+        if "num_tracker_hits" in table:
+            table["nhits"] = table["num_tracker_hits"]
         if (ids == 0).any():
             ids, at_hits = (np.where(these == 0, PARTICLE_0, these) for these in (ids, at_hits))
-        unlisted = np.setdiff1d(at_hits[at_hits != 0], ids)
-
-        def column(name: str) -> FloatArray:
-            values = table[name].astype(np.float64) if name in table else np.full(len(ids), np.nan)
-            return np.concatenate([values, np.full(len(unlisted), np.nan)])
-
-        px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "num_tracker_hits"))
-        ids, pt = np.concatenate([ids, unlisted]), np.hypot(px, py)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
-        seen, counts = np.unique(at_hits, return_counts=True)
-        place = np.minimum(np.searchsorted(seen, ids), max(len(seen) - 1, 0))
-        left = np.where(seen[place] == ids, counts[place], 0) if len(seen) else np.zeros(len(ids))
-        particles = Particles(
-            particle_id=ids,
-            pt=pt.astype(np.float32),
-            eta=eta.astype(np.float32),
-            vertex=np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
-            nhits=np.where(np.isnan(nhits), left, nhits).astype(np.int32),
-            charge=np.nan_to_num(np.sign(column("charge"))).astype(np.int8),
-            primary=(column("primary") > 0).astype(np.int8) if "primary" in table else None,
-            pdg_id=np.nan_to_num(column("pdg_id")).astype(np.int64) if "pdg_id" in table else None,
-        )
-        return at_hits, particles
+        return at_hits, Particles.of_table(ids, table, at_hits)
 
     def _columns(self, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
         """The file and the columns of one event, each of as many numbers."""
