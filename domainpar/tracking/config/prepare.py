@@ -6,18 +6,18 @@ from typing import Any, ClassVar, Literal
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers
 
-OF_HITS = "source simulate, source trackml, source colliderml"
+OF_HITS = "source simulate, source trackml, source acts, source colliderml"
 """Sources of hits, which are selected and joined here; others are graphs."""
 
-_OF_FILES = "source trackml, source colliderml, source heptrkx, source pyg, source acorn, source scores"
+_OF_FILES = "source trackml, source acts, source colliderml, source heptrkx, source pyg, source acorn, source scores"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlags(Group):
     """Where events come from"""
 
-    source: Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
-    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. colliderml: parquet, as ACTS writes it, too.
+    source: Literal["simulate", "trackml", "acts", "colliderml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
+    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. acts: its CSV or parquet. colliderml: parquet.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
     all in one directory. scores: events that infer scored, with the edges of at least --min-score (a filter)."""
 

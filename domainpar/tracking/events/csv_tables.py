@@ -52,6 +52,15 @@ def find(directory: Path, event_id: str, part: str) -> Path | None:
     return files[0] if files else None
 
 
+def columns_of(path: Path, event_id: str) -> list[str]:
+    """The columns of a file.
+
+    Raises:
+        Problem: If it cannot be read.
+    """
+    return _columns(_content(path, event_id), path, event_id)
+
+
 def read_table(
     path: Path,
     event_id: str,
@@ -74,58 +83,71 @@ def read_table(
             finite or no whole number where one is needed, or what is unique repeats.
     """
     place = EventPlace(event_id, path)
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-        columns = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
-        types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
-        # Ids are not asked for as such: pandas would take 1e17 for one, which has lost its digits.
-        asked = {name: kind for name, kind in types.items() if kind is not np.uint64}
-        if not (missing := [name for name in needed if name not in columns]):
-            # index_col: else a row with one field too many would silently shift all columns by one.
-            table = pd.read_csv(io.BytesIO(content), usecols=list(types), dtype=asked, index_col=False)
-    except (
-        OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError,
-    ) as error:  # fmt: skip
-        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
-    except (ValueError, OverflowError) as error:
-        raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
-    if missing:
+    content = _content(path, event_id)
+    columns = _columns(content, path, event_id)
+    if missing := [name for name in needed if name not in columns]:
         what = f"no column {', '.join(missing)}; found {columns}, expected {list(needed)}"
         problem = MissingColumns(what, _why_missing(columns, missing), event=event_id, file=path)
         problem.found = columns
         raise problem
-    _check_values(table, types, place)
-    rows = [line.count(b",") + 1 for line in content.splitlines() if line]
-    if len(bad := np.flatnonzero(np.array(rows[1:]) != rows[0])):
-        what = f"row {bad[0]} has {rows[1 + bad[0]]} fields, and the first line has {rows[0]} ({len(bad)} such rows)"
+    fields = [line.count(b",") + 1 for line in content.splitlines() if line]
+    if len(bad := np.flatnonzero(np.array(fields[1:]) != fields[0])):
+        what = (
+            f"row {bad[0]} has {fields[1 + bad[0]]} fields, and the first line has {fields[0]} ({len(bad)} such rows)"
+        )
         raise place.problem(what, "is it truncated, or is a comma too many in it?")
-    if not unique:
-        return table
-    repeated = table[table.duplicated(list(unique), keep=False)]
-    if len(repeated):
-        first = repeated[list(unique)].sort_values(list(unique)).iloc[0]
-        rows = np.flatnonzero((table[list(unique)] == first).all(axis=1))[:2].tolist()
-        values = f"{', '.join(map(str, first))} in rows {rows}"
-        what = f"{len(repeated.drop_duplicates(list(unique)))} values of {', '.join(unique)}"
-        raise place.problem(f"{what} appear more than once, the first is {values}")
+    types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
+    # Ids are not asked for as such: pandas would take 1e17 for one, which has lost its digits.
+    asked = {name: kind for name, kind in types.items() if kind is not np.uint64}
+    try:
+        # index_col: else a row with one field too many would silently shift all columns by one. low_memory: else ids
+        # of which some are above 2^63 become decimal numbers.
+        table = pd.read_csv(io.BytesIO(content), usecols=list(types), dtype=asked, index_col=False, low_memory=False)
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
+    except (ValueError, OverflowError) as error:
+        raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
+    _check_values(table, types, place)
+    keys = table[list(unique)]
+    if unique and len(repeated := keys[keys.duplicated(keep=False)]):
+        first = repeated.sort_values(list(unique)).iloc[0]
+        at = np.flatnonzero((keys == first).all(axis=1))[:2].tolist()
+        what = f"{len(repeated.drop_duplicates())} values of {', '.join(unique)} appear more than once"
+        raise place.problem(f"{what}, the first is {', '.join(map(str, first))} in rows {at}")
     return table
 
 
+def _content(path: Path, event_id: str) -> bytes:
+    """The bytes of a file, unpacked."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return bytes(file.read())
+    except (OSError, EOFError, zlib.error) as error:
+        what = f"cannot be read, {type(error).__name__}: {error}"
+        raise Problem(what, _why_unreadable(path), event=event_id, file=path) from error
+
+
+def _columns(content: bytes, path: Path, event_id: str) -> list[str]:
+    try:
+        return [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        what = f"cannot be read, {type(error).__name__}: {error}"
+        raise Problem(what, _why_unreadable(path), event=event_id, file=path) from error
+
+
 def _check_values(table: pd.DataFrame, types: Mapping[str, type[Any]], place: EventPlace) -> None:
-    """Refuse what is no id in columns of ids, and in all columns what is not finite."""
+    """Refuse what is no id in columns of ids, and in the others what is not finite."""
     for name in table.columns:
         values = table[name].to_numpy()
         if types[name] is np.uint64:
             if len(values) and (values.dtype.kind not in "iu" or values.min() < 0):
-                whole = pd.Series(map(str, values)).str.fullmatch(r"\d{1,20}")
-                row = int(np.flatnonzero(~whole)[0]) if not whole.all() else 0
-                what = f"column {name} holds what is no id, a whole number from 0 to 2^64 - 1: {values[row]} in row {row}"
-                raise place.problem(what, "was the file written by a program that turned ids into decimal numbers?")
+                digits = [str(value).removesuffix(".0") for value in values]
+                odd = [not text.isdecimal() or int(text) >= 2**64 for text in digits]
+                row = odd.index(True) if True in odd else 0
+                what = f"column {name} holds what is no id, a whole number of 64 bits: {values[row]} in row {row}"
+                raise place.problem(what, "is the row damaged, or did a program make decimal numbers of the ids?")
             table[name] = values.astype(np.uint64)
-            continue
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
+        elif len(bad := np.flatnonzero(~np.isfinite(values))):
             raise place.problem(
                 f"column {name} holds {len(bad)} values that are empty or not finite, "
                 f"the first is {values[bad[0]]} in row {bad[0]}"

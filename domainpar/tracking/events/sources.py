@@ -19,7 +19,7 @@ from domainpar.tracking.events.store import Settings, Split
 if TYPE_CHECKING:
     from domainpar.tracking.events.acorn import AcornOptions
 
-SourceKind = Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn"]
+SourceKind = Literal["simulate", "trackml", "acts", "colliderml", "heptrkx", "pyg", "acorn"]
 
 DEFAULT_SIMULATED_EVENTS = 10
 
@@ -65,7 +65,7 @@ def open_source(
     """List the events of a source.
 
     Args:
-        kind: `simulate`, `trackml`, `colliderml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
+        kind: `simulate`, `trackml`, `acts`, `colliderml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits; by default `Cuts()`, of the source's layer pairs.
@@ -98,10 +98,23 @@ def open_source(
             selection,
             cuts,
         )
-    elif kind == "colliderml":
+    elif kind == "acts" and (any(path.glob("event*.csv*")) or not any(path.rglob("*.parquet"))):
+        from domainpar.tracking.events import acts
+
+        names = tuple(acts.list_events(path))
+        at_true = acts.at_true_positions(path, names[0])
+        source = _of_hits(
+            names,
+            lambda name: acts.read_event(path, name, at_true),
+            lambda name: acts.event_files(path, name),
+            {"source": kind, **({"positions": "of true hits"} if at_true else {})},
+            selection,
+            cuts,
+        )
+    elif kind in ("acts", "colliderml"):
         from domainpar.tracking.events.colliderml import ColliderMLEvents
 
-        sample = ColliderMLEvents(path)
+        sample = ColliderMLEvents(path, measured=kind == "acts")
         source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts)
     elif kind == "heptrkx":
         from domainpar.tracking.events import heptrkx
@@ -125,7 +138,7 @@ def open_source(
     elif kind == "acorn":
         source = _acorn(path, acorn)
     else:
-        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, colliderml, heptrkx, pyg, acorn.")
+        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, acts, colliderml, heptrkx, pyg, acorn.")
     if num_events is not None and num_events > len(source.names):
         raise Problem(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
