@@ -100,9 +100,8 @@ def read_table(
     # Ids are not asked for as such: pandas would take 1e17 for one, which has lost its digits.
     asked = {name: kind for name, kind in types.items() if kind is not np.uint64}
     try:
-        # index_col: else a row with one field too many would silently shift all columns by one. low_memory: else ids
-        # of which some are above 2^63 become decimal numbers.
-        table = pd.read_csv(io.BytesIO(content), usecols=list(types), dtype=asked, index_col=False, low_memory=False)
+        # index_col: else a row with one field too many would silently shift all columns by one.
+        table = pd.read_csv(io.BytesIO(content), usecols=list(types), dtype=asked, index_col=False)
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
         raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
     except (ValueError, OverflowError) as error:
