@@ -98,7 +98,7 @@ def open_source(
             selection,
             cuts,
         )
-    elif kind == "acts" and (any(path.glob("event*.csv*")) or not any(path.rglob("*.parquet"))):
+    elif kind == "acts" and (any(path.glob("event*-measurements.csv*")) or not any(path.rglob("*.parquet"))):
         from domainpar.tracking.events import acts
 
         names = tuple(acts.list_events(path))

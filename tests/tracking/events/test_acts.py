@@ -441,6 +441,7 @@ def test_parquet_has_the_measurements_of_the_csv_each_once(tmp_path, nested):
     write_event(tmp_path)
     expected = read_event(tmp_path, NAME)
     (files := tmp_path / "parquet").mkdir()
+    (files / f"event{NAME}-tracks_ckf.csv").write_text("")  # what ACTS may write beside it
     write_parquet(files, nested=nested)
     hits = open_source("acts", directory=files).hits("000000000")
     assert len(hits) == 11, "of the 12 true hits two are one measurement; noise is not in these files"
