@@ -259,6 +259,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:
         print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
+    if "positions" in store.settings:
+        print("positions: WHERE PARTICLES TRULY CROSSED, as the files have no measured ones (global_x, ...)")
     if cuts := store.settings.get("hard_cuts"):
         left = "edges between hits" if store.settings["source"] == "acorn" else "hits"
         print(f"HARD CUTS BY TRUTH: {cuts}. Only {left} of passing particles are left.")

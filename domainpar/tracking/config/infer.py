@@ -109,9 +109,10 @@ class TrackFlags(Group):
     ckf: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
-    format: Literal["zarr", "acorn", "csv", "edges", "colliderml"] = "zarr"
-    """Besides the scores: acorn: files for acorn's track building and evaluation. csv: a table of hits and tracks.
-    edges: edges with their scores as CSV, for ACTS. colliderml: a submission to its benchmark, parquet."""
+    format: Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"] = "zarr"
+    """Besides the scores: acorn: files for acorn's track building and evaluation. acts: tracks with the ids of their
+    measurements as CSV. csv: a table of hits and tracks. edges: edges with their scores as CSV, for ACTS. colliderml: a
+    submission to its benchmark, parquet."""
 
     RULES = rules(
         Bounded("min_hits", least=1),
@@ -122,7 +123,7 @@ class TrackFlags(Group):
         MeansNothing("max_chi2", without="tracks greedy, refine, shared_hits"),
         MeansNothing("max_fake_rate", without="tune"),
         MeansNothing(
-            "tune, refine, extend, min_quality, shared_hits, ckf, format csv, format colliderml",
+            "tune, refine, extend, min_quality, shared_hits, ckf, format csv, format acts, format colliderml",
             without="tracks",
             hint="it is about tracks, but none are built: add --tracks greedy",
         ),

@@ -22,7 +22,7 @@ class SourceFlags(Group):
     """Where events come from"""
 
     source: SourceName = "simulate"
-    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. colliderml: parquet, as ACTS writes it, too.
+    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. acts: its CSV or parquet. colliderml: parquet.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
     all in one directory. scores: events that infer scored, with the edges of at least --min-score (a filter)."""
 

@@ -7,8 +7,9 @@
 
 A file may hold a thousand events of ten megabytes: rows are decoded one by one, in the order in which they are asked.
 The OpenDataDetector has the layers of TrackML's detector, some a little further out: hits get TrackML's numbers. So
-layer pairs, selections and module maps are the same for both, and ACTS's files of either are read. A hit's volume and
-layer in the file decide: codes of `detector` are another number for the same in each program that writes it.
+layer pairs, selections and module maps are the same for both, and ACTS's files of either are read; those of any other
+detector keep their own. A hit's volume and layer in the file decide: codes of `detector` are another number for the
+same in each program that writes it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from domainpar.tracking.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
 
 HITS, PARTICLES = "tracker_hits", "particles"
+_FOLDERS = {HITS: (HITS, "simhits"), PARTICLES: (PARTICLES,)}
+"""How names of folders end that hold a table; simhits is what ACTS's full chain says."""
+
 _NEEDED = {HITS: ("x", "y", "z"), PARTICLES: ("particle_id", "px", "py", "pz")}
 _OPTIONAL = {
     HITS: ("detector", "volume_id", "layer_id", "surface_id", "particle_id"),
@@ -56,6 +60,9 @@ _READ_AT_ONCE = 2**18
 
 PARTICLE_0 = -1
 """Stands for a particle 0 of the files."""
+
+_NOBODY = -1
+"""2^64 - 1, where a file does not know a hit's particle, as int64."""
 
 
 def _moved(surface: Surface) -> Surface:
@@ -98,6 +105,8 @@ class ColliderMLEvents:
 
     Args:
         directory: Holds the parquet files, at any depth; or the folder of the hits, with that of particles beside it.
+        measured: Hits are measurements, as in ACTS's CSV: rows of one position, which several particles left, are the
+            first of them, and rows without one, which no sensor measured, are left out. Else hits are rows.
 
     Attributes:
         names: Name of each event, its number in nine digits, ascending.
@@ -107,8 +116,9 @@ class ColliderMLEvents:
             column.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, measured: bool = False) -> None:
         import_parquet()
+        self._measured = measured
         found = _find_files(Path(directory))
         self._rows = {kind: _index(kind, files) for kind, files in found.items()}
         self.names = tuple(f"{number:09d}" for number in sorted(self._rows[HITS]))
@@ -123,25 +133,37 @@ class ColliderMLEvents:
         """Read the hits of an event, with truth where hits have it and particles where their file is.
 
         Returns:
-            The hits in the order of the file; `hit_id` counts from 0. Particles that left hits and are not listed are
-            appended as unknown. A particle 0 that the files list becomes `PARTICLE_0`: here 0 is noise.
+            The hits in the order of the file; `hit_id` is the row there, from 0. Particles that left hits and are not
+            listed are appended as unknown. A particle 0 that the files list becomes `PARTICLE_0`: here 0 is noise.
 
         Raises:
             Problem: Naming event, file, and what was found and expected: if lists of an event differ in length, or hold
-                what is not finite; if a particle is listed twice; if hits lie on no layer of the OpenDataDetector.
+                what is not finite; if a particle is listed twice; if hits do not lie where their volumes are
+                (`numbered_as_trackml`).
         """
         number = int(name)
         path, columns = self._columns(HITS, number)
         place = EventPlace(name, path)
         position = np.stack([columns[axis] for axis in "xyz"], axis=1).astype(np.float32)
+        hit_id = np.arange(len(position))
+        if self._measured:
+            hit_id = hit_id[~np.isnan(position).any(axis=1)]
+            if len(position) and not len(hit_id):
+                hint = "give ACTS's ArrowSimHitOutputConverter clusters (or measurements) and simhit_measurements_map"
+                raise place.problem("no hit has a measured position: all x, y, z are NaN", hint)
+            _, first = np.unique(position[hit_id].view("V12"), return_index=True)  # bytes, so that it takes one sort
+            hit_id = hit_id[np.sort(first)]
+            position, columns = position[hit_id], {name: values[hit_id] for name, values in columns.items()}
         volume, layer = _layers(columns, position, place)
         particle_id = _ids(columns["particle_id"]) if "particle_id" in columns else None
         particles = None
         if PARTICLES in self._rows and particle_id is not None:
             particle_id, particles = self._particles(name, particle_id)
+        elif particle_id is not None:
+            particle_id = np.where(particle_id == _NOBODY, 0, particle_id)
         return Hits(
             event_id=name,
-            hit_id=np.arange(len(position)),
+            hit_id=hit_id,
             position=position,
             volume=volume,
             layer=layer,
@@ -161,32 +183,13 @@ class ColliderMLEvents:
         if (counts > 1).any():
             repeated = unique[counts > 1]
             raise EventPlace(name, path).problem(f"lists {some_of([str(one) for one in repeated])} more than once")
+        if "num_tracker_hits" in table:
+            table["nhits"] = table["num_tracker_hits"]
+        known = (at_hits != _NOBODY) | (ids == _NOBODY).any()
         if (ids == 0).any():
             ids, at_hits = (np.where(these == 0, PARTICLE_0, these) for these in (ids, at_hits))
-        unlisted = np.setdiff1d(at_hits[at_hits != 0], ids)
-
-        def column(name: str) -> FloatArray:
-            values = table[name].astype(np.float64) if name in table else np.full(len(ids), np.nan)
-            return np.concatenate([values, np.full(len(unlisted), np.nan)])
-
-        px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "num_tracker_hits"))
-        ids, pt = np.concatenate([ids, unlisted]), np.hypot(px, py)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
-        seen, counts = np.unique(at_hits, return_counts=True)
-        place = np.minimum(np.searchsorted(seen, ids), max(len(seen) - 1, 0))
-        left = np.where(seen[place] == ids, counts[place], 0) if len(seen) else np.zeros(len(ids))
-        particles = Particles(
-            particle_id=ids,
-            pt=pt.astype(np.float32),
-            eta=eta.astype(np.float32),
-            vertex=np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
-            nhits=np.where(np.isnan(nhits), left, nhits).astype(np.int32),
-            charge=np.nan_to_num(np.sign(column("charge"))).astype(np.int8),
-            primary=(column("primary") > 0).astype(np.int8) if "primary" in table else None,
-            pdg_id=np.nan_to_num(column("pdg_id")).astype(np.int64) if "pdg_id" in table else None,
-        )
-        return at_hits, particles
+        at_hits = np.where(known, at_hits, 0)
+        return at_hits, Particles.of_table(ids, table, at_hits)
 
     def _columns(self, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
         """The file and the columns of one event, each of as many numbers."""
@@ -200,7 +203,8 @@ class ColliderMLEvents:
         if len(set(lengths.values())) > 1:
             raise place.problem(f"lists of one event differ in length: {lengths}", "the file is spoilt")
         for name, values in columns.items():
-            if values.dtype.kind == "f" and len(bad := np.flatnonzero(~np.isfinite(values))):
+            unmeasured = np.isnan(values) if self._measured and kind == HITS and name in "xyz" else False
+            if values.dtype.kind == "f" and len(bad := np.flatnonzero(~(np.isfinite(values) | unmeasured))):
                 raise place.problem(f"column {name} holds {len(bad)} numbers that are not finite, first at {bad[0]}")
         return path, columns
 
@@ -237,6 +241,10 @@ class _RowReader:
             numbers: Any = batch.column(name)[0].values
             if numbers is None or numbers.null_count:
                 raise place.problem(f"column {name} has no value for {'this event' if numbers is None else 'some'}")
+            if hasattr(numbers, "offsets"):  # lists: of several particles of a hit the first is taken
+                ends, of_all = numbers.offsets.to_numpy(), _ids(numbers.values.to_numpy(zero_copy_only=False))
+                columns[name] = np.append(of_all, _NOBODY)[np.where(np.diff(ends) > 0, ends[:-1], len(of_all))]
+                continue
             columns[name] = numbers.to_numpy(zero_copy_only=False)
         return columns
 
@@ -247,17 +255,19 @@ def _find_files(directory: Path) -> dict[str, list[Path]]:
         raise Problem(f"{directory} is not a directory", "give the one that holds the parquet files")
     found: dict[str, dict[str, list[Path]]] = {HITS: {}, PARTICLES: {}}
     roots = [directory]
-    if directory.name.endswith(HITS):
-        roots.append(directory.with_name(directory.name.removesuffix(HITS) + PARTICLES))
+    if of := next((end for end in _FOLDERS[HITS] if directory.name.endswith(end)), None):
+        roots.append(directory.with_name(directory.name.removesuffix(of) + PARTICLES))
     for path in sorted(path for root in roots for path in root.rglob("*.parquet")):
         names = path.relative_to(directory.parent).with_suffix("").parts
         for kind, samples in found.items():
-            if of_kind := [name for name in names if name.endswith(kind)]:
-                samples.setdefault(of_kind[-1].removesuffix(kind).rstrip("_"), []).append(path)
+            for end in _FOLDERS[kind]:
+                if of_kind := [name for name in names if name.endswith(end)]:
+                    samples.setdefault(of_kind[-1].removesuffix(end).rstrip("_"), []).append(path)
     if not found[HITS]:
         raise Problem(
             f"{directory} holds no hits of ColliderML",
-            f"expected are files *.parquet in a folder whose name ends in {HITS}, and one that ends in {PARTICLES}",
+            f"expected are files *.parquet in a folder whose name ends in {' or '.join(_FOLDERS[HITS])}, and one that "
+            f"ends in {PARTICLES}",
         )
     if len(found[HITS]) > 1:
         raise Problem(
@@ -309,6 +319,9 @@ def _wanted(kind: str, path: Path) -> list[str]:
         wanted.remove("detector")
     for name in wanted:
         kind_of = schema.field(name).type
+        nested = pa.types.is_list(kind_of) and pa.types.is_list(kind_of.value_type)
+        if nested and (kind, name) == (HITS, "particle_id"):
+            kind_of = kind_of.value_type  # a newer ACTS has all particles of a measurement
         if not (pa.types.is_list(kind_of) or pa.types.is_large_list(kind_of)) or not _is_number(kind_of.value_type):
             raise Problem(f"column {name} holds {kind_of}, not a list of numbers an event", file=path)
     return wanted
@@ -329,10 +342,40 @@ def _ids(values: Any) -> IntArray:
 
 
 def _layers(columns: Mapping[str, Any], position: FloatArray, place: EventPlace) -> tuple[IntArray, IntArray]:
-    """TrackML's volume and layer for each hit."""
-    by = "volume_id" if "volume_id" in columns else "detector"
-    numberings = (DETECTOR_OF_VOLUME, CODE_OF_VOLUME) if by == "volume_id" else ({code: code for code in range(9)},)
-    own, layer_id = columns[by].astype(np.int64), columns.get("layer_id") if by == "volume_id" else None
+    """Volume and layer of each hit, as `numbered_as_trackml` has them; of codes of ColliderML alone, TrackML's."""
+    if "volume_id" in columns:
+        return numbered_as_trackml(columns["volume_id"], columns.get("layer_id"), position, place)
+    own = columns["detector"].astype(np.int64)
+    return _numbered(own, None, position, place, "detector", ({code: code for code in range(9)},))
+
+
+def numbered_as_trackml(
+    volume: IntArray, layer: IntArray | None, position: FloatArray, place: EventPlace
+) -> tuple[IntArray, IntArray]:
+    """TrackML's volume and layer for hits on its detector or on the OpenDataDetector; those of any other as they are.
+
+    Args:
+        volume: As in the file, [N].
+        layer: The same; None: each hit's nearest is meant, of one of the two detectors.
+        position: x, y, z in mm, [N, 3].
+        place: The event and its file.
+
+    Raises:
+        Problem: If all hits have volumes of one of the two detectors and do not lie on its layers; if some have not,
+            and the others, which are most, do lie there.
+    """
+    numberings = DETECTOR_OF_VOLUME, CODE_OF_VOLUME
+    return _numbered(volume.astype(np.int64), layer, position, place, "volume_id", numberings)
+
+
+def _numbered(
+    own: IntArray,
+    layer_id: IntArray | None,
+    position: FloatArray,
+    place: EventPlace,
+    by: str,
+    numberings: Sequence[Mapping[int, int]],
+) -> tuple[IntArray, IntArray]:
     fits = []
     for numbering in numberings:
         code = np.full(len(own), -1)
@@ -343,10 +386,14 @@ def _layers(columns: Mapping[str, Any], position: FloatArray, place: EventPlace)
     # Volumes 16 to 18 are pixels of one detector and long strips of the other: where hits lie tells.
     unknown, far, astray, numbers = min(fits, key=lambda fit: fit[:2])
     if unknown:
+        known = [len(own) - fit[0] for fit in fits]
+        nearly = any(n > len(own) / 2 and fit[1] <= MOST_ASTRAY * n for n, fit in zip(known, fits))
+        if layer_id is not None and not nearly:
+            return own.astype(np.int32), layer_id.astype(np.int32)
         codes = some_of([str(one) for one in np.unique(own[numbers[0] == 0])])
         raise place.problem(
-            f"{unknown:,} of {len(own):,} hits have a {by} that the OpenDataDetector does not have: {codes}",
-            "only its trackers are read; docs/another_detector.md shows how to bring hits of another one",
+            f"{unknown:,} of {len(own):,} hits have a {by} of neither the OpenDataDetector nor TrackML's: {codes}",
+            "are these columns, or bits of geometry_id, spoilt? docs/another_detector.md has other detectors",
         )
     if far > MOST_ASTRAY * len(own):
         hint = "is volume_id that of the OpenDataDetector (16 to 30) or of TrackML's detector (7 to 18)"

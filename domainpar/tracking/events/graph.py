@@ -43,6 +43,41 @@ class Particles:
     primary: IntArray | None = None
     pdg_id: IntArray | None = None
 
+    @classmethod
+    def of_table(cls, particle_id: IntArray, table: Mapping[str, Array], at_hits: IntArray) -> Particles:
+        """The particles of a table of a file, and behind them, as unknown, those that left hits and are not in it.
+
+        Args:
+            particle_id: That of each row, [M].
+            table: The columns that are known, [M] each: px, py, pz in GeV, vx, vy, vz in mm, charge, nhits, primary,
+                pdg_id. Without nhits, or where it is NaN, hits are counted.
+            at_hits: The particle of each hit, 0 for noise, [N].
+        """
+        ids = np.concatenate([particle_id, np.setdiff1d(at_hits[at_hits != 0], particle_id)]).astype(np.int64)
+
+        def column(name: str) -> FloatArray:
+            """A column, NaN where it is unknown, float64."""
+            values = np.full(len(ids), np.nan)
+            if name in table:
+                values[: len(particle_id)] = table[name]
+            return values
+
+        px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "nhits"))
+        pt = np.hypot(px, py)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
+        particles = cls(
+            particle_id=ids,
+            pt=pt.astype(np.float32),
+            eta=eta.astype(np.float32),
+            vertex=np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1).astype(np.float32),
+            nhits=np.zeros(len(ids), np.int32),
+            charge=np.nan_to_num(np.sign(column("charge"))).astype(np.int8),
+            primary=(column("primary") > 0).astype(np.int8) if "primary" in table else None,
+            pdg_id=np.nan_to_num(column("pdg_id")).astype(np.int64) if "pdg_id" in table else None,
+        ).counted_in(at_hits)
+        return replace(particles, nhits=np.where(np.isnan(nhits), particles.nhits, nhits).astype(np.int32))
+
     def counted_in(self, particle_id: IntArray) -> Particles:
         """The same with `nhits` that count their hits among some, given the particle of each hit, [N]."""
         ids, counts = np.unique(particle_id, return_counts=True)

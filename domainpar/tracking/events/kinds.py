@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-KindOfHits = Literal["simulate", "trackml", "colliderml"]
+KindOfHits = Literal["simulate", "trackml", "acts", "colliderml"]
 """Hits, which are selected and joined here."""
 
 KindOfGraphs = Literal["heptrkx", "pyg", "acorn"]

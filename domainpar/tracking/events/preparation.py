@@ -240,6 +240,8 @@ def _claim_and_make_ready(
     if job.directory.exists() and not job.directory.is_dir():
         raise Problem(f"{job.directory} is a file", "name a directory for the store")
     try:
+        made = [place for place in (job.directory, *job.directory.parents) if not place.exists()]
+        held.callback(_remove_empty, made)  # called after the lock is gone
         job.directory.mkdir(parents=True, exist_ok=True)
         _claim(job, held, say)
         for unfinished in job.directory.glob(f"{PARTIAL}*"):
@@ -271,6 +273,13 @@ def _claim_and_make_ready(
     for path in job.directory.glob(f"event*{SUFFIX}") if foreign else ():
         path.unlink()
     return {} if foreign or drawn or store is None else _splits_of(store)
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Leave nothing of a preparation that was refused before it wrote an event: innermost directory first."""
+    with contextlib.suppress(OSError):  # the first that holds something stays, and those around it
+        for directory in directories:
+            directory.rmdir()
 
 
 def _claim(job: _PrepareJob, held: contextlib.ExitStack, say: Callable[[str], None]) -> None:

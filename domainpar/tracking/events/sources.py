@@ -103,10 +103,23 @@ def open_source(
             selection,
             cuts,
         )
-    elif kind == "colliderml":
+    elif kind == "acts" and (any(path.glob("event*-measurements.csv*")) or not any(path.rglob("*.parquet"))):
+        from domainpar.tracking.events import acts
+
+        names = tuple(acts.list_events(path))
+        at_true = acts.at_true_positions(path, names[0])
+        source = _of_hits(
+            names,
+            lambda name: acts.read_event(path, name, at_true),
+            lambda name: acts.event_files(path, name),
+            {"source": kind, **({"positions": "of true hits"} if at_true else {})},
+            selection,
+            cuts,
+        )
+    elif kind in ("acts", "colliderml"):
         from domainpar.tracking.events.colliderml import ColliderMLEvents
 
-        sample = ColliderMLEvents(path)
+        sample = ColliderMLEvents(path, measured=kind == "acts")
         source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts)
     elif kind == "heptrkx":
         from domainpar.tracking.events import heptrkx

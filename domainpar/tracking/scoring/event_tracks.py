@@ -42,7 +42,7 @@ from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished,
 from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
 from domainpar.tracking.scoring.submission import write_piece
 
-Format = Literal["zarr", "acorn", "csv", "edges", "colliderml"]
+Format = Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 
@@ -53,6 +53,7 @@ CSV_SUFFIX = "-tracks.csv"
 
 BESIDE = {
     "acorn": "acorn's files in a folder of each split, such as testset/ and testset_tracks/",
+    "acts": f"ACTS's lists of tracks, event<name>{CSV_SUFFIX}",
     "csv": f"tables of hits and tracks, event<name>{CSV_SUFFIX}",
     "edges": f"tables of edges, event<name>{EDGES_SUFFIX}",
 }
@@ -95,6 +96,8 @@ class TrackFinders:
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
+        if self.format == "acts":
+            write_acts(self.directory, scores, whole.hits.position)
         if self.format == "csv":
             write_csv(self.directory, scores)
         if self.format == "edges":
@@ -227,6 +230,21 @@ def write_csv(directory: str | Path, scores: EventScores) -> Path:
     of_hits = zip(scores.hit_id.tolist(), _track_id(scores).tolist())
     rows = (f"{scores.event_id},{hit},{track + 1}" for hit, track in of_hits)
     write_whole(path, "\n".join(["event_id,hit_id,track_id", *rows, ""]).encode())
+    return path
+
+
+def write_acts(directory: str | Path, scores: EventScores, position: FloatArray | None) -> Path:
+    """Write tracks by the columns of ACTS's CsvTrackWriter that are known: track_id, nMeasurements, Measurements_ID.
+
+    Measurements_ID are the ids of a track's hits as in `track_lines`, for `--source acts` of measurements, in brackets.
+
+    Raises:
+        ValueError: If the name of the event cannot name a file.
+    """
+    path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
+    lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits.get(NETWORK)).splitlines()
+    rows = (f'{i},{len(line.split())},"[{line.replace(" ", ",")},]"' for i, line in enumerate(lines))
+    write_whole(path, "\n".join(["track_id,nMeasurements,Measurements_ID", *rows, ""]).encode())
     return path
 
 

@@ -239,8 +239,12 @@ SPOILT = {
     "metres": (0, in_metres, "hits lie more than 60 mm from every layer of their subdetector"),
     "ragged": (0, shorten, "lists of one event differ in length"),
     "not finite": (0, not_finite, "column z holds 1 numbers that are not finite, first at 5"),
-    "calorimeter": (0, in_a_calorimeter, "2 of 629 hits have a volume_id that the OpenDataDetector does not have: 9"),
-    "codes of others": (0, coded_by_acts, "have a detector that the OpenDataDetector does not have: 255"),
+    "calorimeter": (
+        0,
+        in_a_calorimeter,
+        "2 of 629 hits have a volume_id of neither the OpenDataDetector nor TrackML's: 9",
+    ),
+    "codes of others": (0, coded_by_acts, "have a detector of neither the OpenDataDetector nor TrackML's: 255"),
     "no list": (0, lambda row: row.update(x=1.0), "column x holds double, not a list of numbers an event"),
     "twice": (1, lambda row: row.update(particle_id=np.ones_like(row["particle_id"])), "lists 1 more than once"),
 }

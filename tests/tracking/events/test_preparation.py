@@ -500,6 +500,29 @@ def test_a_full_disk_names_the_file_on_all_ranks_and_what_is_finished_is_kept(tm
     assert len(prepared(source_of(), tmp_path)) == 5
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_preparation_that_is_refused_leaves_no_empty_folder_and_removes_nothing_of_others(tmp_path, size):
+    def unreadable(name: str):
+        raise Problem("no hits", event=name)
+
+    def attempt(directory, source):
+        return on_ranks(size, lambda ranks: prepared(source, directory, ranks=ranks))
+
+    (there := tmp_path / "there").mkdir()
+    for store in (tmp_path / "stores" / "new", there):
+        assert all(isinstance(error, ValueError) for error in attempt(store, source_of(read=unreadable)))
+    assert sorted(tmp_path.rglob("*")) == [there], "a folder that was there before stays"
+    source = source_of()
+
+    def second_unreadable(name: str):
+        return unreadable(name) if name == "002" else source.read(name)
+
+    attempt(tmp_path / "stores" / "new", source_of(read=second_unreadable))
+    kept = [path.name for path in (tmp_path / "stores" / "new").iterdir()]
+    assert kept
+    assert set(kept) < {event_file_name(name) for name in source.names}
+
+
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "file").touch()
     source = source_of(read=lambda name: pytest.fail("read"))

@@ -131,7 +131,13 @@ def test_directories_without_events_are_refused(tmp_path):
         ("hits", HITS.replace("40.0", "nan"), "column y holds 1 values that are empty or not finite.* in row 1"),
         ("hits", HITS.replace("40.0", "inf"), "column y holds 1 values .*inf in row 1"),
         ("hits", HITS.replace("40.0", "forty"), "not a number"),
-        ("hits", HITS.replace(",8,4,7", ""), "not a number, or an empty field"),
+        (
+            "hits",
+            HITS.replace(",8,4,7", ""),
+            "row 2 has 4 fields, and the first line has 7 .1 such rows.; is it truncated",
+        ),
+        ("hits", HITS.replace("8,2,101", "8,2,101,1"), "row 1 has 8 fields, and the first line has 7"),
+        ("hits", HITS.replace("8,4,7", "8,4,"), "not a number, or an empty field"),
         ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows name no such hit .first: hit_id 5"),
         ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv have no row here"),
         ("truth", TRUTH.replace("particle_id", "pid"), "no column particle_id"),
@@ -168,14 +174,14 @@ def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
     with pytest.raises(Problem) as refused:
         read_event(tmp_path, "000000042", clusters=part == "cells")
     assert str(refused.value).startswith(f"these are {part} of ACTS or traccc, not of TrackML: no column ")
-    assert "docs/recipes/data_acts.md" in refused.value.hint
+    assert "--source acts (docs/recipes/data_acts.md)" in refused.value.hint
     assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
 
 
 @pytest.mark.parametrize("part", ["measurements", "measurement-simhit-map", "spacepoints"])
 def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
     (tmp_path / f"event000000000-{part}.csv").write_text("measurement_id,geometry_id\n")
-    with pytest.raises(Problem, match="as ACTS and traccc write them"):
+    with pytest.raises(Problem, match="as ACTS and traccc write them; read the directory with --source acts"):
         list_events(tmp_path)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domainpar.tracking.events.graph import Hits, Particles
-from domainpar.tracking.scoring.event_tracks import acorn_columns, track_lines, write_acorn, write_csv
+from domainpar.tracking.scoring.event_tracks import acorn_columns, track_lines, write_acorn, write_acts, write_csv
 from domainpar.tracking.scoring.scores import NETWORK, EventScores
 
 POSITION = np.array(
@@ -177,6 +177,16 @@ def test_the_table_is_what_the_trackml_scorer_takes(tmp_path):
         {"hit_id": event.hits.hit_id, "particle_id": event.hits.particle_id, "weight": [1, 1, 1, 2, 2, 0, 1]}
     )
     assert trackml_score(truth, table) == pytest.approx(7 / 8)
+
+
+def test_the_list_for_acts_has_a_row_for_each_track_and_its_hits_from_the_inside_out(tmp_path):
+    shared = replace(tracked().scores, shared_hits={NETWORK: np.array([[4, 0]])})
+    path = write_acts(tmp_path, shared, POSITION)
+    assert path.name == "event000000007-tracks.csv"
+    table = pd.read_csv(path, index_col="track_id")
+    assert table.nMeasurements.tolist() == [4, 2]
+    assert table.Measurements_ID.tolist() == ["[10,11,14,12,]", "[13,14,]"]
+    assert write_acts(tmp_path, nothing().scores, None).read_text() == "track_id,nMeasurements,Measurements_ID\n"
 
 
 def test_in_the_table_a_shared_hit_is_on_its_first_track_alone(tmp_path):
