@@ -64,7 +64,7 @@ def test_a_store_keeps_what_was_told_and_measures_what_was_not(tmp_path):
 
 
 def found(hits, spot, field=None, eta=(0.0, 4.0), most=0.5):
-    """Share of the prompt particles above 0.6 GeV with six hits of which one track of the prompt searches has `most`."""
+    """Share of the prompt particles above 0.6 GeV with six hits of which one track of the prompt searches has most."""
     columns = hits.position, hits.volume, hits.layer, hits.module
     tracks = find_tracks(*columns, field, spot, searches=SEARCHES[:3])
     particles = hits.particles
