@@ -80,7 +80,8 @@ class DetectorFlags(Group):
 
     field: str | None = None
     """Magnetic field: B_z in T, the same everywhere, or a file: a table of z and B_z, or a map of r, z, B_r, B_z as
-    ACTS writes one, in mm and T. Default: that of the TrackML events on TrackML's layers, elsewhere 2 T."""
+    ACTS writes one, in mm and T. Default: that of the TrackML events on TrackML's layers; elsewhere, and of
+    --source acts, 2 T."""
 
     beam_spot: Spot | None = None
     """Where collisions lie along the beam: z of its middle and its width (sigma) in mm, '0, 55'. Default: measured from

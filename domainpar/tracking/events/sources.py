@@ -12,7 +12,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
-from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, FIELD_ELSEWHERE, LayerPair
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.kinds import SourceKind
@@ -78,13 +78,15 @@ def open_source(
         num_phi_sectors: Sectors that a heptrkx event was cut into.
         acorn: Options for acorn files.
         clusters: Features of clusters as well, from the cells of TrackML files.
-        field: The field around the hits; None: as `detector.field_of` takes it to be.
+        field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts`.
         beam_spot: Where collisions lie along the beam; None: measured where there is truth.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
     """
     cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
+    if kind == "acts" and field is None:  # its generic detector has TrackML's layers, and never had TrackML's field
+        field = Field.of(FIELD_ELSEWHERE)
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
         return _simulated(count, seed, num_hits, selection, cuts, field, beam_spot)
