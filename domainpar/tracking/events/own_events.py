@@ -16,6 +16,13 @@ from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 
 
+ALIKE = {
+    "same_hits": ("the hits of", ", in another graph"),
+    "same_seed": ("the name, which is a seed, of", ", and perhaps the hits"),
+}
+"""What an event may have in common with one that was trained on, in words."""
+
+
 @dataclass(frozen=True)
 class OwnEvents:
     """The events of a run, name and sha256 of each, in the order in which it takes them.
@@ -73,22 +80,25 @@ class OwnEvents:
         """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
         return self._split_of.get(record.sha256)
 
-    def counted(self, records: Sequence[EventRecord], in_map: Mapping[str, bool]) -> dict[str, dict[str, int]]:
-        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes.
+    def counted(
+        self, records: Sequence[EventRecord], in_map: Mapping[str, bool], alike: Mapping[str, str | None]
+    ) -> dict[str, dict[str, int]]:
+        """Number of events of each split that were trained on: with the same bytes, or alike in other bytes.
 
         Args:
             records: The events.
             in_map: Whether a module map was learned from each, by name.
+            alike: What each has in common with one that was trained on, by name (`HitsOfTraining.alike`).
         """
-        names = {name for name, _ in self.train}
         counts: dict[str, dict[str, int]] = {}
         for record in records:
-            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0, "in_map": 0})
+            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, **dict.fromkeys(ALIKE, 0), "in_map": 0})
             trained_on = self.split_of(record) == "train"
             count["events"] += 1
             count["trained_on"] += trained_on
-            count["same_name"] += not trained_on and record.event in names
             count["in_map"] += in_map[record.event]
+            if not trained_on and (common := alike.get(record.event)):
+                count[common] += 1
         return counts
 
 
@@ -109,12 +119,52 @@ class InMaps:
 
     def hold(self, event: StoredEvent) -> bool:
         """Whether one of the maps was learned from an event."""
-        if not self.fingerprints:
-            return False
-        whole = WholeEvent(event)
-        hit_id = whole.nodes("hit_id")
-        assert hit_id is not None  # every store has them
-        return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint in self.fingerprints
+        return bool(self.fingerprints) and _fingerprint(event) in self.fingerprints
+
+
+@dataclass(frozen=True, eq=False)
+class HitsOfTraining:
+    """The events that a run was trained on, as far as their hits are known: to find these in another graph.
+
+    Attributes:
+        store: The store of the run; None where it is not found.
+        events: The events that it holds still, by name.
+        seeds: Names of the others, if the events to be compared are simulated: such a name is a seed.
+    """
+
+    store: EventStore | None
+    events: Mapping[str, EventRecord]
+    seeds: frozenset[str]
+
+    @classmethod
+    def of(cls, run: RunRecord, directory: Path, scored: EventStore) -> HitsOfTraining:
+        """Those of a run in a directory, to be compared with events of a store."""
+        own, store, events = own_events(run), None, {}
+        train = {} if own is None else dict(own.train)
+        if (place := find_store(run.store, directory, tuple(train.items()))) is not None:
+            with suppress(StoreError):  # what lies there now may be no store, or of another version
+                store = EventStore(place, check_files=False)
+                there = (it for it in store.readable() if (place / it.path).is_file())
+                events = {it.event: it for it in there if it.sha256 == train.get(it.event)}
+        simulated = scored.settings.get("source") == "simulate"
+        return cls(store, events, frozenset(train.keys() - events if simulated else ()))
+
+    def alike(self, event: StoredEvent) -> str | None:
+        """What an event has in common with the one of its name that was trained on (`ALIKE`); None for nothing."""
+        trained = self.events.get(event.event_id)
+        if self.store is None or trained is None:
+            return "same_seed" if event.event_id in self.seeds else None
+        if trained.sha256 == event.sha256:
+            return None  # it is that event
+        with self.store.open(trained) as other:
+            return "same_hits" if _fingerprint(event) == _fingerprint(other) else None
+
+
+def _fingerprint(event: StoredEvent) -> str:
+    whole = WholeEvent(event)
+    hit_id = whole.nodes("hit_id")
+    assert hit_id is not None  # every store has them
+    return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint
 
 
 def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
@@ -127,9 +177,10 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
             lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count["in_map"]:
             lines.append(f"the module map was learned from {_of_all(number, count, split)}")
-        if number := count["same_name"]:
-            have = "has the name of an event that was" if number == 1 else "have names of events that were"
-            lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
+        for common, (what, how) in ALIKE.items():
+            if number := count.get(common):
+                has, event = ("has", "an event that was") if number == 1 else ("have", "events that were")
+                lines.append(f"{_of_all(number, count, split)} {has} {what} {event} trained on{how}")
     return lines
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
-from domainpar.tracking.events.own_events import InMaps
+from domainpar.tracking.events.own_events import HitsOfTraining, InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
@@ -61,10 +61,11 @@ def judge_of(
     tasks: Tasks,
     records: Sequence[EventRecord],
     in_maps: InMaps,
+    of_training: HitsOfTraining,
 ) -> Judge:
     """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
 
-    It also looks for each in the maps.
+    It also looks for each in the maps, and among the events of the training.
     """
     cuts, borders = track_cuts(config), config.border_sectors or config.sectors
     if borders is None:  # no more than an event has tiles to make sectors of
@@ -81,7 +82,7 @@ def judge_of(
             "uncounted": None,
         }
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
-        judgement["in_map"] = in_maps.hold(event)
+        judgement["in_map"], judgement["alike"] = in_maps.hold(event), of_training.alike(event)
         return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
 
     return judge

@@ -30,6 +30,7 @@ from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainCo
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.colliderml import import_parquet
 from domainpar.tracking.events.own_events import (
+    HitsOfTraining,
     InMaps,
     OwnEvents,
     edges_per_hit,
@@ -82,7 +83,6 @@ class ScoringJob:
         left_out: Events of the split that are known not to be readable.
         record: Run, network and how it scores, for `scores.json`.
         own: The events that the run was trained on; None if that is not known.
-        in_maps: Those that module maps were learned from.
     """
 
     scorer: Scorer
@@ -91,7 +91,6 @@ class ScoringJob:
     left_out: list[LeftOut]
     record: ScoresRecord
     own: OwnEvents | None
-    in_maps: InMaps
 
     def with_options(self, options: TrackOptions) -> ScoringJob:
         """The same with tracks built otherwise."""
@@ -179,8 +178,10 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     in_order = [outcomes[record.event] for record in records]
     judgements = EventMetrics(records, outcomes, Tasks.from_json(job.record.tasks))
     metrics, performance = judgements.metrics(), judgements.performance()
-    in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
-    seen = None if job.own is None else job.own.counted(records, in_map)
+    known = {name: outcome.judgement or {} for name, outcome in outcomes.items()}
+    in_map = {name: bool(of.get("in_map")) for name, of in known.items()}
+    alike = {name: of.get("alike") for name, of in known.items()}
+    seen = None if job.own is None else job.own.counted(records, in_map, alike)
     record = job.record.changed(
         metrics=metrics,
         tracks=about_tracks(config, job.options, performance),
@@ -263,7 +264,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
-    in_maps = InMaps.of(of_run, store)
+    learned = InMaps.of(of_run, store), HitsOfTraining.of(of_run, run, store)
     score = partial(
         _labelled,
         tasks,
@@ -280,7 +281,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.ckf, splits),
-        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps),
+        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, *learned),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
@@ -300,7 +301,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
         bitwise_problem=model.exactness(world.transport).problem,
     )
-    return ScoringJob(scorer, options, records, left_out, record, own_events(of_run), in_maps)
+    return ScoringJob(scorer, options, records, left_out, record, own_events(of_run))
 
 
 def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
