@@ -15,7 +15,6 @@ from domainpar.runs.records import Hashes, RunRecord, StoreRecord
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 
-
 ALIKE = {
     "same_hits": ("the hits of", ", in another graph"),
     "same_seed": ("the name, which is a seed, of", ", and perhaps the hits"),
@@ -92,7 +91,7 @@ class OwnEvents:
         """
         counts: dict[str, dict[str, int]] = {}
         for record in records:
-            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, **dict.fromkeys(ALIKE, 0), "in_map": 0})
+            count = counts.setdefault(record.split, dict.fromkeys(("events", "trained_on", *ALIKE, "in_map"), 0))
             trained_on = self.split_of(record) == "train"
             count["events"] += 1
             count["trained_on"] += trained_on

@@ -35,7 +35,7 @@ def splits_of(
     Raises:
         ValueError: If the shares are not in [0, 1], or their sum is above 1.
     """
-    if not (0 <= val_split and 0 <= test_split and val_split + test_split <= 1):
+    if not (val_split >= 0 and test_split >= 0 and val_split + test_split <= 1):
         raise ValueError(f"val_split {val_split} and test_split {test_split} must be shares whose sum is at most 1.")
     trains = val_split + test_split < 1
     from_val = 1 - val_split if trains else test_split  # the same number, but for its last bit
