@@ -393,15 +393,8 @@ def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passe
         ({"val_split": 0.5, "test_split": 0.6}, "--val-split 0.5 and --test-split 0.6 are more than all events"),
         ({"val_split": 1.1}, "at least 0 and at most 1"),
         (
-            {
-                "preset": "full",
-                "source": "trackml",
-                "input": "d",
-                "module_map": "build",
-                "val_split": 0,
-                "test_split": 1,
-            },
-            r"build \(of --preset full\) learns from events to train on, and --val-split 0 and --test-split 1 leave none",
+            {"source": "trackml", "input": "d", "module_map": "build", "val_split": 0, "test_split": 1},
+            "--module-map build learns from events to train on, and --val-split 0 and --test-split 1 leave none",
         ),
         ({"phi_slope": 0.0}, "above 0"),
         ({"z0": float("nan")}, "above 0"),

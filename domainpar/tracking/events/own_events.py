@@ -15,11 +15,8 @@ from domainpar.runs.records import Hashes, RunRecord, StoreRecord
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 
-ALIKE = {
-    "same_hits": ("the hits of", ", in another graph"),
-    "same_seed": ("the name, which is a seed, of", ", and perhaps the hits"),
-}
-"""What an event may have in common with one that was trained on, in words."""
+ALIKE = {"same_hits": "hits", "same_name": "name and seed"}
+"""What an event may have in common with one that was trained on."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +77,14 @@ class OwnEvents:
         return self._split_of.get(record.sha256)
 
     def counted(
-        self, records: Sequence[EventRecord], in_map: Mapping[str, bool], alike: Mapping[str, str | None]
+        self, records: Sequence[EventRecord], in_map: Mapping[str, bool], alike: Mapping[str, str]
     ) -> dict[str, dict[str, int]]:
         """Number of events of each split that were trained on: with the same bytes, or alike in other bytes.
 
         Args:
             records: The events.
             in_map: Whether a module map was learned from each, by name.
-            alike: What each has in common with one that was trained on, by name (`HitsOfTraining.alike`).
+            alike: What some have in common with those that were trained on (`alike_by_name`).
         """
         counts: dict[str, dict[str, int]] = {}
         for record in records:
@@ -121,44 +118,6 @@ class InMaps:
         return bool(self.fingerprints) and _fingerprint(event) in self.fingerprints
 
 
-@dataclass(frozen=True, eq=False)
-class HitsOfTraining:
-    """The events that a run was trained on, as far as their hits are known: to find these in another graph.
-
-    Attributes:
-        store: The store of the run; None where it is not found.
-        events: The events that it holds still, by name.
-        seeds: Names of the others, if the events to be compared are simulated: such a name is a seed.
-    """
-
-    store: EventStore | None
-    events: Mapping[str, EventRecord]
-    seeds: frozenset[str]
-
-    @classmethod
-    def of(cls, run: RunRecord, directory: Path, scored: EventStore) -> HitsOfTraining:
-        """Those of a run in a directory, to be compared with events of a store."""
-        own, store, events = own_events(run), None, {}
-        train = {} if own is None else dict(own.train)
-        if (place := find_store(run.store, directory, tuple(train.items()))) is not None:
-            with suppress(StoreError):  # what lies there now may be no store, or of another version
-                store = EventStore(place, check_files=False)
-                there = (it for it in store.readable() if (place / it.path).is_file())
-                events = {it.event: it for it in there if it.sha256 == train.get(it.event)}
-        simulated = scored.settings.get("source") == "simulate"
-        return cls(store, events, frozenset(train.keys() - events if simulated else ()))
-
-    def alike(self, event: StoredEvent) -> str | None:
-        """What an event has in common with the one of its name that was trained on (`ALIKE`); None for nothing."""
-        trained = self.events.get(event.event_id)
-        if self.store is None or trained is None:
-            return "same_seed" if event.event_id in self.seeds else None
-        if trained.sha256 == event.sha256:
-            return None  # it is that event
-        with self.store.open(trained) as other:
-            return "same_hits" if _fingerprint(event) == _fingerprint(other) else None
-
-
 def _fingerprint(event: StoredEvent) -> str:
     whole = WholeEvent(event)
     hit_id = whole.nodes("hit_id")
@@ -176,10 +135,10 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
             lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count["in_map"]:
             lines.append(f"the module map was learned from {_of_all(number, count, split)}")
-        for common, (what, how) in ALIKE.items():
-            if number := count.get(common):
-                has, event = ("has", "an event that was") if number == 1 else ("have", "events that were")
-                lines.append(f"{_of_all(number, count, split)} {has} {what} {event} trained on{how}")
+        for common, what in ALIKE.items():
+            if number := count.get(common, 0):
+                have = f"has the {what} of an event that was" if number == 1 else f"have the {what} of events that were"
+                lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
     return lines
 
 
@@ -260,6 +219,32 @@ def store_of_run(run: Path, kept: StoreRecord) -> Path:
         what = f"the store that {run} was trained on is not found: {not_there(kept, run)}"
         raise Problem(what, "name its place with --store")
     return place
+
+
+def alike_by_name(
+    run: RunRecord, directory: Path, scored: EventStore, records: Sequence[EventRecord]
+) -> dict[str, str]:
+    """Events with the name of one that a run was trained on, and other bytes, by what both have in common (`ALIKE`).
+
+    A name says nothing, as each source counts from 0, but of a simulated event, which is named after its seed. So hits
+    are compared, if the store of the run, seen from its directory, is found.
+    """
+    own = own_events(run)
+    trained = {} if own is None else dict(own.train)
+    named = [record for record in records if trained.get(record.event, record.sha256) != record.sha256]
+    seeds = named if scored.settings.get("source") == "simulate" else []
+    alike = {record.event: "same_name" for record in seeds}
+    place = find_store(run.store, directory, tuple(trained.items())) if named else None
+    with suppress(StoreError):  # what lies there now may be another store, or damaged
+        store = None if place is None else EventStore(place, check_files=False)
+        there = {} if store is None else {it.event: it for it in store.events() if it.sha256 == trained.get(it.event)}
+        for record in named:
+            if store is not None and record.event in there:
+                alike.pop(record.event, None)
+                with scored.open(record) as event, store.open(there[record.event]) as other:
+                    if _fingerprint(event) == _fingerprint(other):
+                        alike[record.event] = "same_hits"
+    return alike
 
 
 def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:

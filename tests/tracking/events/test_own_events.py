@@ -7,7 +7,7 @@ from random_events import random_assignment, random_event
 from random_store import write_graph
 
 from domainpar.runs.records import RunRecord
-from domainpar.tracking.events.own_events import HitsOfTraining, OwnEvents, kept_place, own_events, told_of
+from domainpar.tracking.events.own_events import OwnEvents, alike_by_name, kept_place, own_events, told_of
 from domainpar.tracking.events.store import EventStore, write_manifest
 
 
@@ -17,20 +17,20 @@ from domainpar.tracking.events.store import EventStore, write_manifest
         ((1, 1, 0), ["the one test event was trained on"]),
         ((1, 0, 1), [
             "none of these events was trained on",
-            "the one test event has the hits of an event that was trained on, in another graph",
+            "the one test event has the hits of an event that was trained on, and other content",
         ]),
         ((3, 1, 0), ["1 of these 3 test events was trained on"]),
         ((3, 2, 1), [
             "2 of these 3 test events were trained on",
-            "1 of these 3 test events has the hits of an event that was trained on, in another graph",
+            "1 of these 3 test events has the hits of an event that was trained on, and other content",
         ]),
     ],
 )  # fmt: skip
 def test_the_sentences_are_english_for_one_event_and_for_several(counts, sentences):
     counted = dict(zip(("events", "trained_on", "same_hits", "in_map"), (*counts, 0)))
     assert told_of({"test": counted}) == sentences
-    counted |= {"in_map": 1, "same_seed": 2}
-    twice = "have the name, which is a seed, of events that were trained on, and perhaps the hits"
+    counted |= {"in_map": 1, "same_name": 2}
+    twice = "have the name and seed of events that were trained on, and other content"
     assert counts[0] < 3 or f"2 of these 3 test events {twice}" in told_of({"test": counted})
     whose = "the one test event" if counts[0] == 1 else "1 of these 3 test events"
     assert f"the module map was learned from {whose}" in told_of({"test": counted})
@@ -59,15 +59,14 @@ def test_an_event_that_only_looks_alike_by_its_name_is_none_that_was_trained_on(
     kept = {**kept_place(trained.path, tmp_path / "run"), "events": asdict(OwnEvents.of(trained))}
 
     def found(store):
-        of_training = HitsOfTraining.of(RunRecord.read({"store": kept}), tmp_path / "run", store)
-        return [of_training.alike(store.open(record)) for record in store.events()]
+        return alike_by_name(RunRecord.read({"store": kept}), tmp_path / "run", store, store.events())
 
     scored, simulated = (
         store_of(tmp_path / source, [of_first, of_second], "test", {"source": source})
         for source in ("trackml", "simulate")
     )
-    assert found(trained) == [None, None]
-    assert found(scored) == found(simulated) == [None, "same_hits"]
+    assert found(trained) == {}
+    assert found(scored) == found(simulated) == {"000000001": "same_hits"}
     trained.path.rename(tmp_path / "elsewhere")
-    assert found(scored) == [None, None]
-    assert found(simulated) == ["same_seed", "same_seed"]
+    assert found(scored) == {}
+    assert found(simulated) == {"000000000": "same_name", "000000001": "same_name"}
