@@ -20,7 +20,7 @@ from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import FINDERS
-from domainpar.tracking.scoring.event_metrics import borders_of, track_cuts, truth_to_count
+from domainpar.tracking.scoring.event_metrics import track_cuts, truth_to_count
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores, write_list
 from domainpar.tracking.scoring.summary import performance_lines
 from partitioners import Sectors
@@ -73,8 +73,7 @@ def _asked(config: EvaluateConfig) -> _Counting:
     """The events of a store, counted as flags say."""
     store = EventStore(Path(str(config.store)))
     records = store.events(None if config.split == "all" else config.split)
-    borders = borders_of(config.border_sectors, records)
-    return _Counting(store, records, track_cuts(config), borders, config.matching_style, {})
+    return _Counting(store, records, track_cuts(config), None, config.matching_style, {})
 
 
 def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:

@@ -56,11 +56,6 @@ def track_cuts(config: MatchingFlags) -> TrackCuts:
     return TrackCuts(config.min_track_length, config.matching_fraction, config.track_target.value)
 
 
-def borders_of(asked: Sectors | None, records: Sequence[EventRecord]) -> Sectors:
-    """Sectors whose borders efficiency is shown against: no more than an event has tiles to make sectors of."""
-    return asked or min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
-
-
 def judge_of(
     config: InferConfig,
     conditions: dict[str, Any] | None,
@@ -72,7 +67,9 @@ def judge_of(
 
     It also looks for each in the maps.
     """
-    cuts, borders = track_cuts(config), borders_of(config.border_sectors or config.sectors, records)
+    cuts, borders = track_cuts(config), config.border_sectors or config.sectors
+    if borders is None:  # no more than an event has tiles to make sectors of
+        borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
 
     def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
