@@ -38,9 +38,8 @@ def splits_of(
     if not (val_split >= 0 and test_split >= 0 and val_split + test_split <= 1):
         raise ValueError(f"val_split {val_split} and test_split {test_split} must be shares whose sum is at most 1.")
     trains = val_split + test_split < 1
-    from_val = 1 - val_split if trains else test_split  # the same number, but for its last bit
     bounds: dict[Split, tuple[float, float]] = {
-        "train": (test_split, from_val), "val": (from_val, 1.0), "test": (0.0, test_split),
+        "train": (test_split, 1 - val_split), "val": (1 - val_split, 1.0), "test": (0.0, test_split),
     }  # fmt: skip
     recorded = recorded or {}
     before: dict[str, Split] = {}
@@ -52,7 +51,7 @@ def splits_of(
         # A number in [0, 1) that depends on seed and name alone: the first 53 bits of their hash.
         digest = hashlib.sha256(f"{seed} {event}".encode()).digest()
         places[event] = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-        drawn: Split = "test" if places[event] < test_split else "val" if places[event] >= from_val else "train"
+        drawn: Split = "test" if places[event] < test_split else "val" if places[event] >= 1 - val_split else "train"
         splits[event] = before.get(event, drawn)
     needed = {"train": trains, "val": val_split > 0 and len(splits) > 1, "test": test_split > 0 and len(splits) > 2}
     for split, (low, high) in bounds.items():

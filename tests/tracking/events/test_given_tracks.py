@@ -37,7 +37,7 @@ def test_a_table_is_read_from_csv_gzip_and_parquet_by_either_name_of_its_columns
 
 def test_a_folder_of_files_an_event_each_is_read_with_those_that_have_no_track(tmp_path):
     (tmp_path / "event000000003-tracks.csv").write_text("hit_id,track_id\n1,0\n2,0\n")
-    (tmp_path / "event000000004-tracks.csv").write_text("hit_id,track_id\n")
+    (tmp_path / "event000000004-tracks.csv").write_text("event_id,hit_id,track_id\n")
     (tmp_path / "event000000003-hits.csv").write_text("not,tracks\n")
     assert found(str(tmp_path)) == {"3": ([1, 2], [0, 0], False), "4": ([], [], False)}
 
