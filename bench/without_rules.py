@@ -205,7 +205,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
         (operations, "multiply_rows", library_rows),
         (operations, "outer_of_rows", library_outer),
     ],
-    "partials at src": [(tilewise, "_Sums", DirectSums), (tilewise, "_ends", ends_without_pairs)],
+    "partials at src": [(tilewise, "_TileSums", DirectSums), (tilewise, "_ends", ends_without_pairs)],
     "loss by tiles": [(loop, "edge_loss", plain_loss)],
 }
 """The rules that can be switched off: where, which name, and its replacement."""

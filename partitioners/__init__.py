@@ -13,11 +13,18 @@ _BY_SEED: dict[str, Callable[[int], Partitioner]] = {
     "contiguous": lambda _: Contiguous(), "random": Random,
 }  # fmt: skip
 PARTITIONERS = tuple(_BY_SEED)
-"""Names that `get_partitioner` knows; the first three need positions."""
+"""Names that `get_partitioner` knows."""
+
+BY_POSITION = ("phi", "eta", "phi-eta")
+"""Those that need positions."""
+
+SEEDED = tuple(name for name, make in _BY_SEED.items() if make(0) != make(1))
+"""Those whose blocks depend on the seed."""
 
 __all__ = [
-    "GROUPINGS", "PARTITIONERS", "Contiguous", "Eta", "Metis", "Partitioner", "Phi", "PhiEta", "Random", "Sectors",
-    "TileGraph", "Topology", "get_partitioner", "group", "number_along_phi", "number_of_sectors", "sectors_of_tiles",
+    "BY_POSITION", "GROUPINGS", "PARTITIONERS", "SEEDED", "Contiguous", "Eta", "Metis", "Partitioner", "Phi", "PhiEta",
+    "Random", "Sectors", "TileGraph", "Topology", "get_partitioner", "group", "number_along_phi", "number_of_sectors",
+    "sectors_of_tiles",
 ]  # fmt: skip
 
 
@@ -26,7 +33,7 @@ def get_partitioner(name: str, seed: int = 0) -> Partitioner:
 
     Args:
         name: One of `PARTITIONERS`.
-        seed: Used by `metis` and `random`.
+        seed: Used by those of `SEEDED`.
 
     Raises:
         ValueError: If the name is unknown.

@@ -27,7 +27,7 @@ class Phi:
         Raises:
             ValueError: If the graph has no positions.
         """
-        return _slices(phi_of(_position(topology, "phi")), topology.costs(), num_blocks)
+        return _slices(phi_of(position_of(topology, "phi")), topology.costs(), num_blocks)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Eta:
         Raises:
             ValueError: If the graph has no positions.
         """
-        return _slices(eta_of(_position(topology, "eta")), topology.costs(), num_blocks)
+        return _slices(eta_of(position_of(topology, "eta")), topology.costs(), num_blocks)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PhiEta:
         Raises:
             ValueError: If the graph has no positions, or `num_wedges` does not divide `num_blocks`.
         """
-        position = _position(topology, "phi-eta")
+        position = position_of(topology, "phi-eta")
         return cut_in_both(phi_of(position), eta_of(position), topology.costs(), *self.grid(num_blocks))
 
     def grid(self, num_blocks: int) -> tuple[int, int]:
@@ -160,7 +160,12 @@ def eta_of(position: FloatArray) -> FloatArray:
     return eta
 
 
-def _position(topology: Topology, name: str) -> FloatArray:
+def position_of(topology: Topology, name: str) -> FloatArray:
+    """The positions of a graph, [N, 3], for the partitioner of a name.
+
+    Raises:
+        ValueError: If it has none.
+    """
     if topology.position is None:
         raise ValueError(
             f"partitioner '{name}' needs positions and this graph has none; "

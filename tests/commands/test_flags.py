@@ -7,11 +7,13 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -22,6 +24,7 @@ from domainpar.testing import patient
 from domainpar.tracking import command_line, config
 from domainpar.tracking.command_line import parse, run_command
 from domainpar.tracking.config import (
+    MODELS,
     Conditions,
     ConfigError,
     Group,
@@ -33,6 +36,9 @@ from domainpar.tracking.config import (
     resolved_yaml,
     session_arguments,
 )
+from domainpar.tracking.config.prepare import PartitionerName, SourceName
+from domainpar.tracking.config.ranks import GroupingName
+from partitioners import GROUPINGS, PARTITIONERS
 
 COMMANDS = [(train, TrainConfig), (prepare, PrepareConfig), (infer, InferConfig)]
 
@@ -502,6 +508,26 @@ def test_torchs_own_errors_are_shown_where_ranks_may_be_on_gpus(monkeypatch, tmp
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
     assert run_command(TrainConfig, lambda config: 0, None, ["--device", device]) == 0
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
+
+
+def test_the_flags_name_the_partitioners_and_groupings_that_there_are():
+    assert get_args(PartitionerName) == PARTITIONERS
+    assert get_args(GroupingName) == GROUPINGS
+
+
+def test_help_and_the_pages_say_what_each_source_and_each_network_is():
+    docs = Path(__file__).parents[2] / "docs"
+    flags, sources, networks = (
+        (docs / page).read_text(encoding="utf-8")
+        for page in ("reference/flags.md", "your_data.md", "recipes/model_train.md")
+    )
+    for name in get_args(SourceName):
+        assert f" {name}: " in flags, name
+        assert f"| `{name}` |" in sources, name
+    of_models = flags.partition("  --model MODEL ")[2].partition("or your own")[0]
+    for name in MODELS:
+        assert name in re.findall(r"[\w-]+", of_models), name
+        assert f"`{name}`" in networks, name
 
 
 def test_help_is_there_before_the_heavy_libraries():

@@ -36,7 +36,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
         "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
         "refine": False, "stitch": True, "extend": False, "min_quality": 0.0,
     }  # fmt: skip
-    assert listed["tracks"]["found_by"] == ["upper_bound", "ckf", "network"]
+    assert listed["tracks"]["found_by"] == ["ckf", "network", "upper_bound"]
     assert listed["tracks"]["border_sectors"] == 8
     for event in listed["events"]:
         found = opened(tmp_path / "out" / event["path"])
@@ -104,7 +104,7 @@ def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_pa
     assert of_finders["ckf"]["shared"] == 0
     assert off["tracks"]["performance"]["test"]["network"]["shared"] == 0
     assert of_finders["network"]["trackml_score"] == off["tracks"]["performance"]["test"]["network"]["trackml_score"]
-    assert f"counted for each track after the first: network {len(shared)}, upper bound " in printed
+    assert f"counted for each track after the first: network {len(shared)}, upper_bound " in printed
     assert on["tracks"]["options"]["shared_hits"] is True
     assert "shared_hits" not in off["tracks"]["options"]
 
@@ -204,7 +204,7 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
     trained(write_store(tmp_path / "other", [whole], ["train"]), tmp_path / "run", epochs=1)
     listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
     assert set(listed["tracks"]["performance"]["test"]) == {"network"}
-    assert "upper bound is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
+    assert "upper_bound is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monke
     assert set(chosen["cuts"]) == {"score_cut", "max_chi2", "min_quality"}
     assert 0 < chosen["efficiency"] <= 1
     assert {name: options_of(listed)[name] for name in chosen["cuts"]} == chosen["cuts"]
-    assert "tuned    : grow, score cut " in capsys.readouterr().out
+    assert "tuned    : greedy, score cut " in capsys.readouterr().out
     assert not (place / "one" / "tuning").exists()
     (place / "run" / "tracks.json").unlink()
     _, many = inferred(place, place / "many", 3, tracks="greedy", tune=True, split="test")

@@ -207,7 +207,9 @@ def test_some_parameters_of_a_stage_can_be_given_their_gradient_apart():
     parameters = model.first.trainable()
     model.first.add_partials(parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
     model.first.add_partials(parameters[:1], [torch.full_like(parameters[0], 3.0)])
-    model.second.give(list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)])  # frozen
+    model.second.add_partials(
+        list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)]
+    )  # frozen
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert [parameter.grad.unique().tolist() for parameter in parameters] == [[3.0], [1.0], [1.0], [0.0]]
 

@@ -179,7 +179,7 @@ def test_rule_2_a_running_sum_over_tiles_in_reverse_is_another_sum(event, monkey
     """Sums by (tile, node) partials let tiles run in any order; a running sum does not."""
     ((partials, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, False)
     assert sha(partials) == sha(of_reverse)
-    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
+    monkeypatch.setattr(tilewise, "_TileSums", _ClearedBefore)
     ((running, of_reverse),) = run_ranks(_sums_of_tiles_in_both_orders, 1, event, True)
     assert sha(running) != sha(of_reverse)
     torch.testing.assert_close(running, partials)  # a sum all the same
@@ -198,7 +198,7 @@ def test_rule_2_a_running_sum_depends_on_which_tiles_wait_for_ghosts(ring, monke
         return len({sha(*run_ranks(_sums_of_one_stage, num_ranks, ring, running)) for num_ranks in RANKS})
 
     assert num_hashes(running=False) == 1
-    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
+    monkeypatch.setattr(tilewise, "_TileSums", _ClearedBefore)
     assert num_hashes(running=True) > 1
 
 
@@ -239,8 +239,8 @@ def _summed_across_ranks(stages, nodes, edges, graph, plain=run_chain, **how):
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
     with_rule = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64})[0]
-    monkeypatch.setattr("domainpar.nn.interacting.through", _summed_across_ranks)
-    monkeypatch.setattr(tilewise, "_Sums", _ClearedBefore)
+    monkeypatch.setattr("domainpar.nn.interacting.run_chain", _summed_across_ranks)
+    monkeypatch.setattr(tilewise, "_TileSums", _ClearedBefore)
     without = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64, "cut_twice": False})[0]
     assert without[1] == with_rule[1]
     np.testing.assert_allclose(without[2], with_rule[2], rtol=1e-9)  # right to rounding all the same

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_topology, topologies
 
-from partitioners import PARTITIONERS, Contiguous, Metis, Random, Topology, get_partitioner
+from partitioners import BY_POSITION, PARTITIONERS, SEEDED, Contiguous, Metis, Random, Topology, get_partitioner
 
 NO_EDGES = np.zeros((2, 0), np.int64)
 
@@ -70,9 +70,20 @@ def test_fewer_than_one_block_is_refused(name):
         get_partitioner(name)(random_topology(0), 0)
 
 
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_those_that_need_positions_refuse_a_graph_without_them_and_the_others_cut_it(name):
+    topology = Topology(NO_EDGES, 3)
+    if name in BY_POSITION:
+        with pytest.raises(ValueError, match=f"partitioner '{name}' needs positions and this graph has none"):
+            get_partitioner(name)(topology, 2)
+    else:
+        assert len(get_partitioner(name)(topology, 2)) == 3
+
+
 def test_the_seed_reaches_the_partitioners_that_use_one():
     assert get_partitioner("metis", seed=3) == Metis(3)
     assert get_partitioner("random", seed=3) == Random(3)
+    assert SEEDED == ("metis", "random")
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

@@ -437,8 +437,8 @@ def check_written(tensor: Tensor, rows: Rows) -> None:
     if rows.axis.counted is not None:
         raise NotExact(
             f"a tensor of {rows.axis.name} of shape {tuple(tensor.shape)} was written in place since it was marked, "
-            "and other ranks hold copies of its rows (edges='incident'); keep what changes of edges in the model, or "
-            "mark it anew with part.edges or part.edges_from_local, the copies alike."
+            "and other ranks hold copies of its rows (edge_policy='incident'); keep what changes of edges in the model "
+            "or mark it anew with part.edges or part.edges_from_local, the copies alike."
         )
 
 

@@ -1,15 +1,15 @@
 """The flags of `estimate`."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, rules
+from domainpar.tracking.config.prepare import PartitionerName
+from domainpar.tracking.config.ranks import GroupingName
 from domainpar.tracking.config.texts import NameList
 from domainpar.tracking.config.train import LearningFlags, NetworkFlags, PriceFlags
 
-CHOICES = {
-    "groupings": ("contiguous", "metis", "random"),
-    "partitioners": ("phi", "eta", "phi-eta", "metis", "contiguous", "random"),
-}
+CHOICES = {"groupings": get_args(GroupingName), "partitioners": get_args(PartitionerName)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,27 @@
 """The flags of `prepare`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers
+from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
-OF_HITS = "source simulate, source trackml, source colliderml"
+SourceName = Literal[SourceKind, "scores"]
+PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"]
+"""What `partitioners.PARTITIONERS` names."""
+
+OF_HITS = ", ".join(f"source {kind}" for kind in get_args(KindOfHits))
 """Sources of hits, which are selected and joined here; others are graphs."""
 
-_OF_FILES = "source trackml, source colliderml, source heptrkx, source pyg, source acorn, source scores"
+_OF_FILES = ", ".join(f"source {kind}" for kind in get_args(SourceName) if kind != "simulate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlags(Group):
     """Where events come from"""
 
-    source: Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn", "scores"] = "simulate"
+    source: SourceName = "simulate"
     """simulate: built in, TrackML geometry, exact truth. trackml: CSV. colliderml: parquet, as ACTS writes it, too.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
     all in one directory. scores: events that infer scored, with the edges of at least --min-score (a filter)."""
@@ -158,7 +163,7 @@ class CandidateFlags(Group):
 class TileFlags(Group):
     """Tiles, the small regions an event is stored in"""
 
-    partitioner: Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"] | None = None
+    partitioner: PartitionerName | None = None
     """How nodes become tiles: regions of equal cost, or metis: fewest edges cut.
     Default: phi-eta, or metis without positions."""
 

@@ -7,6 +7,9 @@ from domainpar.common import timeouts
 from domainpar.tracking.config.group import Bounded, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.texts import check_sectors
 
+GroupingName = Literal["contiguous", "metis", "random"]
+"""What `partitioners.GROUPINGS` names."""
+
 NCCL_ON_CPU = MeansNothing(
     "transport nccl", beside="device cpu", hint="it moves GPU memory: add --device cuda or drop it"
 )
@@ -24,7 +27,7 @@ class RankFlags(Group):
     """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks. 8: ranges of
     tiles. 8x2: wedges in phi times slices in eta."""
 
-    grouping: Literal["contiguous", "metis", "random", "auto"] = "contiguous"
+    grouping: Literal[GroupingName, "auto"] = "contiguous"
     """How tiles are gathered into parts. The result does not depend on it, only the speed. auto: as estimate predicts
     the shortest step; in train."""
 

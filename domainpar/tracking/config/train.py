@@ -9,8 +9,8 @@ from domainpar.tracking.config.group import OWN_MODEL, Bounded, ConfigError, Gro
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeights, Range, Weighting
 
-# Networks by name; `nn.catalogue` makes them all. The first two have all options of a network; those and the next are
-# built on stages.
+# Networks by name; `networks.catalogue` makes them all. The first two have all options of a network; those and the
+# next are built on stages.
 ON_STAGES = ("interaction", "interaction-node-first")
 BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
 MODELS = (*BITWISE, "gcn", "resin", "acorn2", "graphnets")

@@ -13,11 +13,12 @@ import numpy as np
 
 from domainpar.common.text_table import text_table
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
-from partitioners import TileGraph, Topology, get_partitioner, group, number_along_phi
+from partitioners import BY_POSITION, PARTITIONERS, TileGraph, Topology, get_partitioner, group, number_along_phi
 from partitioners.quality import Quality, TruthCut, measure, measure_truth
 from partitioners.topology import FloatArray, IntArray
 
-PARTITIONERS = ("phi", "eta", "phi-eta", "metis", "contiguous")  # `random` cuts worse than any of them
+# `random` cuts worse than any of them.
+COMPARED = tuple(name for name in PARTITIONERS if name != "random")
 GROUPINGS = ("contiguous", "metis")
 NUM_PARTS = (2, 4, 8, 16, 32)
 STORED = "stored"
@@ -134,7 +135,7 @@ def describe_store(store: EventStore, memory: Memory, network: str, num_parts: i
 def compare_cuts(
     store: EventStore,
     *,
-    partitioners: Sequence[str] = PARTITIONERS,
+    partitioners: Sequence[str] = COMPARED,
     groupings: Sequence[str] = GROUPINGS,
     num_parts: Sequence[int] = NUM_PARTS,
     seed: int = 0,
@@ -181,7 +182,7 @@ def tilings_of(event: StoredEvent, partitioners: Sequence[str], seed: int) -> It
     topology = Topology(whole.edge_index, event.num_nodes, whole.nodes("position"))
     label, particle_id = whole.edges("label"), whole.nodes("particle_id")
     for name in partitioners:
-        if topology.position is None and name in ("phi", "eta", "phi-eta"):
+        if topology.position is None and name in BY_POSITION:
             continue
         assignment = get_partitioner(name, seed)(topology, event.num_tiles)
         if topology.position is not None:

@@ -44,7 +44,7 @@ from domainpar.tracking.events.store import (
     write_manifest,
 )
 from domainpar.tracking.events.stored_order import default_num_tiles
-from partitioners import Topology, get_partitioner
+from partitioners import SEEDED, Topology, get_partitioner
 from partitioners.topology import IntArray
 
 OnEvent = Callable[[EventRecord, bool], object]
@@ -163,7 +163,7 @@ class _PrepareJob:
             **self.source.settings,
             "partitioner": self.partitioner or "phi-eta, or metis without positions",
             "tiles": self.num_tiles if self.num_tiles is not None else "some 4600 edges each, small events finer",
-            "seed": self.seed if self.partitioner in (None, "metis", "random") else None,
+            "seed": self.seed if self.partitioner in (None, *SEEDED) else None,
         }
 
     def kept(self, name: str | None) -> dict[str, Any] | None:

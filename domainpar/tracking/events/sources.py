@@ -6,20 +6,19 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, get_args
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
 from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
 from domainpar.tracking.events.graph import EventGraph, Hits
+from domainpar.tracking.events.kinds import SourceKind
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.store import Settings, Split
 
 if TYPE_CHECKING:
     from domainpar.tracking.events.acorn import AcornOptions
-
-SourceKind = Literal["simulate", "trackml", "colliderml", "heptrkx", "pyg", "acorn"]
 
 DEFAULT_SIMULATED_EVENTS = 10
 
@@ -65,7 +64,7 @@ def open_source(
     """List the events of a source.
 
     Args:
-        kind: `simulate`, `trackml`, `colliderml` (hits), `heptrkx`, `pyg` or `acorn` (graphs).
+        kind: Of hits or of graphs, see `events.kinds`.
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits; by default `Cuts()`, of the source's layer pairs.
@@ -125,7 +124,7 @@ def open_source(
     elif kind == "acorn":
         source = _acorn(path, acorn)
     else:
-        raise ValueError(f"unknown source {kind!r}; known: simulate, trackml, colliderml, heptrkx, pyg, acorn.")
+        raise ValueError(f"unknown source {kind!r}; known: {', '.join(get_args(SourceKind))}.")
     if num_events is not None and num_events > len(source.names):
         raise Problem(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",

@@ -390,7 +390,7 @@ def test_sums_where_edges_begin():
     def at_src(x, e, src, dst):
         return x.new_zeros(x.size(0), 4).index_add(0, src, e)[dst] * e
 
-    check(at_src, refused="edges='incident'", policies=("incoming",))
+    check(at_src, refused="edge_policy='incident'", policies=("incoming",))
     check(at_src, policies=("incident",))
 
 

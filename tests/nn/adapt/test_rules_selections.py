@@ -185,10 +185,10 @@ REFUSED = {
     "ends stacked into one": (lambda edge_index: edge_index.view(-1), ""),
 }
 INCOMING_ONLY = {
-    "sums at src": (lambda x, e, src: x.new_zeros(x.size(0), 4).index_add(0, src, e), "edges='incident'"),
+    "sums at src": (lambda x, e, src: x.new_zeros(x.size(0), 4).index_add(0, src, e), "edge_policy='incident'"),
     "sums at dst of turned edges": (
         lambda x, e, edge_index: x.new_zeros(x.size(0), 4).index_add(0, edge_index.flip(0)[1], e),
-        "edges='incident'",
+        "edge_policy='incident'",
     ),
 }
 

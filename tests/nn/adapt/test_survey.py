@@ -138,7 +138,7 @@ def test_what_needs_incident_says_so_under_incoming(variants):
     needing = [case for case in asked if len(settled(case)) == 2]
     assert needing
     for case in needing:
-        assert "split the graph with edges='incident'" in settled(case)[0].reason
+        assert "split the graph with edge_policy='incident'" in settled(case)[0].reason
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def scatter(watch: Watch, call: Call) -> Any:
     if not by.named.complete:
         raise NotExact(
             "it sums at the node where an edge begins, but a part holds only the edges that end at its nodes; split "
-            "the graph with edges='incident'."
+            "the graph with edge_policy='incident'."
         )
     return _at_rows(watch, call, into, target, index, values)
 
@@ -217,7 +217,9 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
         if by.names is None or by.named.of is not rows.axis:
             raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
         if not by.named.complete:
-            raise NotExact("rows are written at the nodes where edges begin; split the graph with edges='incident'.")
+            raise NotExact(
+                "rows are written at the nodes where edges begin; split the graph with edge_policy='incident'."
+            )
         if of_values is not None:
             one_axis([by.axis, of_values.axis], "assignment")
             values = watch.owned(values)
