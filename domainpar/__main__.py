@@ -8,6 +8,7 @@ COMMANDS = {
     "prepare": "events to a store of tiled graphs",
     "train": "a store to a run in runs/0001, ...",
     "infer": "a run and a store to scores of every edge, and tracks, in your order",
+    "evaluate": "tracks of any finder and a store to efficiency, fakes and duplicates",
     "report": "a run to one HTML page, or pictures",
     "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
     "import_acorn": "a checkpoint of acorn to a run",

@@ -277,10 +277,11 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         of_all = f"of {len(store):,} events"
         some = {name: f" in {count:,} {of_all}" for name, count in known_in.items() if count < len(store)}
         print(f"labels: {', '.join(label.what + some.get(label.name, '') for label in labels)}")
-    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if labelled or labels else "domainpar.infer"]
-    if labels and not labelled:
+    trains = bool((labelled or labels) and store.events("train"))
+    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer"]
+    if trains and not labelled:
         command += ["--task", labels[0].task, "--label", labels[0].name]
-    skipping = ["--on-bad-event", "skip"] if labelled and len(labelled) < len(store) else []
+    skipping = ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
     print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
 
 

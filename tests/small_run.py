@@ -152,7 +152,7 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         "store": kept_place(store.path, directory),
         "store_digest": store.digest,
         "trained_on": OwnEvents.of(store).counted(
-            store.events(), dict.fromkeys((record.event for record in store.events()), False)
+            store.events(), dict.fromkeys((record.event for record in store.events()), False), {}
         ),
         "metrics": {},
         "events": listed,

@@ -404,13 +404,15 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     with pytest.raises(Refused, match="is not there\nhint: name its place with --store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
-    assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, "same_name": 0, "in_map": 0}}
+    none = {"same_hits": 0, "same_name": 0, "in_map": 0}
+    assert listed["trained_on"] == {"train": {"events": 1, "trained_on": 1, **none}}
 
 
-def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_their_name(place, tmp_path, capsys):
+def test_events_that_were_trained_on_are_counted_by_their_bytes_and_else_by_their_hits(place, tmp_path, capsys):
     known = EventStore(place / "store").events()
     directory = shutil.copytree(place / "store", tmp_path / "grown")
-    other = write_store(tmp_path / "other", [random_event(9, event_id="000000001")], ["test"])
+    trained_on = random_event(1, 110, 537)
+    other = write_store(tmp_path / "other", [replace(trained_on, edge_index=trained_on.edge_index[::-1])], ["test"])
     shutil.copy(other / event_file_name("000000001"), directory)
     records = [
         replace(known[0], split="test"),
@@ -421,12 +423,12 @@ def test_events_that_were_trained_on_are_counted_by_their_content_and_else_by_th
     write_manifest(directory, records, {})
     listed, _ = inferred(place, tmp_path / "out", store=str(directory))
     assert listed["trained_on"] == {
-        "test": {"events": 3, "trained_on": 1, "same_name": 1, "in_map": 0},
-        "val": {"events": 1, "trained_on": 0, "same_name": 0, "in_map": 0},
+        "test": {"events": 3, "trained_on": 1, "same_hits": 1, "same_name": 0, "in_map": 0},
+        "val": {"events": 1, "trained_on": 0, "same_hits": 0, "same_name": 0, "in_map": 0},
     }
     out = capsys.readouterr().out.splitlines()
     assert "1 of these 3 test events was trained on" in out
-    assert "1 of these 3 test events has the name of an event that was trained on, and other content" in out
+    assert "1 of these 3 test events has the hits of an event that was trained on, and other content" in out
     assert not any("val event" in line for line in out)
     shutil.copytree(place / "run", tmp_path / "from elsewhere")
     content = json.loads((tmp_path / "from elsewhere" / "run.json").read_text())

@@ -11,6 +11,7 @@ from test_infer import inferred, opened, trained
 
 from domainpar.common.agreement import Refused
 from domainpar.common.problems import EventPlace, Problem
+from domainpar.tracking.events.given_tracks import read_tracks
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.sources import open_source
@@ -18,7 +19,6 @@ from domainpar.tracking.scoring.submission import (
     OfficialFigures,
     join_pieces,
     majority_of_tracks,
-    tracks_of_events,
     write_piece,
 )
 
@@ -112,8 +112,8 @@ def test_events_are_in_the_order_of_their_numbers_whatever_the_names_of_their_fi
         write_piece(tmp_path, f"event{number}", EventPlace(str(number)), np.arange(3), np.array([0, -1, number]), None)
     table = pq.read_table(path := join_pieces(tmp_path)).to_pydict()
     assert table["event_id"] == [9, 9, 10, 10, 100, 100]
-    assert {number: track.tolist() for number, (_, track) in tracks_of_events(path)} == {
-        9: [0, 9], 10: [0, 10], 100: [0, 100],
+    assert {name: given.track.tolist() for name, given in read_tracks(str(path)).items()} == {
+        "9": [0, 9], "10": [0, 10], "100": [0, 100],
     }  # fmt: skip
 
 

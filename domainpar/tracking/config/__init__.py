@@ -7,6 +7,7 @@ Only commands and the rooms' entry points read these objects; everything below t
 
 from domainpar.tracking.config.doctor import DoctorConfig
 from domainpar.tracking.config.estimate import EstimateConfig
+from domainpar.tracking.config.evaluate import EvaluateConfig
 from domainpar.tracking.config.export import ExportConfig
 from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
 from domainpar.tracking.config.import_acorn import ImportAcornConfig
@@ -19,8 +20,8 @@ from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkF
 
 __all__ = [
     "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
-    "EstimateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs", "NetworkFlags",
-    "Numbers",
+    "EstimateConfig", "EvaluateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs",
+    "NetworkFlags", "Numbers",
     "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "resolved_yaml",
     "session_arguments", "title",
 ]  # fmt: skip

@@ -109,6 +109,9 @@ class TrackFlags(Group):
     ckf: bool = False
     """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
 
+    border_sectors: int | str | None = None
+    """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
+
     format: Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"] = "zarr"
     """Besides the scores: acorn: files for acorn's track building and evaluation. acts: tracks with the ids of their
     measurements as CSV. csv: a table of hits and tracks. edges: edges with their scores as CSV, for ACTS. colliderml: a
@@ -128,6 +131,10 @@ class TrackFlags(Group):
             hint="it is about tracks, but none are built: add --tracks greedy",
         ),
     )
+
+    def check(self) -> None:
+        """Refuse what is no number or grid of sectors."""
+        check_sectors("--border-sectors", self.border_sectors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +158,10 @@ class MatchingFlags(Group):
     min_track_length: int = 5
     """Fewest hits of a track that counts."""
 
-    border_sectors: int | str | None = None
-    """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
-
     RULES = rules(Bounded("min_track_length", least=1))
 
     def check(self) -> None:
         """Refuse shares at which several particles match one track."""
-        check_sectors("--border-sectors", self.border_sectors)
         if not 0.5 <= self.matching_fraction <= 1:
             raise ConfigError(
                 f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",

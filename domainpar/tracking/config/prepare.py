@@ -197,10 +197,12 @@ class StoreFlags(Group):
     """Directory of the store. Default: one named after the events, in stores/."""
 
     val_split: float = 0.1
-    """Share of the events kept for validation: those of which a hash of the name says so. One at least of two."""
+    """Share of the events kept for validation: those of which a hash of the name says so. One at least of two; 0:
+    none."""
 
     test_split: float = 0.1
-    """Share of the events kept for a final test, likewise. One at least of three."""
+    """Share of the events kept for a final test, likewise. One at least of three. 1 with --val-split 0: all of them,
+    and nothing to train on."""
 
     overwrite: bool = False
     """Replace the store, if it was made with other flags, or holds events that these flags leave out."""
@@ -208,15 +210,13 @@ class StoreFlags(Group):
     report: bool = False
     """Print nodes, edges and predicted memory for each rank, and what each partitioner and grouping would cut."""
 
-    RULES = rules(Bounded("val_split, test_split", below=1))
+    RULES = rules(Bounded("val_split, test_split", most=1))
 
     def check(self) -> None:
-        """Refuse a split that leaves nothing to train on."""
-        if self.val_split + self.test_split >= 1:
-            raise ConfigError(
-                f"--val-split {self.val_split:g} and --test-split {self.test_split:g} leave nothing to train on",
-                "make their sum less than 1",
-            )
+        """Refuse shares of more than there is."""
+        if self.val_split + self.test_split > 1:
+            what = f"--val-split {self.val_split:g} and --test-split {self.test_split:g} are more than all events"
+            raise ConfigError(what, "make their sum 1 at most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +251,14 @@ class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, Tile
     )
 
     def check(self) -> None:
-        """Refuse to leave out hits that are counted."""
+        """Refuse to leave out hits that are counted, and a map that would be learned from nothing."""
         if selects := [
             name for name in ("volumes", "hard_cuts", "hit_inefficiency") if self.edges_from and self.has(name)
         ]:
             asks = f"{flag(selects[0])}{self.of_preset(selects[0])}"
             what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")
+        if self.module_map == "build" and self.source != "simulate" and self.val_split + self.test_split == 1:
+            what = f"{self.spelt('module_map')}{self.of_preset('module_map')} learns from events to train on, and "
+            none = f"{self.spelt('val_split')} and {self.spelt('test_split')} leave none"
+            raise ConfigError(what + none, "name a map: --module-map pretrained:full, or a file")

@@ -159,10 +159,9 @@ class RunFiles:
         first = next((counts for by_finder in self.performance.values() for counts in by_finder.values()), None)
         if first is None:
             return Tracking(TrackCuts(), STYLES[0])
-        cuts = TrackCuts(first.min_hits, first.fraction, _conditions(first.target), first.majority_pt)
         tracks: Table = (self.scores.record.tracks if self.scores else None) or {}
         style = tracks.get("matching_style")
-        return Tracking(cuts, style if style in STYLES else STYLES[0])
+        return Tracking(first.cuts, style if style in STYLES else STYLES[0])
 
     @cached_property
     def own(self) -> OwnEvents | None:

@@ -25,6 +25,7 @@ from domainpar.tracking.reco.performance.rates import (
     duplicate_rate,
     efficiency,
     fake_rate,
+    has_duplicates,
     majority_rates,
     mean_trackml_score,
     unlabelled_rate,
@@ -301,14 +302,14 @@ def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
                     "68.3 % interval": "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}",
                     "fake rate": short(fake_rate(counts)),
                     "unlabelled": short(unlabelled_rate(counts)),
-                    "duplicates": short(duplicate_rate(counts)),
+                    "duplicates": short(duplicate_rate(counts) if has_duplicates(finder.counts, style) else None),
                 }
             )
         shares = majority_rates(finder.counts.majority)
         majorities.append(
             {
                 "found by": finder.label,
-                "tracks": f"{finder.counts.tracks:,}",
+                "tracks": f"{finder.counts.styles[STYLES[0]].matchable:,}",
                 "perfect": short(shares["perfect"]),
                 "double majority": short(shares["double_majority"]),
                 "LHC": short(shares["lhc"]),

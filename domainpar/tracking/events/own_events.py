@@ -15,6 +15,9 @@ from domainpar.runs.records import Hashes, RunRecord, StoreRecord
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 
+ALIKE = {"same_hits": "hits", "same_name": "name and seed"}
+"""What an event may have in common with one that was trained on."""
+
 
 @dataclass(frozen=True)
 class OwnEvents:
@@ -73,22 +76,25 @@ class OwnEvents:
         """`train` or `val` if the run was trained on, or validated with, an event of these bytes; else None."""
         return self._split_of.get(record.sha256)
 
-    def counted(self, records: Sequence[EventRecord], in_map: Mapping[str, bool]) -> dict[str, dict[str, int]]:
-        """Number of events of each split that were trained on: with the same bytes, or by name with other bytes.
+    def counted(
+        self, records: Sequence[EventRecord], in_map: Mapping[str, bool], alike: Mapping[str, str]
+    ) -> dict[str, dict[str, int]]:
+        """Number of events of each split that were trained on: with the same bytes, or alike in other bytes.
 
         Args:
             records: The events.
             in_map: Whether a module map was learned from each, by name.
+            alike: What some have in common with those that were trained on (`alike_by_name`).
         """
-        names = {name for name, _ in self.train}
         counts: dict[str, dict[str, int]] = {}
         for record in records:
-            count = counts.setdefault(record.split, {"events": 0, "trained_on": 0, "same_name": 0, "in_map": 0})
+            count = counts.setdefault(record.split, dict.fromkeys(("events", "trained_on", *ALIKE, "in_map"), 0))
             trained_on = self.split_of(record) == "train"
             count["events"] += 1
             count["trained_on"] += trained_on
-            count["same_name"] += not trained_on and record.event in names
             count["in_map"] += in_map[record.event]
+            if not trained_on and (common := alike.get(record.event)):
+                count[common] += 1
         return counts
 
 
@@ -109,12 +115,14 @@ class InMaps:
 
     def hold(self, event: StoredEvent) -> bool:
         """Whether one of the maps was learned from an event."""
-        if not self.fingerprints:
-            return False
-        whole = WholeEvent(event)
-        hit_id = whole.nodes("hit_id")
-        assert hit_id is not None  # every store has them
-        return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint in self.fingerprints
+        return bool(self.fingerprints) and _fingerprint(event) in self.fingerprints
+
+
+def _fingerprint(event: StoredEvent) -> str:
+    whole = WholeEvent(event)
+    hit_id = whole.nodes("hit_id")
+    assert hit_id is not None  # every store has them
+    return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint
 
 
 def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
@@ -127,9 +135,10 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
             lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count["in_map"]:
             lines.append(f"the module map was learned from {_of_all(number, count, split)}")
-        if number := count["same_name"]:
-            have = "has the name of an event that was" if number == 1 else "have names of events that were"
-            lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
+        for common, what in ALIKE.items():
+            if number := count.get(common, 0):
+                have = f"has the {what} of an event that was" if number == 1 else f"have the {what} of events that were"
+                lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
     return lines
 
 
@@ -210,6 +219,32 @@ def store_of_run(run: Path, kept: StoreRecord) -> Path:
         what = f"the store that {run} was trained on is not found: {not_there(kept, run)}"
         raise Problem(what, "name its place with --store")
     return place
+
+
+def alike_by_name(
+    run: RunRecord, directory: Path, scored: EventStore, records: Sequence[EventRecord]
+) -> dict[str, str]:
+    """Events with the name of one that a run was trained on, and other bytes, by what both have in common (`ALIKE`).
+
+    A name says nothing, as each source counts from 0, but of a simulated event, which is named after its seed. So hits
+    are compared, if the store of the run, seen from its directory, is found.
+    """
+    own = own_events(run)
+    trained = {} if own is None else dict(own.train)
+    named = [record for record in records if trained.get(record.event, record.sha256) != record.sha256]
+    seeds = named if scored.settings.get("source") == "simulate" else []
+    alike = {record.event: "same_name" for record in seeds}
+    place = find_store(run.store, directory, tuple(trained.items())) if named else None
+    with suppress(StoreError):  # what lies there now may be another store, or damaged
+        store = None if place is None else EventStore(place, check_files=False)
+        there = {} if store is None else {it.event: it for it in store.events() if it.sha256 == trained.get(it.event)}
+        for record in named:
+            if store is not None and record.event in there:
+                alike.pop(record.event, None)
+                with scored.open(record) as event, store.open(there[record.event]) as other:
+                    if _fingerprint(event) == _fingerprint(other):
+                        alike[record.event] = "same_hits"
+    return alike
 
 
 def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:

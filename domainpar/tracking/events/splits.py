@@ -21,7 +21,8 @@ def splits_of(
 
     Two exceptions. What is recorded stays, so that nothing trained on ever moves into the test. And one event at
     least is trained on; of two or more, one is kept for validation, and of three or more one for the test, where the
-    shares are above 0: where the hash gives none, the new event whose hash lies nearest is taken.
+    shares are above 0: where the hash gives none, the new event whose hash lies nearest is taken. Shares whose sum is
+    1 leave nothing to train on: events to be judged, with a network or tracks from elsewhere.
 
     Args:
         names: The events.
@@ -32,10 +33,11 @@ def splits_of(
         whole: Name of the event that a record of this name is all or a sector of; its sectors stay together.
 
     Raises:
-        ValueError: If the shares are not in [0, 1) or leave nothing to train on.
+        ValueError: If the shares are not in [0, 1], or their sum is above 1.
     """
-    if not (0 <= val_split < 1 and 0 <= test_split < 1 and val_split + test_split < 1):
-        raise ValueError(f"val_split {val_split} and test_split {test_split} must be shares whose sum is below 1.")
+    if not (val_split >= 0 and test_split >= 0 and val_split + test_split <= 1):
+        raise ValueError(f"val_split {val_split} and test_split {test_split} must be shares whose sum is at most 1.")
+    trains = val_split + test_split < 1
     bounds: dict[Split, tuple[float, float]] = {
         "train": (test_split, 1 - val_split), "val": (1 - val_split, 1.0), "test": (0.0, test_split),
     }  # fmt: skip
@@ -51,7 +53,7 @@ def splits_of(
         places[event] = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
         drawn: Split = "test" if places[event] < test_split else "val" if places[event] >= 1 - val_split else "train"
         splits[event] = before.get(event, drawn)
-    needed = {"train": 1, "val": val_split > 0 and len(splits) > 1, "test": test_split > 0 and len(splits) > 2}
+    needed = {"train": trains, "val": val_split > 0 and len(splits) > 1, "test": test_split > 0 and len(splits) > 2}
     for split, (low, high) in bounds.items():
         counts = Counter(splits.values())
         spare = [event for event in places if event not in before and counts[splits[event]] > needed[splits[event]]]

@@ -13,12 +13,13 @@ import numpy as np
 
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
+from domainpar.tracking.config.infer import MatchingFlags
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
-from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring.scorer import Judge, Outcome
@@ -50,7 +51,7 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
     return replace(options, **{**cuts, **given_cuts(config)})
 
 
-def track_cuts(config: InferConfig) -> TrackCuts:
+def track_cuts(config: MatchingFlags) -> TrackCuts:
     """Which particles and tracks count."""
     return TrackCuts(config.min_track_length, config.matching_fraction, config.track_target.value)
 
@@ -94,14 +95,8 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
         `tracks` by finder, and `segments`, as JSON values. Or `uncounted`, a sentence: the event has no truth, or does
         not know of its particles what the cuts ask; its tracks are kept.
     """
-    truth = truth_of(event, border_sectors)
-    if truth is None:
-        return {"uncounted": "they do not tell the particle of each hit"}
-    try:
-        if cuts.target:
-            check_target(truth.particles, cuts.target)
-    except ValueError as error:
-        return {"uncounted": str(error).removesuffix(".")}
+    if isinstance(truth := truth_to_count(event, cuts, border_sectors), str):
+        return {"uncounted": truth}
     passing = scores.edge_scored & (scores.edge_logit > 0)
     segments = edge_upper_bound(truth, scores.edge_index, cuts.target, passing)
     return {
@@ -111,6 +106,18 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
         },
         "segments": None if segments is None else asdict(segments),
     }
+
+
+def truth_to_count(event: StoredEvent, cuts: TrackCuts, border_sectors: Sectors | None) -> EventTruth | str:
+    """The truth of an event; why there is none, or what the cuts ask of its particles is not known, in a sentence."""
+    if (truth := truth_of(event, border_sectors)) is None:
+        return "they do not tell the particle of each hit"
+    try:
+        if cuts.target:
+            check_target(truth.particles, cuts.target)
+    except ValueError as error:
+        return str(error).removesuffix(".")
+    return truth
 
 
 def about_tracks(

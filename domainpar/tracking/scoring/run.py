@@ -24,15 +24,16 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.runs.directory import newest_run, read_run, state_of
 from domainpar.runs.own_files import TUNING, UNFINISHED
-from domainpar.runs.records import ScoresRecord, StoreRecord, record_of_root
+from domainpar.runs.records import RunRecord, ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.colliderml import import_parquet
 from domainpar.tracking.events.detector import BEAM_SPOT
+from domainpar.tracking.events.given_tracks import NO_TRACKS, plain_name, read_tracks, rows_of
 from domainpar.tracking.events.own_events import (
     InMaps,
-    OwnEvents,
+    alike_by_name,
     edges_per_hit,
     kept_place,
     own_events,
@@ -64,7 +65,7 @@ from domainpar.tracking.scoring.score_files import (
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.streaming import stream
-from domainpar.tracking.scoring.submission import SUBMISSION, OfficialFigures, join_pieces, tracks_of_events
+from domainpar.tracking.scoring.submission import SUBMISSION, OfficialFigures, join_pieces
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
 from domainpar.tracking.training.network import DTYPES, load_network
@@ -82,8 +83,7 @@ class ScoringJob:
         records: The events to score, in the order of the store.
         left_out: Events of the split that are known not to be readable.
         record: Run, network and how it scores, for `scores.json`.
-        own: The events that the run was trained on; None if that is not known.
-        in_maps: Those that module maps were learned from.
+        of_run: What the run says of its training.
     """
 
     scorer: Scorer
@@ -91,8 +91,7 @@ class ScoringJob:
     records: list[EventRecord]
     left_out: list[LeftOut]
     record: ScoresRecord
-    own: OwnEvents | None
-    in_maps: InMaps
+    of_run: RunRecord
 
     def with_options(self, options: TrackOptions) -> ScoringJob:
         """The same with tracks built otherwise."""
@@ -181,7 +180,9 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     judgements = EventMetrics(records, outcomes, Tasks.from_json(job.record.tasks))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
-    seen = None if job.own is None else job.own.counted(records, in_map)
+    own, run = own_events(job.of_run), Path(job.record.run)
+    alike = alike_by_name(job.of_run, run, job.scorer.store, records)
+    seen = None if own is None else own.counted(records, in_map, alike)
     record = job.record.changed(
         metrics=metrics,
         tracks=about_tracks(config, job.options, performance),
@@ -189,7 +190,7 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
         trained_on=seen,
         events=[outcome.scored for outcome in in_order],
     )
-    run, unfinished = Path(record.run), job.scorer.directory
+    unfinished = job.scorer.directory
     place = unfinished.parent  # where they are published
     # As seen from the scores, which may be moved together with run and store.
     store = StoreRecord.of(**kept_place(job.scorer.store.path, place))
@@ -209,18 +210,16 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
 def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:
     """Make the submission of all events, and tell what its scorer counts if truth is known; on rank 0."""
     path, counts = join_pieces(unfinished), OfficialFigures()
-    tracks = dict(tracks_of_events(path))
-    none = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    tracks = read_tracks(str(path))
     for record in records:
-        hit_id, track_id = tracks.get(int(record.event), none)
+        given = tracks.get(plain_name(record.event), NO_TRACKS)
         with store.open(record) as event:
             whole = WholeEvent(event)
             if (truth := whole.nodes("particle_id")) is None:
                 return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
             ids = whole.nodes("hit_id")
             assert ids is not None  # every store has them
-            place = np.argsort(ids)
-            counts.add(place[np.searchsorted(ids, hit_id, sorter=place)], track_id, truth, event.particles())
+            counts.add(rows_of(given.hit, ids), given.track, truth, event.particles())
     selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_inefficiency"))
     of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
     return [f"{SUBMISSION}, {of} (docs/recipes/data_colliderml.md): {counts.in_words()}"]
@@ -301,7 +300,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
         bitwise_problem=model.exactness(world.transport).problem,
     )
-    return ScoringJob(scorer, options, records, left_out, record, own_events(of_run), in_maps)
+    return ScoringJob(scorer, options, records, left_out, record, of_run)
 
 
 def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:

@@ -29,8 +29,16 @@ from domainpar.common.words import some_of
 from domainpar.runs.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, StoreRecord, scores_record
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.tracking.events.own_events import places
-from domainpar.tracking.events.store import SUFFIX, EventStore, WholeEvent, event_file_name, read_arrays, write_arrays
+from domainpar.tracking.events.own_events import difference, find_store, not_there, places
+from domainpar.tracking.events.store import (
+    SUFFIX,
+    EventRecord,
+    EventStore,
+    WholeEvent,
+    event_file_name,
+    read_arrays,
+    write_arrays,
+)
 from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
 
 LIST = SCORES_FILE
@@ -252,6 +260,23 @@ def list_of(path: Path) -> tuple[Path, ScoresRecord]:
     if directory is None:
         raise Problem(f"{path} holds no scores: no {LIST}", f"write them: python -m domainpar.infer --run {path}")
     return directory, scores_record(directory / LIST)
+
+
+def store_of_scores(directory: Path, record: ScoresRecord) -> tuple[EventStore, dict[str, EventRecord]]:
+    """The store of scored events, and these by name.
+
+    Raises:
+        Problem: If it is not found, or does not hold an event as it was scored.
+    """
+    hashes = [(name, listed.event_sha256) for name, listed in record.by_event.items()]
+    place = find_store(record.store, directory, hashes)
+    if place is None:
+        what = f"the store of the events in {directory} is not found: {not_there(record.store, directory)}"
+        raise Problem(what, "bring it back, or score its events again")
+    store = EventStore(place)
+    if (differs := difference(store, hashes)) is not None:
+        raise Problem(f"{place} does not hold the event as it was scored", "score it again", event=differs[0])
+    return store, {each.event: each for each in store.events() if each.event in record.by_event}
 
 
 def _find(path: Path, event: str | None) -> tuple[Path, StoreRecord]:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import EventGraph
-from domainpar.tracking.events.own_events import find_store, not_there
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
-from domainpar.tracking.scoring.score_files import list_of
+from domainpar.tracking.scoring.score_files import list_of, store_of_scores
 
 
 def scored_events(path: str | Path, min_score: float) -> Source:
@@ -35,16 +34,7 @@ def scored_events(path: str | Path, min_score: float) -> Source:
     if not record.learns_edges:
         raise Problem(f"{directory} holds labels, and no scores of edges", "name a run that scores edges")
     events = record.by_event
-    hashes = [(name, listed.event_sha256) for name, listed in events.items()]
-    place = find_store(record.store, directory, hashes)
-    if place is None:
-        what = f"the store of the events in {directory} is not found: {not_there(record.store, directory)}"
-        raise Problem(what, "bring it back, or score its events again")
-    store = EventStore(place)
-    records = {record.event: record for record in store.events() if record.event in events}
-    for name, sha256 in hashes:
-        if name not in records or records[name].sha256 != sha256:
-            raise Problem(f"{place} does not hold the event as it was scored", "score it again", event=name)
+    store, records = store_of_scores(directory, record)
 
     def read(name: str) -> EventGraph:
         return _graph(store, records[name], directory / events[name].path, min_score)

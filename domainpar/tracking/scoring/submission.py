@@ -11,7 +11,6 @@ as `colliderml.tasks.tracking.metrics` makes them, version 0.4.2, whatever one t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,16 +66,6 @@ def join_pieces(directory: Path) -> Path:
     for piece in pieces:
         piece.unlink()
     return path
-
-
-def tracks_of_events(submission: Path) -> Iterator[tuple[int, tuple[IntArray, IntArray]]]:
-    """Number of each event that has tracks; its hits that are on them, and the track of each."""
-    _, pq = import_parquet()
-    table = pq.read_table(submission, columns=["event_id", "hit_id", "track_id"])
-    event, hit, track = (column.to_numpy() for column in table.columns)
-    numbers, first = np.unique(event, return_index=True)
-    for number, rows in zip(numbers.tolist(), np.split(np.arange(len(event)), first[1:])):  # ascending, as written
-        yield number, (hit[rows], track[rows])
 
 
 def majority_of_tracks(track_id: IntArray, truth: IntArray) -> tuple[IntArray, IntArray]:

@@ -290,7 +290,8 @@ def check_events(
         Problem: If one of this rank's events, or the store, will not do.
     """
     if not (training := store.events("train")):
-        raise Problem(f"store {store.path} has no training events", "prepare some, or lower --val-split")
+        hint = "prepare some, or lower --val-split and --test-split"
+        raise Problem(f"store {store.path} has no training events", hint)
     missing = [tasks.missing(record) for record in training]
     if all(missing):
         what = f"none of {several(len(training), 'training event')} of store {store.path} has {missing[0]}"

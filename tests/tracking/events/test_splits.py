@@ -87,7 +87,17 @@ def test_a_sector_joins_those_of_its_event_that_were_trained_on():
     assert splits == {"1_g000": "test", "1_g003": "train", "2_g001": "test"}
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (1, 0), (-0.1, 0.2)])
-def test_splits_that_leave_nothing_are_refused(shares):
-    with pytest.raises(ValueError, match="sum is below 1"):
+@pytest.mark.parametrize("shares", [(0.5, 0.6), (1.1, 0), (-0.1, 0.2)])
+def test_shares_of_more_than_all_events_are_refused(shares):
+    with pytest.raises(ValueError, match="sum is at most 1"):
         dealt("", shares)
+
+
+@given(names, seeds, st.floats(0, 1))
+def test_shares_that_are_all_leave_no_event_to_train_on(events, seed, test_share):
+    val_share = 1 - test_share  # their sum is 1, or its neighbour below
+    if val_share + test_share == 1:
+        counts = Counter(dealt(events, (val_share, test_share), seed).values())
+        assert not counts["train"]
+        assert test_share > 0 or not counts["test"]
+    assert set(dealt(events, (0, 1), seed).values()) == {"test"}

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from domainpar.tracking.config.texts import ConditionsOrAll
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
@@ -133,6 +134,15 @@ class TrackCounts:
             trackml_score=self.trackml_score + other.trackml_score,  # one after the other: a mean is taken at the end
             weights=self.weights if self.weights == other.weights else BOTH_WEIGHTS,
         )
+
+    @property
+    def cuts(self) -> TrackCuts:
+        """Which particles and tracks were counted.
+
+        Raises:
+            ConfigError: If the target cannot be understood.
+        """
+        return TrackCuts(self.min_hits, self.fraction, ConditionsOrAll(self.target).value, self.majority_pt)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

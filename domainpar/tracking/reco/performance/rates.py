@@ -40,6 +40,14 @@ def duplicate_rate(counts: StyleCounts) -> float | None:
     return ratio(counts.target_pairs - counts.reconstructed, counts.reconstructed)
 
 
+def has_duplicates(counts: TrackCounts, style: str) -> bool:
+    """Whether a particle can have several tracks: not where more than half of its hits are on each, and none is shared.
+
+    Rates of duplicates are 0 by construction there, and `-` where they are shown.
+    """
+    return style == "atlas" or counts.shared > 0
+
+
 def fakes_per_target(counts: StyleCounts) -> float | None:
     """The same fakes per target particle; above 1 where there are more of them."""
     return ratio(counts.fakes, counts.targets)
@@ -134,10 +142,11 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
         interval = wilson(of_style.reconstructed, of_style.targets)
         limits = "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}"
-        rates = [fake_rate(of_style), unlabelled_rate(of_style), duplicate_rate(of_style)]
+        rates = [fake_rate(of_style), unlabelled_rate(of_style)]
+        rates.append(duplicate_rate(of_style) if has_duplicates(counts, style) else None)
         rates += [of_majority[rate] for rate in ("perfect", "double_majority")]
         rates.append(mean_trackml_score(counts))
-        rows.append((name, f"{counts.tracks:,}", short(efficiency(of_style)), limits, *map(short, rates)))
+        rows.append((name, f"{of_style.matchable:,}", short(efficiency(of_style)), limits, *map(short, rates)))
     lines = text_table(("", *HEADINGS), rows, width=WIDTH)
     first = finders[names[0]]
     targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
@@ -158,12 +167,13 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
     def of_style(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
         return lambda counts: short(rate(counts.styles[style]))
 
+    some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
     notes = [
         "Fakes match no particle; unlabelled tracks neither, as most of their hits have none. Both are of tracks whose "
         "fitted pT is in the range of the targets",
         each("fakes per target particle", of_style(fakes_per_target)),
         each("tracks of any pT that match no particle", of_style(unmatched_rate)),
-        each("duplicates per track", of_style(duplicates_per_track)),
+        *([each("duplicates per track", of_style(duplicates_per_track))] if some_duplicates else []),
         f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as "
         "gnn_tracking",
         each("LHC, per track of one", lambda counts: short(majority_rates(counts.majority)["lhc"])),

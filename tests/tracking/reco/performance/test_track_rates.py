@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from drawn_tracks import EVERY, drawn
 
@@ -82,6 +83,21 @@ def test_fakes_are_counted_per_particle_and_duplicates_per_track_as_well():
     assert "fakes per target particle: network -; tracks of any pT that match no particle: network -" in " ".join(
         table({"network": counted("", "")})
     )
+
+
+def test_the_table_counts_the_tracks_that_its_heading_promises():
+    row = table({"network": counted("aaaaabbbb", "000001111")})[3]
+    assert row.split()[:2] == ["network", "1"]  # the track of b has 4 hits
+
+
+def test_a_rate_of_duplicates_that_can_only_be_zero_is_not_printed_as_a_measurement():
+    # More than half of a particle's hits are on one track, but where tracks share hits.
+    alone, shared = drawn("aaaaaaaaa", "000000000"), np.array([[hit, 1] for hit in range(6)])
+    once, twice = count_tracks(*alone, TrackCuts()), count_tracks(*alone, TrackCuts(), shared)
+    for style, found, printed in (("atlas", once, "0.0000"), ("two_way", once, "-"), ("two_way", twice, "1.0000")):
+        lines = table({"network": found}, style)
+        assert next(line for line in lines if line.startswith("network")).split()[6] == printed
+        assert ("duplicates per track" in " ".join(lines)) == (printed != "-")
 
 
 def test_no_line_is_wider_than_promised_whatever_the_target():

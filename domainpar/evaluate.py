@@ -1,0 +1,36 @@
+"""Count tracks of any finder by the metrics of `infer`: efficiency, fakes, duplicates, against the truth of a store.
+
+Tracks are a table of hits (event_id, hit_id, track_id), of all events or a file each, or files of ACTS, acorn or
+ColliderML. Nothing is said of seconds: they are the finder's own.
+
+Examples:
+  python -m domainpar.evaluate tracks.csv --store stores/mine      the test events of a store
+  python -m domainpar.evaluate 'acts/event*-tracks_ambi.csv' --name acts --store stores/mine --split all
+  python -m domainpar.evaluate tracks.parquet --store stores/pixel --preset pixel --matching-style atlas
+  python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside its network, in its report, too
+"""
+
+import sys
+from collections.abc import Sequence
+
+from domainpar.parallel.launcher import started_as_root
+from domainpar.tracking.command_line import refused_as_asked, run_command
+from domainpar.tracking.config import EvaluateConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Count tracks as the command line says; returns the exit code. Under a launcher the first rank does it all."""
+    return run_command(EvaluateConfig, _work, __doc__, argv)
+
+
+def _work(config: EvaluateConfig) -> int:
+    if started_as_root():
+        from domainpar.tracking.scoring.evaluate import evaluate
+
+        with refused_as_asked("evaluate"):
+            print(*evaluate(config), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

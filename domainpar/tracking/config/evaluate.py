@@ -1,0 +1,53 @@
+"""The flags of `evaluate`."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from domainpar.tracking.config.group import ConfigError, Group, MeansNothing, rules
+from domainpar.tracking.config.infer import InferConfig, MatchingFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenTrackFlags(Group):
+    """Tracks, and the events that they are of"""
+
+    tracks: str | None = None
+    """File of tracks, a folder of such files, or a pattern in quotes; also without the flag. CSV, CSV.gz or parquet
+    with columns event_id, track_id and hit_id; ACTS's tracks as CSV; acorn's lists; ColliderML's parquet."""
+
+    name: str | None = None
+    """Name of the row in the table. Default: the file's."""
+
+    store: str | None = None
+    """Store of the events, with truth. Their hits have the hit_id of the files that it was prepared from."""
+
+    split: Literal["all", "train", "val", "test"] = "test"
+    """Which events of the store."""
+
+    scores: str | None = None
+    """A run that was scored with --tracks, or a directory of scores, in place of --store: its events are counted as
+    there, and the row is kept in its scores.json, from where report shows it."""
+
+    WORDS = ("tracks",)
+
+    def check(self) -> None:
+        """Refuse a command without tracks or events."""
+        if self.tracks is None:
+            raise ConfigError("there are no tracks to evaluate", "name a file, a folder or a pattern")
+        if self.store is None and self.scores is None:
+            raise ConfigError("there are no events to hold the tracks against", "name a store, --store, or --scores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(GivenTrackFlags, MatchingFlags):
+    """All flags of `evaluate`."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = InferConfig.PRESETS
+
+    RULES = rules(
+        MeansNothing(
+            "store, split, " + ", ".join(MatchingFlags.__annotations__),
+            beside="scores",
+            hint="events are those that were scored, and counted as they were: omit it",
+        ),
+    )

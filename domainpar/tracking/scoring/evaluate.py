@@ -1,0 +1,154 @@
+"""Tracks of others, counted against the truth as those of `infer` are: alone, or as one more row of scored events."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from domainpar.common.problems import Problem
+from domainpar.common.words import some_of, this_python
+from domainpar.runs.records import ScoresRecord
+from domainpar.tracking.config.evaluate import EvaluateConfig
+from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks, rows_of
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
+from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.rates import FINDERS
+from domainpar.tracking.scoring.event_metrics import track_cuts, truth_to_count
+from domainpar.tracking.scoring.score_files import list_of, store_of_scores, write_list
+from domainpar.tracking.scoring.summary import performance_lines
+from partitioners import Sectors
+
+Performance = Mapping[str, Mapping[str, TrackCounts]]
+"""Counts by split and finder."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Counting:
+    """Events to count tracks of, how, and the counts of other finders in all of these events."""
+
+    store: EventStore
+    records: Sequence[EventRecord]
+    cuts: TrackCuts
+    borders: Sectors | None
+    style: str
+    beside: Performance
+
+
+def evaluate(config: EvaluateConfig) -> list[str]:
+    """Count the tracks of some files, and keep the counts with the scores that are named; the lines to be printed.
+
+    Raises:
+        Problem: If the files cannot be read, or name events or hits that are not there; if events have no truth; if
+            scores have no tracks, or events without tracks here.
+    """
+    given = read_tracks(str(config.tracks))
+    name = config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", "")
+    scores = None if config.scores is None else list_of(Path(config.scores))
+    if scores is not None and name in FINDERS:
+        raise Problem(f"--name {name}: infer counts tracks of its own under this name", "take another --name")
+    asked = _asked(config) if scores is None else _as_scored(*scores)
+    lines = _left_out(given, asked)
+    counts: dict[str, list[TrackCounts]] = {}
+    notes: Counter[str] = Counter()
+    for record in asked.records:
+        if (of_event := given.get(plain_name(record.event))) is not None:
+            with asked.store.open(record) as event:
+                counts.setdefault(record.split, []).append(_counted(event, of_event, asked, notes))
+    performance = {split: {**asked.beside.get(split, {}), name: total(each)} for split, each in counts.items()}
+    lines += [f"{what}: {number:,} events" for what, number in notes.items()]
+    shared = any(of[name].shared for of in performance.values())
+    naive = scores is not None and scores[1].mode == "naive"
+    lines += performance_lines(performance, asked.style, naive=naive, shared=shared)
+    return lines if scores is None else [*lines, _kept(*scores, performance)]
+
+
+def _asked(config: EvaluateConfig) -> _Counting:
+    """The events of a store, counted as flags say."""
+    store = EventStore(Path(str(config.store)))
+    records = store.events(None if config.split == "all" else config.split)
+    return _Counting(store, records, track_cuts(config), None, config.matching_style, {})
+
+
+def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
+    """Events that were scored, counted as their tracks were."""
+    tracks = record.tracks or {}
+    beside = {
+        split: {finder: TrackCounts.from_json(counts) for finder, counts in of_split.items()}
+        for split, of_split in tracks.get("performance", {}).items()
+    }
+    one = next((counts for of_split in beside.values() for counts in of_split.values()), None)
+    if one is None:
+        raise Problem(f"{directory} has no tracks that were counted", "infer with --tracks, or name a --store")
+    store, records = store_of_scores(directory, record)
+    of_splits = [each for each in records.values() if each.split in beside]
+    return _Counting(store, of_splits, one.cuts, one.border_sectors, tracks["matching_style"], beside)
+
+
+def _left_out(given: Mapping[str, GivenTracks], asked: _Counting) -> list[str]:
+    """Refuse tracks of unknown events; sentences on events of which only one side has something."""
+    known = {plain_name(record.event) for record in asked.store.events()}
+    wanted = {plain_name(record.event): record.event for record in asked.records}
+    for event, of_event in given.items():
+        if event not in known:
+            raise of_event.place.problem(f"{asked.store.path} holds no such event", "name the store of its hits")
+    absent = [record for event, record in wanted.items() if event not in given]
+    if len(absent) == len(wanted) or (absent and asked.beside):
+        what = f"no tracks of {len(absent)} of the {len(wanted)} events to count: {some_of(absent)}"
+        raise Problem(what, "an event without tracks has a row of track -1; or take another --split, or --store")
+    others = [of_event.place.event for event, of_event in given.items() if event not in wanted]
+    sides = (absent, "have no tracks here, and are left out"), (others, "are of another split, and are left out")
+    return [f"events that {what}: {some_of(names)}" for names, what in sides if names]
+
+
+def _counted(event: StoredEvent, given: GivenTracks, asked: _Counting, notes: Counter[str]) -> TrackCounts:
+    """The tracks of an event against its truth."""
+    if isinstance(truth := truth_to_count(event, asked.cuts, asked.borders), str):
+        raise event.place.problem(f"tracks of such events cannot be counted: {truth}")
+    hit_id = WholeEvent(event).nodes("hit_id")
+    assert hit_id is not None  # every store has them
+    hit, track = given.hit, given.track
+    on_track = track >= 0
+    if given.of_acts:  # which counts from 0, TrackML from 1
+        first = 0 if (hit_id == 0).any() else 1
+        hit = hit + first
+        notes[f"measurement 0 of ACTS is hit_id {first}"] += 1
+    elif on_track.all() and len(np.unique(hit)) == len(hit) and np.isin(hit_id, hit).all():
+        notes["each hit once and no negative track, so track 0 means no track, as for TrackML"] += 1
+        on_track = track > 0
+    hit, track = hit[on_track], track[on_track]
+    if not (there := np.isin(hit, hit_id)).all():
+        what = f"{(~there).sum():,} of {len(hit):,} hits on tracks are none of its {len(hit_id):,} hits in the store"
+        hint = "if the store keeps only some hits (--volumes, --hard-cuts), leave out the others or prepare all"
+        raise given.place.problem(f"{what}, the first is hit_id {hit[~there][0]}", hint)
+    track_id, shared = _memberships(rows_of(hit, hit_id), track, len(hit_id))
+    return count_tracks(track_id, truth, asked.cuts, shared)
+
+
+def _memberships(row: IntArray, track: IntArray, num_hits: int) -> tuple[IntArray, IntArray | None]:
+    """The first track of each hit, -1 for none, [num_hits]; rows of hits and their further tracks, [S, 2], or None.
+
+    A pair that is there twice counts once.
+    """
+    pairs, first = np.unique(np.stack([row, track]), axis=1, return_index=True)
+    pairs = pairs[:, np.argsort(first)]  # as in the file: its first track is the one of a hit
+    track_id = np.full(num_hits, -1, np.int64)
+    hits, of_hit = np.unique(pairs[0], return_index=True)
+    track_id[hits] = pairs[1][of_hit]
+    further = np.delete(pairs, of_hit, axis=1).T
+    return track_id, further[np.lexsort(further.T[::-1])] if len(further) else None
+
+
+def _kept(directory: Path, record: ScoresRecord, performance: Performance) -> str:
+    """Put all counts into the record of the scores; the next command."""
+    kept = {split: {finder: counts.to_json() for finder, counts in of.items()} for split, of in performance.items()}
+    found_by = sorted({finder for of_split in kept.values() for finder in of_split})
+    write_list(directory, record.changed(tracks={**(record.tracks or {}), "found_by": found_by, "performance": kept}))
+    run = os.path.normpath(directory / record.run)
+    return f"kept with the scores; next: {this_python()} -m domainpar.report {run} --scores {directory}"
