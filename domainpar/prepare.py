@@ -135,6 +135,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
     from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.sources import open_source
+    from domainpar.tracking.events.surfaces import read_surfaces
 
     if config.source == "scores":
         from domainpar.tracking.scoring.scored_source import scored_events
@@ -152,6 +153,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
         "field": None if config.field is None else read_field(config.field),
         "beam_spot": None if config.beam_spot is None else BeamSpot(*config.beam_spot.value),
+        "surfaces": None if config.surfaces is None else read_surfaces(config.surfaces),
     }
     opened = open_source(config.source, **{**arguments, **other})
     if not isinstance(cuts, GivenEdges):

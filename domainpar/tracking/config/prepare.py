@@ -87,6 +87,12 @@ class DetectorFlags(Group):
     """Where collisions lie along the beam: z of its middle and its width (sigma) in mm, '0, 55'. Default: measured from
     events with truth, else that of the TrackML events, '0, 5.44'; simulated ones have this one, too."""
 
+    surfaces: str | None = None
+    """CSV file with the surfaces of the detector, by which --ckf and --extend of infer follow tracks: volume, layer,
+    kind, place, low, high, sigma_u, sigma_v, seeds (docs/another_detector.md). Default: those of TrackML."""
+
+    RULES = rules(MeansNothing("surfaces", beside="source simulate", hint="it has TrackML's"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class AcornFlags(Group):
@@ -243,7 +249,7 @@ class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, Tile
             hint="it tells how one is built",
             spares_presets=True,
         ),
-        MeansNothing("field, beam_spot", beside="source scores", hint="the store of the events keeps them"),
+        MeansNothing("field, beam_spot, surfaces", beside="source scores", hint="the store of the events keeps them"),
         MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
             ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it tells how acorn files are read"

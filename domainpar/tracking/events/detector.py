@@ -349,35 +349,49 @@ SEED_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PA
 """Pairs of layers that the CKF begins its tracks in."""
 
 
-def crossed_in_turn(skipped: int = 0, surfaces: Sequence[Surface] = SURFACES) -> tuple[LayerPair, ...]:
-    """Pairs of layers that straight lines from the beam cross one after the other, in the order of the surfaces.
+def lines_cross(
+    is_barrel: npt.NDArray[np.bool_], coordinate: FloatTable, low: FloatTable, high: FloatTable, skipped: int = 0
+) -> list[tuple[int, int]]:
+    """Pairs of surfaces that straight lines from the beam cross one after the other, (inner, outer), ascending.
 
-    Lines begin within 200 mm of the origin and lead everywhere up to |eta| = 4.5. A layer counts as crossed also
+    Lines begin within 200 mm of the origin and lead everywhere up to |eta| = 4.5. A surface counts as crossed also
     `NEAR_MISS` beside its modules, for tracks that turn.
 
     Args:
-        skipped: Layers that may lie between the two.
-        surfaces: The detector's.
+        is_barrel: Whether each is a barrel, else a disk, [S].
+        coordinate: Radius of a barrel, z of a disk, [S].
+        low, high: Where a barrel begins and ends in z, or a disk in radius, [S].
+        skipped: Surfaces that may lie between the two.
     """
     z0, slope = np.meshgrid(np.linspace(-200.0, 200.0, 9), np.sinh(np.linspace(-4.5, 4.5, 601)))
-    radius = np.full((*z0.shape, len(surfaces)), np.inf)  # of the crossing
-    for i, surface in enumerate(surfaces):
-        low, high = _reach_across(surface)
-        if isinstance(surface, Barrel):
-            radius[np.abs(z0 + slope * surface.radius) < high + NEAR_MISS, i] = surface.radius
-        else:
-            with np.errstate(divide="ignore"):
-                at = (surface.z - z0) / slope
-            crossed = (low - NEAR_MISS < at) & (at < high + NEAR_MISS)
-            radius[crossed, i] = at[crossed]
+    radius = np.full((*z0.shape, len(coordinate)), np.inf)  # of the crossing
+    for i, place in enumerate(coordinate):
+        with np.errstate(divide="ignore"):
+            there = z0 + slope * place if is_barrel[i] else (place - z0) / slope
+        crossed = (low[i] - NEAR_MISS < there) & (there < high[i] + NEAR_MISS)
+        radius[crossed, i] = place if is_barrel[i] else there[crossed]
     turn = np.argsort(radius, axis=-1, kind="stable")
     crossed = np.isfinite(np.take_along_axis(radius, turn, axis=-1))
     pairs: set[tuple[int, int]] = set()
     for gap in range(1, skipped + 2):
         both = crossed[..., gap:]
         pairs |= set(zip(turn[..., :-gap][both].tolist(), turn[..., gap:][both].tolist()))
+    return sorted(pairs)
+
+
+def crossed_in_turn(skipped: int = 0, surfaces: Sequence[Surface] = SURFACES) -> tuple[LayerPair, ...]:
+    """Pairs of layers that straight lines from the beam cross one after the other, in the order of the surfaces.
+
+    Args:
+        skipped: Layers that may lie between the two.
+        surfaces: The detector's.
+    """
+    low, high = np.array([reach_across(surface) for surface in surfaces]).T
+    is_barrel = np.array([isinstance(surface, Barrel) for surface in surfaces])
+    place = np.array([surface.radius if isinstance(surface, Barrel) else surface.z for surface in surfaces])
+    pairs = lines_cross(is_barrel, place, low, high, skipped)
     layers = [(surface.volume, surface.layer) for surface in surfaces]
-    return tuple((layers[inner], layers[outer]) for inner, outer in sorted(pairs))
+    return tuple((layers[inner], layers[outer]) for inner, outer in pairs)
 
 
 def layers_passed(
@@ -404,12 +418,12 @@ def layers_passed(
         between &= (surface[last - 1] != number) & (surface[last] != number)
         share = np.divide(at - start, end - start, out=np.zeros(len(last)), where=between)
         there = across[last - 1] + share * (across[last] - across[last - 1])
-        low, high = _reach_across(layer)
+        low, high = reach_across(layer)
         passed[last] += between & (there > low + NEAR_MISS) & (there < high - NEAR_MISS)
     return passed
 
 
-def _reach_across(surface: Surface) -> tuple[float, float]:
+def reach_across(surface: Surface) -> tuple[float, float]:
     """Where the modules of a barrel begin and end in z, or those of a disk in r."""
     if isinstance(surface, Barrel):
         half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v

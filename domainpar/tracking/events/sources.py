@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +18,7 @@ from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.kinds import SourceKind
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.store import Settings, Split
+from domainpar.tracking.events.surfaces import SurfaceRow
 
 if TYPE_CHECKING:
     from domainpar.tracking.events.acorn import AcornOptions
@@ -64,6 +65,7 @@ def open_source(
     clusters: bool = False,
     field: Field | None = None,
     beam_spot: BeamSpot | None = None,
+    surfaces: Sequence[SurfaceRow] | None = None,
 ) -> Source:
     """List the events of a source.
 
@@ -80,6 +82,7 @@ def open_source(
         clusters: Features of clusters as well, from the cells of TrackML files.
         field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts`.
         beam_spot: Where collisions lie along the beam; None: measured where there is truth.
+        surfaces: The surfaces of the detector; None: those of TrackML, where they are asked for.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
@@ -152,17 +155,23 @@ def open_source(
             "ask for fewer --events",
         )
     return replace(
-        source, names=source.names[:num_events], settings={**source.settings, **conditions_told(field, beam_spot)}
+        source,
+        names=source.names[:num_events],
+        settings={**source.settings, **conditions_told(field, beam_spot, surfaces)},
     )
 
 
-def conditions_told(field: Field | None, beam_spot: BeamSpot | None) -> dict[str, Any]:
-    """What a store's settings keep of the field and of the beam spot, where they were told."""
+def conditions_told(
+    field: Field | None, beam_spot: BeamSpot | None, surfaces: Sequence[SurfaceRow] | None = None
+) -> dict[str, Any]:
+    """What a store's settings keep of the field, the beam spot and the surfaces, where they were told."""
     told: dict[str, Any] = {}
     if field is not None:
         told["field"] = field.to_json()
     if beam_spot is not None:
         told["beam_spot"] = list(beam_spot)
+    if surfaces is not None:
+        told["surfaces"] = [list(row) for row in surfaces]
     return told
 
 

@@ -13,6 +13,7 @@ from domainpar.plan import BoolArray
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.joining import grouped as grouped
+from domainpar.tracking.reco.ckf.layout import Layout
 
 NO_TRACK = -1
 
@@ -26,12 +27,14 @@ class TrackHits:
         surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
         module: Module of each hit within its surface, [N]; 0 where it is unknown.
         field: As for `helix.fit_helices`.
+        layout: The surfaces, for following; by default those of TrackML.
     """
 
     position: FloatArray | None
     surface: IntArray
     module: IntArray
     field: float | FloatArray | Field = 2.0
+    layout: Layout | None = None
 
     def __len__(self) -> int:
         return len(self.surface)

@@ -36,6 +36,7 @@ from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particle
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.finder import find_tracks
+from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
@@ -117,8 +118,9 @@ class TrackFinders:
         try:
             field = field_of(whole.event.settings, hits.volume, hits.layer)
             told = whole.event.settings.get("beam_spot")
+            columns = hits.position, hits.volume, hits.layer, hits.module
             spot = self.beam_spot if told is None else BeamSpot(*told)
-            tracks = find_tracks(hits.position, hits.volume, hits.layer, hits.module, field, spot)
+            tracks = find_tracks(*columns, field, spot, layout_of(whole.event.settings))
         except ValueError as error:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
@@ -166,7 +168,9 @@ def hits_of(whole: WholeEvent) -> TrackHits:
         whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
     )  # fmt: skip
     field = field_of(whole.event.settings, volume, layer)
-    return TrackHits(whole.nodes("position"), surface_numbers(volume, layer), module, field)
+    return TrackHits(
+        whole.nodes("position"), surface_numbers(volume, layer), module, field, layout_of(whole.event.settings)
+    )
 
 
 # --- files of others -------------------------------------------------------------------------------------------------

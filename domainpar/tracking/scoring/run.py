@@ -43,7 +43,7 @@ from domainpar.tracking.events.own_events import (
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.part_loading import check_sectors
-from domainpar.tracking.reco.ckf.finder import surface_of
+from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions
 from domainpar.tracking.scoring import summary
 from domainpar.tracking.scoring.event_metrics import (
@@ -385,4 +385,5 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
                 )
             if config.ckf or config.extend:
                 everything = np.arange(event.num_nodes)
-                surface_of(event.read_nodes("volume", everything), event.read_nodes("layer", everything))
+                columns = (event.read_nodes(name, everything) for name in ("volume", "layer"))
+                layout_of(event.settings).surface_of(*columns)

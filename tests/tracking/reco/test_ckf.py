@@ -9,7 +9,8 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.finder import SEARCHES, chains, find_tracks
+from domainpar.tracking.reco.ckf.finder import SEARCHES, find_tracks
+from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.helix import fit_helices
 
 
@@ -190,5 +191,6 @@ def test_searches_go_from_hard_to_soft_and_to_displaced_tracks_last():
     assert {(search.d0, search.everywhere) for search in prompt} == {(2.0, False)}
     assert (displaced.d0, displaced.everywhere, displaced.max_holes) == (20.0, True, 1)
     assert displaced.min_hits > max(search.min_hits for search in prompt)
-    assert len(chains(True)) > len(chains(False))
-    assert np.array_equal(chains(True)[: len(chains(False))], chains(False))
+    layout = trackml()
+    assert len(layout.everywhere) > len(layout.prompt)
+    assert np.array_equal(layout.everywhere[: len(layout.prompt)], layout.prompt)

@@ -7,7 +7,8 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.finder import layout, resolve, table_of
+from domainpar.tracking.reco.ckf.finder import resolve, table_of
+from domainpar.tracking.reco.ckf.layout import trackml
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):
@@ -33,7 +34,7 @@ def test_no_candidates_leave_all_hits_free():
 
 
 def test_ways_run_outward_and_hold_every_surface_once():
-    places, ways = layout()
+    places, ways = trackml().places, trackml().ways
     barrels, minus, plus = (way[way >= 0] for way in ways)
     assert sorted([*barrels, *minus, *plus]) == list(range(len(detector.SURFACES)))
     assert places["is_barrel"][barrels].all()
@@ -45,8 +46,8 @@ def test_ways_run_outward_and_hold_every_surface_once():
 
 def test_the_hits_of_a_simulated_event_lie_within_their_surfaces_extents():
     event = simulate_event(5, 3000)
-    hits, _, _ = table_of(event.position, event.volume, event.layer, event.module)
-    place = layout()[0][hits["surface"]]
+    hits, _, _ = table_of(event.position, event.volume, event.layer, event.module, trackml())
+    place = trackml().places[hits["surface"]]
     along = np.where(place["is_barrel"], hits["z"], hits["r"])
     # Corners of flat modules lie a little further out.
     assert ((place["low"] - 1 < along) & (along < place["high"] + 4)).all()
@@ -61,7 +62,7 @@ def test_the_hit_table_is_the_event_by_surface_and_phi(count):
     position, volume, layer, module = (
         column[chosen] for column in (event.position, event.volume, event.layer, event.module)
     )
-    hits, ptr, rows = table_of(position, volume, layer, module)
+    hits, ptr, rows = table_of(position, volume, layer, module, trackml())
     assert sorted(rows) == list(range(min(count, len(event))))
     assert ptr[0] == 0
     assert ptr[-1] == len(rows)

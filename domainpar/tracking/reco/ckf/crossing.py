@@ -17,7 +17,7 @@ OUTWARD, INWARD = 1, -1
 
 
 class Scene(NamedTuple):
-    """Hits, surfaces and field around a track, as of `finder.table_of`, `finder.layout` and `events.field`.
+    """Hits, surfaces and field around a track, as of `finder.table_of`, `layout` and `events.field`.
 
     Attributes:
         hits: The hit table.

@@ -13,6 +13,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of, table_of
+from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.segments import TrackHits, number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
@@ -27,7 +28,7 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
 
     Args:
         track_id: Track of each hit, -1 for none, int64 [N].
-        hits: The hits of an event of the TrackML detector.
+        hits: The hits of an event.
         min_hits: What has fewer is no track.
 
     Returns:
@@ -35,14 +36,15 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
         order of hits matter.
 
     Raises:
-        ValueError: If the hits have no positions, or one lies on no TrackML surface.
+        ValueError: If the hits have no positions, or one lies on none of the surfaces.
     """
     if hits.position is None:
         raise ValueError("tracks are followed along helices, but their hits have no positions")
-    table, ptr, rows_of_caller = table_of(hits.position, *volumes_and_layers(hits.surface), hits.module)
+    layout = hits.layout or trackml()
+    table, ptr, rows_of_caller = table_of(hits.position, *volumes_and_layers(hits.surface), hits.module, layout)
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
-    scene = scene_of(table, ptr, free=track_of < 0, field=Field.of(hits.field))
+    scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), layout)
     starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room())
     # The tracks as they were come after these, but before those that suit their hits so badly that none has more.
     kept = np.argsort(begun, kind="stable")

@@ -12,7 +12,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
-from domainpar.tracking.events.field import forces
+from domainpar.tracking.events.field import field_at, forces
 
 HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
@@ -45,15 +45,17 @@ def bend_at(field: Any, state: Any) -> float:
 def fly(state: Any, s: float, field: Any) -> None:
     """Move a state by the arc length s, in the field half way along it."""
     z = state.z + 0.5 * state.slope * s
+    if field.bz.shape[0] == 1:
+        move(state, s, field_at(field, 0.0, z)[0])
+        return
     x, y = state.x + 0.5 * s * np.cos(state.psi), state.y + 0.5 * s * np.sin(state.psi)
     bend, twist = forces(field, x, y, z, state.psi, state.slope)
     move(state, s, bend)
-    if twist != 0.0:
-        turned = state.k * twist * s
-        state.k *= 1 + state.slope * turned
-        turned *= 1 + state.slope * state.slope
-        state.z += 0.5 * turned * s
-        state.slope += turned
+    turned = state.k * twist * s
+    state.k *= 1 + state.slope * turned
+    turned *= 1 + state.slope * state.slope
+    state.z += 0.5 * turned * s
+    state.slope += turned
 
 
 @compiled

@@ -1,0 +1,125 @@
+"""Surfaces of a file: what the CKF does with them, and which files are refused."""
+
+import csv
+
+import numpy as np
+import pytest
+from test_ckf import matches
+
+from domainpar.common.problems import Problem
+from domainpar.tracking.events import detector
+from domainpar.tracking.events.construct import Cuts
+from domainpar.tracking.events.detector import Barrel
+from domainpar.tracking.events.graph import surface_numbers
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.sources import open_source
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.events.surfaces import SurfaceRow, read_surfaces
+from domainpar.tracking.reco.ckf.extending import extend_tracks
+from domainpar.tracking.reco.ckf.finder import find_tracks
+from domainpar.tracking.reco.ckf.layout import layout_of, trackml
+from domainpar.tracking.reco.segments import TrackHits
+
+SHIFT = 20
+
+
+def rows_of_trackml(shift=SHIFT):
+    """The TrackML detector as somebody else would describe it, with other numbers of volumes."""
+    rows = []
+    for surface in detector.SURFACES:
+        barrel = isinstance(surface, Barrel)
+        place = surface.radius if barrel else surface.z
+        errors = surface.sensor.pitch_u / 12**0.5, surface.sensor.pitch_v / 12**0.5
+        reach, seeds = detector.reach_across(surface), int(surface.volume < 10)
+        kind = "barrel" if barrel else "disk"
+        rows.append(SurfaceRow(surface.volume + shift, surface.layer, kind, place, *reach, *errors, seeds))
+    return rows
+
+
+def written(path, rows, names=SurfaceRow._fields):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([names, *rows])
+    return path
+
+
+def test_a_detector_with_other_numbers_gives_the_tracks_that_it_gives_with_trackmls(tmp_path):
+    rows = read_surfaces(written(tmp_path / "surfaces.csv", rows_of_trackml()))
+    layout, event = layout_of({"surfaces": [list(row) for row in rows]}), simulate_event(4, 6000)
+    columns = event.position, event.volume + SHIFT, event.layer, event.module
+    found = find_tracks(*columns, layout=layout)
+    usual = find_tracks(event.position, event.volume, event.layer, event.module)
+    # Neighbours are those that lines from the beam cross, more than the measured ones: the same tracks but a few.
+    mine, yours = (len(np.unique(matches(tracks, event)[1])) for tracks in (found, usual))
+    assert abs(mine - yours) < 0.02 * yours
+    np.testing.assert_allclose(layout.places.tolist(), trackml().places.tolist())
+    np.testing.assert_array_equal(layout.ways, trackml().ways)
+    with pytest.raises(ValueError, match="volume 7 layer 2, which is no surface of --surfaces"):
+        find_tracks(event.position, event.volume, event.layer, event.module, layout=layout)
+
+
+def test_tracks_are_extended_through_the_surfaces_of_the_file():
+    layout, event = layout_of({"surfaces": [list(row) for row in rows_of_trackml()]}), simulate_event(5, 3000)
+    begun = find_tracks(event.position, event.volume, event.layer, event.module)
+    begun[::4] = -1
+    extended = []
+    for shift, of in ((0, None), (SHIFT, layout)):
+        surface = surface_numbers(event.volume + shift, event.layer)
+        hits = TrackHits(event.position, surface, event.module, detector.geometry().field, of)
+        extended.append(extend_tracks(begun, hits, 3))
+    np.testing.assert_array_equal(*extended)
+    assert (extended[0] >= 0).sum() > (begun >= 0).sum()
+
+
+def test_the_store_keeps_the_surfaces(tmp_path):
+    rows = rows_of_trackml(0)
+    source = open_source("simulate", num_events=1, num_hits=800, cuts=Cuts())
+    assert "surfaces" not in source.settings
+    files = tmp_path / "files"
+    files.mkdir()
+    hits = simulate_event(1, 800)
+    table = np.column_stack([hits.hit_id, hits.position, hits.volume, hits.layer, hits.module])
+    heading = "hit_id,x,y,z,volume_id,layer_id,module_id"
+    np.savetxt(files / "event000000001-hits.csv", table, "%.9g", ",", header=heading, comments="")
+    prepare(open_source("trackml", directory=files, surfaces=rows), tmp_path / "store")
+    store = EventStore(tmp_path / "store")
+    assert [SurfaceRow(*row) for row in store.settings["surfaces"]] == rows
+    np.testing.assert_allclose(layout_of(store.settings).places.tolist(), trackml().places.tolist())
+
+
+ROW = SurfaceRow(1, 2, "barrel", 30.0, -500.0, 500.0, 0.01, 0.1, 1)
+OTHERS = [ROW._replace(layer=4, place=70.0), ROW._replace(layer=6, kind="disk", place=900.0, low=40.0)]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (ROW._replace(kind="plane"), "kind is 'plane'"),
+        (ROW._replace(place=0.0), "the radius is 0"),
+        (ROW._replace(low=500.0), "reaches from 500 to 500"),
+        (ROW._replace(kind="disk"), "reaches from -500"),
+        (ROW._replace(sigma_v=0.0), "errors are 0.01 and 0"),
+        (ROW._replace(high=float("nan")), "not finite"),
+        (ROW._replace(seeds=2), "seeds is 2"),
+        (ROW._replace(layer=4), "volume 1 layer 4 is there twice"),
+        (ROW._replace(volume="a"), "invalid literal"),
+        (ROW[:5], "line 4: "),
+    ],
+)
+def test_an_impossible_surface_is_refused_with_its_line(tmp_path, row, what):
+    path = written(tmp_path / "surfaces.csv", [*OTHERS, row])
+    with pytest.raises(Problem, match=what) as refused:
+        read_surfaces(path)
+    assert "line 4" in str(refused.value)
+    assert "surfaces.csv" in str(refused.value)
+
+
+def test_files_without_surfaces_are_refused(tmp_path):
+    for path, what in (
+        (tmp_path / "none.csv", "cannot be read"),
+        (written(tmp_path / "few.csv", OTHERS), "2 surfaces"),
+        (written(tmp_path / "names.csv", [ROW, *OTHERS], ("volume", "layer", "type", *SurfaceRow._fields[3:])), "kind"),
+    ):
+        with pytest.raises(Problem, match=what):
+            read_surfaces(path)
