@@ -88,8 +88,8 @@ def open_source(
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
     """
     cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
-    if kind == "acts" and field is None:  # its generic detector has TrackML's layers, and never had TrackML's field
-        field = Field.of(FIELD_ELSEWHERE)
+    if kind == "acts":  # its generic detector has TrackML's layers, and never had TrackML's field
+        field = field or Field.of(FIELD_ELSEWHERE)
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
         return _simulated(count, seed, num_hits, selection, cuts, field, beam_spot)
@@ -154,11 +154,8 @@ def open_source(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
             "ask for fewer --events",
         )
-    return replace(
-        source,
-        names=source.names[:num_events],
-        settings={**source.settings, **conditions_told(field, beam_spot, surfaces)},
-    )
+    settings = {**source.settings, **conditions_told(field, beam_spot, surfaces)}
+    return replace(source, names=source.names[:num_events], settings=settings)
 
 
 def conditions_told(
