@@ -459,7 +459,7 @@ def test_the_manifest_says_what_a_reader_outside_this_project_needs(tmp_path):
     assert manifest["settings"] == {"tiles": 4}
     assert set(manifest["events"][0]) == {
         "event", "path", "bytes", "sha256", "num_nodes", "num_edges", "num_tiles", "has_labels", "split",
-        "feature_names", "edge_feature_names", "labels",
+        "feature_names", "edge_feature_names", "labels", "beam_spot",
     }  # fmt: skip
 
 
