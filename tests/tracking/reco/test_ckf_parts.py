@@ -7,8 +7,10 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.finder import resolve, table_of
+from domainpar.tracking.reco.ckf.crossing import OUTWARD, next_surface, set_out
+from domainpar.tracking.reco.ckf.finder import resolve, scene_of, table_of
 from domainpar.tracking.reco.ckf.layout import trackml
+from domainpar.tracking.reco.ckf.states import STATE_DTYPE, scatter
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):
@@ -72,3 +74,29 @@ def test_the_hit_table_is_the_event_by_surface_and_phi(count):
         assert (volume[rows[mine]] == surface.volume).all()
         assert (layer[rows[mine]] == surface.layer).all()
         assert (np.diff(hits["phi"][mine]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("r", "z", "slope", "there"),
+    [(1020.0, 215.0, 0.2, False), (1020.0, 215.0, 8.0, True), (130.0, 1500.0, 11.0, True)],
+)
+def test_a_track_that_left_the_barrels_flies_on_to_disks_that_are_near_alone(r, z, slope, there):
+    hits, ptr, _ = table_of(np.array([[r, 0.0, z]]), np.array([17]), np.array([4]), np.array([1]), trackml())
+    scene = scene_of(hits, ptr, np.ones(1, bool), detector.geometry().field, trackml())
+    state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
+    state.x, state.z, state.slope, state.k, state.zz = r, z, slope, 1e-6, 1e6
+    set_out(state, hits[0], scene, OUTWARD)
+    target, _ = next_surface(state, scene, OUTWARD)
+    assert (target >= 0) is there
+
+
+@pytest.mark.parametrize(
+    ("is_barrel", "slope", "path"), [(True, 0.0, 1), (True, 3.0, 10**0.5), (False, 3.0, 10**0.5 / 3)]
+)
+def test_scattering_grows_with_the_path_through_a_surface(is_barrel, slope, path):
+    state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
+    state.k, state.slope = 3e-4, slope
+    scatter(state, 0.02, is_barrel)
+    pt = 0.299792e-3 / 3e-4
+    assert state.pp == pytest.approx(0.0136**2 * 0.02 * path / pt**2, rel=1e-4)
+    assert state.ss == pytest.approx(state.pp * (1 + slope**2), rel=1e-9)

@@ -84,7 +84,8 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
         then, born = 1 - now, 0
         child, child_rows = states[then, width], rows[then, width]
         for i in range(alive):
-            scatter(states[now, i], scene.radiation_lengths)
+            last = scene.hits[rows[now, i, states[now, i].num_hits - 1]].surface
+            scatter(states[now, i], scene.radiation_lengths, scene.places[last].is_barrel)
             target, inside = next_surface(states[now, i], scene, side)
             if target < 0:
                 continue
@@ -147,7 +148,7 @@ def _turn_back(state: Any, copy: Any, rows: Any, scene: Any) -> None:
     for i in range(3):
         _add_overlaps(state, copy, rows, rows[i], near, chi2s, scene)
     for i in range(number - 4, -1, -1):
-        scatter(state, scene.radiation_lengths)
+        scatter(state, scene.radiation_lengths, scene.places[surfaces[i + 1]].is_barrel)
         approach(state, scene.hits[firsts[i]], scene.field)
         count = hits_near(state, surfaces[i], scene, near, chi2s)
         _take_surface(state, rows, firsts[i], surfaces[i], near[:count], scene)

@@ -13,6 +13,10 @@ TWO_PI = 2 * np.pi
 STAGGER = 6.0
 """Hits of one surface lie this far from its nominal radius or z at most, in mm."""
 
+LONGEST_FLIGHT = 500.0
+"""mm of the transverse plane between two surfaces at most. A track that leaves the outermost barrel meets a far disk
+after metres, if at all, and any hit lies within its errors there."""
+
 OUTWARD, INWARD = 1, -1
 
 
@@ -94,9 +98,11 @@ def _choose(state: Any, scene: Any, side: int) -> Any:
     barrel = scene.ways[0, state.barrel] if state.barrel >= 0 else -1
     disk = scene.ways[way, state.disk] if state.disk >= 0 and abs(state.slope) > 1e-3 else -1
     arc = _arc_to_radius(state, scene.places[barrel].coordinate, bz, side) if barrel >= 0 else -1.0
+    if arc > LONGEST_FLIGHT:
+        arc = -1.0
     # The hits of a disk may lie behind the next one, of the same z: the step to it is then a short one back.
     to_disk = (scene.places[disk].coordinate - state.z) / state.slope if disk >= 0 else 0.0
-    if disk >= 0 and to_disk * abs(state.k * bz) > 2.5:
+    if disk >= 0 and (to_disk * abs(state.k * bz) > 2.5 or to_disk > LONGEST_FLIGHT):
         disk = -1
     if disk >= 0 and (arc < 0 or to_disk < arc):
         return disk, True

@@ -102,9 +102,15 @@ def _angle_variance(k: float, radiation_lengths: float) -> float:
 
 
 @compiled
-def scatter(state: Any, radiation_lengths: float) -> None:
-    """Add scattering and loss of energy in one surface to the covariances."""
-    variance = _angle_variance(state.k, radiation_lengths)
+def scatter(state: Any, radiation_lengths: float, is_barrel: bool) -> None:
+    """Add scattering and loss of energy in one surface to the covariances.
+
+    A track that flies along a surface more than across it passes more of it: much, where a barrel ends.
+    """
+    path = np.sqrt(1 + state.slope * state.slope)
+    if not is_barrel:
+        path /= max(abs(state.slope), 0.3)
+    variance = _angle_variance(state.k, radiation_lengths) * path
     state.pp += variance
     state.ss += variance * (1 + state.slope * state.slope)
     state.kk += (LOSS * state.k) ** 2
