@@ -130,6 +130,8 @@ class StoreRecord(Record):
             network.
         edges_per_hit: Fewest and most candidate edges a hit of an event; None where it is not known.
         joined_by: The shipped network whose module map joined the events; None for others.
+        surveyed: What those to train on have in common, in the words of whoever keeps the store; None where that is not
+            known.
     """
 
     path: str = ""
@@ -143,6 +145,7 @@ class StoreRecord(Record):
     learned_from: Mapping[str, str] | None = None
     edges_per_hit: Sequence[float] | None = None
     joined_by: str | None = None
+    surveyed: Table | None = None
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:
@@ -270,6 +273,7 @@ class ScoresRecord(Record):
         filters: The filter of the run's events, and of these, in words; empty for none.
         edges_per_hit: Fewest and most candidate edges a hit: of the run's events, and of these.
         joined_by: The shipped network whose module map joined the run's events.
+        outside: In what the events lie outside of what the network was trained on, in words.
         store: The place of the events.
         store_digest: Digest of their store.
         events: Each event.
@@ -297,6 +301,7 @@ class ScoresRecord(Record):
     filters: Sequence[str] = ("", "")
     edges_per_hit: Sequence[Sequence[float] | None] = (None, None)
     joined_by: str | None = None
+    outside: Sequence[str] = ()
     store: StoreRecord = _NO_STORE
     store_digest: str | None = None
     events: Sequence[ScoredEvent] = ()

@@ -40,7 +40,7 @@ from domainpar.tracking.events.own_events import (
     store_of_run,
     told_of,
 )
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, settings_digest
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.layout import layout_of
@@ -202,7 +202,13 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     tables = summary.performance_lines(
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
-    notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
+    notes = [
+        *submitted,
+        *told_of(seen),
+        *judgements.not_counted(),
+        *judgements.of_the_field(),
+        *summary.left_out_lines(left_out),
+    ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
     print(*tables, *notes, *last, sep="\n", flush=True)
 
@@ -298,6 +304,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         store_digest=store.digest,
         filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
         edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
+        outside=outside(of_run.store.surveyed, store.survey),
         bitwise_problem=model.exactness(world.transport).problem,
     )
     return ScoringJob(scorer, options, records, left_out, record, of_run)

@@ -12,14 +12,12 @@ from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.events.store.survey import UNLIKE
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import short, table
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome
 from partitioners import number_of_sectors
-
-UNLIKE = 2.0
-"""Events are unlike those of the training with more than this times their candidate edges per hit, or less than it."""
 
 
 def first_lines(
@@ -54,6 +52,7 @@ def first_lines(
         *([otherwise] if sectors and record.mode == "halo" else []),
         *([unlike] if learned != here else []),
         *other_graphs(record.edges_per_hit, record.joined_by),
+        *other_events(record.outside),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
@@ -78,6 +77,16 @@ def other_graphs(per_hit: Sequence[Sequence[float] | None], joined_by: str | Non
     return [
         f"WARNING: trained on {ranges[0]} candidate edges per hit, scored here on {ranges[1]}: efficiency and fakes "
         f"will be others than in its training; join hits as for that{alike}"
+    ]
+
+
+def other_events(outside: Sequence[str]) -> list[str]:
+    """That events lie outside of what a network was trained on, and in what."""
+    if not outside:
+        return []
+    return [
+        f"WARNING: events lie outside of what the network was trained on (in brackets): {'; '.join(outside)}. It may "
+        "lose tracks and find more fakes; train on such events, or begin with its weights (train --init)"
     ]
 
 

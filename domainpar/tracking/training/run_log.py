@@ -92,6 +92,7 @@ class RunLog:
                 scales=store.scales,
                 learned_from=store.learned_from,
                 edges_per_hit=edges_per_hit(store.events("train")),
+                surveyed=store.survey,
             ),
             tasks=self.training_data.tasks.to_json(),
             bitwise_problem=self._exactness.problem,
