@@ -14,6 +14,7 @@ import numpy as np
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.config.infer import MatchingFlags
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import check_target
@@ -98,7 +99,8 @@ def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, An
         return None
     hits = hits_of(WholeEvent(event))
     assert hits.position is not None  # the event has them
-    return {"name": str(hits.field), "halves": ratios_of_halves(hits.position, found[0], hits.field).tolist()}
+    field = Field.of(hits.field)
+    return {"name": str(field), "halves": ratios_of_halves(hits.position, found[0], field).tolist()}
 
 
 def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors) -> dict[str, Any]:

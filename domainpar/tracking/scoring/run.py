@@ -34,7 +34,6 @@ from domainpar.tracking.events.given_tracks import NO_TRACKS, plain_name, read_t
 from domainpar.tracking.events.own_events import (
     InMaps,
     alike_by_name,
-    edges_per_hit,
     kept_place,
     own_events,
     store_of_run,
@@ -303,7 +302,6 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         tasks=tasks.to_json(),
         store_digest=store.digest,
         filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
-        edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
         outside=outside(of_run.store.surveyed, store.survey),
         bitwise_problem=model.exactness(world.transport).problem,
     )
