@@ -269,7 +269,7 @@ class ScoresRecord(Record):
         tasks: What it was trained on (`Tasks`).
         bitwise_problem: Why scores are the same to rounding only; None where they are to the bit.
         filters: The filter of the run's events, and of these, in words; empty for none.
-        joined_by: The shipped network whose module map joined the run's events.
+        joined_by: The shipped network whose module map joined the run's events, and not these.
         outside: In what the events lie outside of what the network was trained on, in words.
         store: The place of the events.
         store_digest: Digest of their store.

@@ -135,7 +135,6 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
 
 def test_a_map_is_named_where_hits_were_joined_otherwise_and_only_there():
     assert other_events([], "pretrained:full") == []
-    assert "--module-map" not in other_events(["field 2 T everywhere (1 T everywhere)"], "pretrained:full")[0]
     assert "--module-map" not in other_events(["2 candidate edges a hit (1)"], None)[0]
     assert "--module-map pretrained:full" in other_events(["2 candidate edges a hit (1)"], "pretrained:full")[0]
 

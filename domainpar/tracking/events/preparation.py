@@ -213,7 +213,7 @@ class _PrepareJob:
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
         store = _store_in(self.directory)
-        if store is None or settings_digest(self.settings) != store.settings_digest:
+        if store is None or not store.survey or settings_digest(self.settings) != store.settings_digest:
             return None
         splits = _splits_of(store)
         return splits if (tuple(splits), store.split_settings) == (self.source.names, self.splits) else None

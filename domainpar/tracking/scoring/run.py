@@ -296,7 +296,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         trained_mode=trained.mode,
         trained_sectors=trained.sectors,
         target=trained.target,
-        joined_by=of_run.store.joined_by,
+        joined_by=None if store.learned_from == of_run.store.learned_from else of_run.store.joined_by,
         run=str(run),
         checkpoint=config.checkpoint,
         tasks=tasks.to_json(),

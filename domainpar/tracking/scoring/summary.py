@@ -12,7 +12,6 @@ from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.events.store.survey import EDGES_A_HIT
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import short, table
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
@@ -64,12 +63,11 @@ def other_events(outside: Sequence[str], joined_by: str | None) -> list[str]:
 
     Args:
         outside: In what (`events.store.outside`).
-        joined_by: The name of the module map that comes with the network; None for none.
+        joined_by: The name of the module map that comes with the network; None for none, and if it joined these.
     """
     if not outside:
         return []
-    joined_otherwise = joined_by and any(EDGES_A_HIT in part for part in outside)
-    alike = f"join hits as for it (prepare --module-map {joined_by}), " if joined_otherwise else ""
+    alike = f"join hits as for it (prepare --module-map {joined_by}), " if joined_by else ""
     return [
         f"WARNING: events lie outside of what the network was trained on (in brackets): {'; '.join(outside)}. It may "
         f"lose tracks and find more fakes; {alike}train on such events, or begin with its weights (train --init)"

@@ -30,7 +30,6 @@ by so many distances."""
 FEW, TOO_FEW = 5_000, 1_000
 """Small events differ by chance: with so few hits each margin, but of fields, is twice as wide; and without end."""
 
-EDGES_A_HIT = "candidate edges a hit"
 UNLIKE = 2.0
 """They have more than this times the hits, or candidate edges a hit, or less than it."""
 
@@ -143,7 +142,7 @@ def outside(trained: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[
     (was, bent), (field, bends) = trained["field"], here["field"]
     if bent and bends and np.abs(np.subtract(bent, bends)).max() > OTHER_FIELD * np.abs(bent).max():
         parts.append(f"field {field} ({was})")
-    for of, what in ("hits", "hits an event"), ("edges_per_hit", EDGES_A_HIT):
+    for of, what in ("hits", "hits an event"), ("edges_per_hit", "candidate edges a hit"):
         then, now = trained[of], here[of]
         if now[0] * UNLIKE < then[0] or now[1] > UNLIKE * then[1]:
             parts.append(f"{_shown(*now)} {what} ({_shown(*then)})")
