@@ -216,7 +216,13 @@ def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path,
     assert EventStore(_sample_events(config, world)).digest == store.digest  # and again: nothing is scored anew
     capsys.readouterr()
     infer(replace(config, store=str(place), out="fits"), world)
-    assert "note: trained on edges" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "note: trained on edges" not in said
+    assert run_record(Path("runs/pretrained-tiny/run.json")).store.surveyed == EventStore("some").survey
+    prepare_store(PrepareConfig(hits=600, events=2, **of_map, field="1.5", store="weak"), world)
+    infer(InferConfig(run="shipped/tiny-filter", store="weak", checkpoint="last", out="in weak"), world)
+    assert "(in brackets): field 1.5 T everywhere (B_z 0.18 to 2.005 T, by z)" in capsys.readouterr().out
+    assert json.loads(Path("in weak/scores.json").read_text())["outside"][0].startswith("field 1.5 T everywhere")
     infer(replace(config, store="stores/tiny-sample-unfiltered", out="does not"), world)
     filtered = f"that filter {store.settings['filter']['parameters_sha256'][:16]} at {cut:g} left"
     assert f"note: trained on edges {filtered}, scored here on those of none" in capsys.readouterr().out

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from domainpar.runs.records import ScoredEvent
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, geometry
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.field_check import ETAS, FEWEST, RATIOS, field_warning, ratios_of_halves
 from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.scoring.event_metrics import EventMetrics
+from domainpar.tracking.scoring.scorer import Outcome
 
 
 @pytest.mark.parametrize("made_in", [2.0, None])
@@ -78,3 +81,15 @@ def test_in_a_map_that_is_the_same_everywhere_momenta_are_those_of_a_constant_fi
     plain, of_map = (fit_helices(position, track_id, 20, of) for of in (2.0, Field(100.0, -10.0, 20.0, *np.array(
         [np.full((3, 2), 2.0), np.zeros((3, 2))]))))  # fmt: skip
     np.testing.assert_allclose(of_map.pt, plain.pt, rtol=1e-6)
+
+
+def test_infer_sums_the_halves_of_all_events_that_have_tracks():
+    halves = np.zeros((len(ETAS) - 1, len(RATIOS) - 1), np.int64)
+    halves[0, 20] = FEWEST - 1
+    judged = [{"field": {"name": "3 T", "halves": halves.tolist()}}] * 2 + [{"field": None}, None]
+    outcomes = {str(i): Outcome(ScoredEvent(), 0.0, judgement) for i, judgement in enumerate(judged)}
+    (line,) = EventMetrics([], outcomes).of_the_field()
+    assert "field (3 T) looks wrong: the momentum" in line
+    assert f"0.41 at |eta| 1 to 1.5 ({2 * FEWEST - 2} tracks)" in line
+    for alone in ("0", "2", "3"):
+        assert EventMetrics([], {alone: outcomes[alone]}).of_the_field() == []
