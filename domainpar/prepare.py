@@ -81,7 +81,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         source = replace(source, learned_from=module_map.learned_from)
     looking: dict[str, Any] = {}
     if facts is not None:
-        looking["look"] = lambda *event: asdict(facts_of(*event))
+        looking["look"] = lambda hits, edges, label: asdict(facts_of(hits, edges, label, source.unfiltered))
         looking["on_look"] = lambda seen: facts.append(EventFacts(**seen))
     with progress(f"prepare {directory}", len(source.names), "event", world.is_root) as advance:
         try:

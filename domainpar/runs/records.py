@@ -128,8 +128,9 @@ class StoreRecord(Record):
         scales: Divisors of features, by the names of their flags; None where they are not known.
         learned_from: Fingerprints of the events that its module map was learned from, by name; None of an imported
             network.
-        edges_per_hit: Fewest and most candidate edges a hit of an event; None where it is not known.
         joined_by: The shipped network whose module map joined the events; None for others.
+        surveyed: What those to train on have in common, in the words of whoever keeps the store; None where that is not
+            known.
     """
 
     path: str = ""
@@ -141,8 +142,8 @@ class StoreRecord(Record):
     filter: Table | None = None
     scales: Mapping[str, Sequence[float]] | None = None
     learned_from: Mapping[str, str] | None = None
-    edges_per_hit: Sequence[float] | None = None
     joined_by: str | None = None
+    surveyed: Table | None = None
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:
@@ -268,8 +269,8 @@ class ScoresRecord(Record):
         tasks: What it was trained on (`Tasks`).
         bitwise_problem: Why scores are the same to rounding only; None where they are to the bit.
         filters: The filter of the run's events, and of these, in words; empty for none.
-        edges_per_hit: Fewest and most candidate edges a hit: of the run's events, and of these.
-        joined_by: The shipped network whose module map joined the run's events.
+        joined_by: The shipped network whose module map joined the run's events, and not these.
+        outside: In what the events lie outside of what the network was trained on, in words.
         store: The place of the events.
         store_digest: Digest of their store.
         events: Each event.
@@ -295,8 +296,8 @@ class ScoresRecord(Record):
     tasks: Table | None = None
     bitwise_problem: str | None = None
     filters: Sequence[str] = ("", "")
-    edges_per_hit: Sequence[Sequence[float] | None] = (None, None)
     joined_by: str | None = None
+    outside: Sequence[str] = ()
     store: StoreRecord = _NO_STORE
     store_digest: str | None = None
     events: Sequence[ScoredEvent] = ()

@@ -12,10 +12,12 @@ from test_infer import inferred, trained, write_store
 
 from domainpar import read_scores
 from domainpar.common.agreement import Refused
+from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, PrepareConfig
 from domainpar.tracking.events.store import EventStore, WholeEvent
+from domainpar.tracking.reco.facts import described, facts_of
 
 SPLITS = ("train", "train", "val", "test")
 
@@ -121,6 +123,23 @@ def test_a_cut_that_keeps_all_or_none_is_refused(min_score):
 def test_a_cut_of_other_sources_means_nothing(place):
     with pytest.raises(ConfigError, match="--min-score .* means nothing with --source simulate"):
         PrepareConfig(min_score=0.3)
+
+
+def test_segments_that_the_filter_left_out_are_counted_also_where_events_are_kept(place, tmp_path):
+    before, config = EventStore(place / "store"), PrepareConfig(
+        source="scores", input=str(place / "scores"), min_score=0.9, store=str(tmp_path / "store")
+    )  # fmt: skip
+    runs = [[], []]
+    for facts in runs:  # made, then kept as they are
+        prepare_store(config, World.alone(), facts)
+    assert runs[0] == runs[1]
+    for record, seen in zip(before.events(), runs[0]):
+        with before.open(record) as event:
+            whole = WholeEvent(event)
+            assert seen.unfiltered == facts_of(whole.hits, whole.edge_index, None).in_graph
+        assert seen.unfiltered is None or seen.in_graph <= seen.unfiltered
+    assert any(seen.in_graph < seen.unfiltered for seen in runs[0])
+    assert any("WARNING: the filter lost" in line for line in described(runs[0], {}))
 
 
 def test_the_store_says_what_was_left_out(place, tmp_path, capsys):

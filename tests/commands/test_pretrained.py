@@ -27,6 +27,7 @@ from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.prepare import prepare_store
 from domainpar.runs.checkpoint import Checkpoints, parameters_sha256
+from domainpar.runs.records import run_record
 from domainpar.testing import patient, run_ranks
 from domainpar.tracking.command_line import parse
 from domainpar.tracking.config import DoctorConfig, InferConfig, PrepareConfig, TrainConfig
@@ -34,9 +35,9 @@ from domainpar.tracking.diagnosis.files import check_run
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.store import MODULE_MAP, EventStore
+from domainpar.tracking.events.store import MODULE_MAP, EventStore, outside
 from domainpar.tracking.scoring.run import score_store
-from domainpar.tracking.scoring.summary import other_graphs
+from domainpar.tracking.scoring.summary import other_events
 from domainpar.tracking.training import pretrained
 from domainpar.tracking.training.network import begin_with, make_network
 from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, source
@@ -88,8 +89,24 @@ def test_the_map_that_comes_with_a_network_is_the_one_that_joined_its_events(nam
     assert store["learned_from"] == shipped.learned_from != {}
     # 122,000 edges of 100,000 hits behind the filter of `full`, 93,000 of 61,000 of `pixel`, 98,000 of 11,500 for
     # `quickstart`.
-    low, high = store["edges_per_hit"]
+    low, high = store["surveyed"]["edges_per_hit"]
     assert 0.9 < low < high < 9.5
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in PLACE.glob("*/run.json")))
+def test_what_a_network_was_trained_on_is_the_built_in_simulation_and_others_events_are_told(name):
+    trained = run_record(PLACE / name / "run.json").store.surveyed
+    assert trained["events"] >= 8
+    assert all(4 < width < 7 for width in trained["beam_spot"][1])
+    assert sorted(trained["features"]) == sorted([*about(name)["store"]["feature_names"], "deta", "dphi", "dr", "dz",
+                                                   "phi_slope", "r_phi_slope"])  # fmt: skip
+    assert len(trained["layers"]) == (18 if "pixel" in name else 48)
+    # Of ACTS's events with the beam spot of HL-LHC, in 2 T.
+    others = trained | {"beam_spot": [[-7.3, 0.0], [52.1, 52.1]], "field": ["2 T everywhere", [2.0] * 13]}
+    spot, field = outside(trained, others)
+    assert spot.startswith("beam spot 52.1 mm wide at z -7.3 to 0 mm (4.")
+    assert field == "field 2 T everywhere (B_z 0.18 to 2.005 T, by z)"
+    assert outside(trained, trained) == []
 
 
 def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkeypatch, capsys):
@@ -103,8 +120,9 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
     capsys.readouterr()
     infer(config, world)
     said = " ".join(capsys.readouterr().out.split())
-    assert "WARNING: trained on 7.58 to 8.99 candidate edges per hit, scored here on 0." in said
-    assert "python -m domainpar.prepare --module-map pretrained:quickstart" in said
+    assert "WARNING: events lie outside of what the network was trained on (in brackets): " in said
+    assert "candidate edges a hit (7.58 to 8.99)" in said
+    assert "join hits as for it (prepare --module-map pretrained:quickstart), train on such events" in said
     assert not (Path("runs/pretrained-quickstart") / MODULE_MAP).exists()  # a copy of it would be of no use
     with pytest.raises(Problem, match="no network 'no' is shipped"):
         module_map_of("pretrained:no")
@@ -115,12 +133,10 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
         module_map_of("pretrained:no")
 
 
-@pytest.mark.parametrize(
-    ("here", "warned"), [((1.0, 4.0), False), ((0.9, 2.0), True), ((2.0, 4.1), True), (None, False)]
-)
-def test_a_factor_of_two_in_edges_per_hit_is_warned_of(here, warned):
-    assert bool(other_graphs([[2.0, 2.0], here], None)) == warned
-    assert other_graphs([None, [1.0, 2.0]], None) == []  # not known of a network that was imported
+def test_a_map_is_named_where_hits_were_joined_otherwise_and_only_there():
+    assert other_events([], "pretrained:full") == []
+    assert "--module-map" not in other_events(["2 candidate edges a hit (1)"], None)[0]
+    assert "--module-map pretrained:full" in other_events(["2 candidate edges a hit (1)"], "pretrained:full")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -200,7 +216,13 @@ def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path,
     assert EventStore(_sample_events(config, world)).digest == store.digest  # and again: nothing is scored anew
     capsys.readouterr()
     infer(replace(config, store=str(place), out="fits"), world)
-    assert "note: trained on edges" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "note: trained on edges" not in said
+    assert run_record(Path("runs/pretrained-tiny/run.json")).store.surveyed == EventStore("some").survey
+    prepare_store(PrepareConfig(hits=600, events=2, **of_map, field="1.5", store="weak"), world)
+    infer(InferConfig(run="shipped/tiny-filter", store="weak", checkpoint="last", out="in weak"), world)
+    assert "(in brackets): field 1.5 T everywhere (B_z 0.18 to 2.005 T, by z)" in capsys.readouterr().out
+    assert json.loads(Path("in weak/scores.json").read_text())["outside"][0].startswith("field 1.5 T everywhere")
     infer(replace(config, store="stores/tiny-sample-unfiltered", out="does not"), world)
     filtered = f"that filter {store.settings['filter']['parameters_sha256'][:16]} at {cut:g} left"
     assert f"note: trained on edges {filtered}, scored here on those of none" in capsys.readouterr().out

@@ -245,9 +245,3 @@ def alike_by_name(
                     if _fingerprint(event) == _fingerprint(other):
                         alike[record.event] = "same_hits"
     return alike
-
-
-def edges_per_hit(records: Sequence[EventRecord]) -> list[float] | None:
-    """Fewest and most candidate edges a hit of some events; None without hits."""
-    shares = [record.num_edges / record.num_nodes for record in records if record.num_nodes]
-    return [min(shares), max(shares)] if shares else None

@@ -22,7 +22,6 @@ from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.lock import STORE, Claim
 from domainpar.common.problems import EventPlace, Problem, as_problem
 from domainpar.common.words import several, some_of
-from domainpar.nn.standard import FeatureSums, Standard, standard_of
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.splits import splits_of
@@ -31,6 +30,7 @@ from domainpar.tracking.events.store import (
     SUFFIX,
     EventRecord,
     EventStore,
+    EventSurvey,
     OtherVersion,
     Settings,
     Split,
@@ -138,8 +138,8 @@ def prepare(
             dealt = splits_of(events, val_split, test_split, seed, recorded, source.whole)
         records = [replace(record, split=dealt[record.event]) for record in records]
         if locked:
-            standard = _standard(job.directory, standardised_by(records), ranks)
-            _of_root(ranks, lambda: _finish(job, records, standard, say))
+            surveys = _surveys(job.directory, standardised_by(records), ranks)
+            _of_root(ranks, lambda: _finish(job, records, surveys, say))
     return EventStore(directory)
 
 
@@ -213,7 +213,7 @@ class _PrepareJob:
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
         store = _store_in(self.directory)
-        if store is None or settings_digest(self.settings) != store.settings_digest:
+        if store is None or not store.survey or settings_digest(self.settings) != store.settings_digest:
             return None
         splits = _splits_of(store)
         return splits if (tuple(splits), store.split_settings) == (self.source.names, self.splits) else None
@@ -289,29 +289,30 @@ def _claim(job: _PrepareJob, held: contextlib.ExitStack, say: Callable[[str], No
         say(f"note: {claim.note}")
 
 
-def _standard(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> Standard:
-    """The constants of some events, dealt to ranks; integers are added, so that no bit depends on how. *Collective*."""
+def _surveys(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> list[EventSurvey]:
+    """A survey of each of some events, dealt to ranks; no bit depends on how. *Collective*."""
 
-    def sums_of(record: EventRecord | None) -> tuple[FeatureSums, FeatureSums] | None:
+    def survey(record: EventRecord | None) -> EventSurvey | None:
         if record is None:
             return None
         with StoredEvent(directory / record.path) as event:
-            return event.feature_sums()
+            return EventSurvey.of(event)
 
-    of_events: list[tuple[FeatureSums, FeatureSums]] = []
+    surveys: list[EventSurvey] = []
     for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
         now = records[start : start + ranks.size]
         mine = now[ranks.rank] if ranks.rank < len(now) else None
-        gathered = _of_all(ranks, partial(sums_of, mine))[: len(now)]
-        of_events += [(FeatureSums(*nodes), FeatureSums(*edges)) for nodes, edges in gathered]
-    return standard_of(of_events)
+        surveys += map(EventSurvey.of_json, _of_all(ranks, partial(survey, mine))[: len(now)])
+    return surveys
 
 
-def _finish(job: _PrepareJob, records: Sequence[EventRecord], standard: Standard, say: Callable[[str], None]) -> None:
+def _finish(
+    job: _PrepareJob, records: Sequence[EventRecord], surveys: Sequence[EventSurvey], say: Callable[[str], None]
+) -> None:
     """Write the manifest, and name what lies beside it and is no part of the store."""
     for name, content in job.beside.items():
         write_whole(job.directory / name, content)
-    write_manifest(job.directory, records, job.settings, job.splits, standard, job.source.learned_from)
+    write_manifest(job.directory, records, job.settings, job.splits, surveys, job.source.learned_from)
     files = {path.name for path in job.directory.glob(f"event*{SUFFIX}")}
     if others := sorted(files - {record.path for record in records}):
         say(f"note: {several(len(others), 'file')} in {job.directory} do not belong to the store: {some_of(others, 4)}")

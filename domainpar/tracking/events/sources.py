@@ -14,7 +14,7 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
 from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, FIELD_ELSEWHERE, LayerPair
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import EventGraph, Hits
+from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
 from domainpar.tracking.events.kinds import SourceKind
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.store import Settings, Split
@@ -35,6 +35,7 @@ class Source:
         read: Reads or makes one, with candidate edges.
         hits: Reads or makes the hits of one; None where the files are graphs.
         learned_from: See `EventStore`.
+        unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
@@ -49,6 +50,7 @@ class Source:
     whole: Callable[[str], str] = str
     hits: Callable[[str], Hits] | None = None
     learned_from: Mapping[str, str] | None = None
+    unfiltered: Callable[[str], tuple[Hits, IntArray]] | None = None
 
 
 def open_source(

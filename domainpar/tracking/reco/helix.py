@@ -13,7 +13,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
-from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.field import Field, field_at
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
@@ -22,6 +22,9 @@ POSITION_ERROR, ALONG_ERROR, SCATTERING = 0.4, 1.0, 0.008
 """How far a hit of a particle may lie from its helix, chosen on simulated events: in mm of the transverse plane; in mm
 along z (in a disk: along r), seen across the flight; and in rad of a particle of 1 GeV, for scattering, loss of energy,
 and a field that changes along the way."""
+
+STEPS = 4
+"""Steps from hit to hit in which a map of the field is followed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,7 @@ def fit_helices(
         track_id: Track of each hit, in [0, num_tracks), or -1 for none, [N].
         num_tracks: Number of tracks T.
         field: The field, or B_z in T, or a table of z in mm (increasing) and B_z, [K, 2]. Each track takes the mean
-            over its hits.
+            over its hits, and in a map the mean along its way, weighted as a circle's curvature weighs it.
 
     Returns:
         One row a track. A track of fewer than three hits is not fitted.
@@ -81,10 +84,9 @@ def fit_helices(
             f"in [0, {num_tracks})."
         )
     check_finite(position)
-    bz, br = Field.of(field).at(position)
     rows = np.lexsort((np.sum(position**2, axis=1), track_id))
     ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], bz[rows], br[rows], ptr).T
+    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], Field.of(field), ptr).T
     fitted = np.isfinite(curvature)
     with np.errstate(divide="ignore"):  # a straight line has curvature 0
         pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
@@ -174,7 +176,7 @@ def _arc(ahead: float, left: float, rho: float) -> float:
 
 
 @compiled
-def _fit_all(position: Any, bz: Any, br: Any, ptr: Any) -> Any:
+def _fit_all(position: Any, field: Any, ptr: Any) -> Any:
     """(curvature, phi, d0, z0, slope, what bends in T) of each track, float64 [T, 6]; NaN without a fit. Left turns
     have positive curvature."""
     fits = np.full((len(ptr) - 1, 6), np.nan)
@@ -185,8 +187,42 @@ def _fit_all(position: Any, bz: Any, br: Any, ptr: Any) -> Any:
         fitted, rho, phi, d = _fit_circle(position[hits])
         if fitted:
             z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
-            fits[track] = -rho, phi, -d, z0, slope, np.mean(bz[hits]) - slope * np.mean(br[hits])
+            fits[track] = -rho, phi, -d, z0, slope, _mean_bending(position[hits], slope, field)
     return fits
+
+
+@compiled
+def _mean_bending(position: Any, slope: float, field: Any) -> float:
+    """What bends a track through hits ordered outward, in T: a field along z of this would give it the same curvature.
+
+    In a map, where B changes much between hits, the track's way is followed in steps; its curvature is that of the
+    parabola closest to it at the hits.
+    """
+    count = len(position)
+    if field.bz.shape[0] == 1:
+        bz = np.empty(count)
+        for i in range(count):
+            bz[i] = field_at(field, 0.0, position[i, 2])[0]
+        return float(np.mean(bz))
+    along, away, angle = np.zeros(count), np.zeros(count), 0.0
+    for i in range(count - 1):
+        x, y, z = position[i]
+        dx, dy, dz = position[i + 1] - position[i]
+        length = max(np.hypot(dx, dy), 1e-9)
+        step = length / STEPS
+        along[i + 1], away[i + 1] = along[i] + length, away[i]
+        for k in range(STEPS):
+            share = (k + 0.5) / STEPS
+            x_here, y_here = x + share * dx, y + share * dy
+            r = max(np.hypot(x_here, y_here), 1e-9)
+            bz_here, br_here = field_at(field, r, z + share * dz)
+            bend = bz_here - slope * br_here * (x_here * dx + y_here * dy) / (r * length)
+            away[i + 1] += (angle + 0.5 * bend * step) * step
+            angle += bend * step
+    along -= np.mean(along)
+    square = along * along - np.mean(along * along)
+    square -= along * (np.sum(square * along) / np.sum(along * along))
+    return float(2 * np.sum(square * away) / np.sum(square * square))
 
 
 @compiled

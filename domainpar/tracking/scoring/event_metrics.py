@@ -14,16 +14,19 @@ import numpy as np
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.config.infer import MatchingFlags
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.own_events import InMaps
-from domainpar.tracking.events.store import EventRecord, StoredEvent
+from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import check_target
+from domainpar.tracking.reco.field_check import field_warning, ratios_of_halves
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.reco.tracks import TrackOptions
+from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scorer import Judge, Outcome
-from domainpar.tracking.scoring.scores import EventScores
+from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
 from domainpar.tracking.training.label_loss import count_labels, figures_of
 from domainpar.tracking.training.metrics import EdgeCounts, count_event, metrics_over
@@ -83,9 +86,21 @@ def judge_of(
         }
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         judgement["in_map"] = in_maps.hold(event)
+        judgement["field"] = _held_against_field(event, scores)
         return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
 
     return judge
+
+
+def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, Any] | None:
+    """The field in words, and the halves of the tracks of the first finder in it; None without tracks or positions."""
+    found = [scores.tracks[finder] for finder in (NETWORK, CKF) if finder in scores.tracks]
+    if not found or not event.has_positions:
+        return None
+    hits = hits_of(WholeEvent(event))
+    assert hits.position is not None  # the event has them
+    field = Field.of(hits.field)
+    return {"name": str(field), "halves": ratios_of_halves(hits.position, found[0], field).tolist()}
 
 
 def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors) -> dict[str, Any]:
@@ -190,6 +205,12 @@ class EventMetrics:
                 finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
             }
         return performance
+
+    def of_the_field(self) -> list[str]:
+        """That the field does not fit the tracks, of the first event's field, where it does not."""
+        judged = [outcome.judgement["field"] for outcome in self.outcomes.values() if outcome.judgement]
+        known = [of for of in judged if of is not None]
+        return field_warning([np.array(of["halves"]) for of in known], known[0]["name"]) if known else []
 
     def not_counted(self) -> list[str]:
         """Tracks that are in no table, and why; a sentence each."""

@@ -34,13 +34,12 @@ from domainpar.tracking.events.given_tracks import NO_TRACKS, plain_name, read_t
 from domainpar.tracking.events.own_events import (
     InMaps,
     alike_by_name,
-    edges_per_hit,
     kept_place,
     own_events,
     store_of_run,
     told_of,
 )
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, settings_digest
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.layout import layout_of
@@ -202,7 +201,13 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     tables = summary.performance_lines(
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
-    notes = [*submitted, *told_of(seen), *judgements.not_counted(), *summary.left_out_lines(left_out)]
+    notes = [
+        *submitted,
+        *told_of(seen),
+        *judgements.not_counted(),
+        *judgements.of_the_field(),
+        *summary.left_out_lines(left_out),
+    ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
     print(*tables, *notes, *last, sep="\n", flush=True)
 
@@ -291,13 +296,13 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         trained_mode=trained.mode,
         trained_sectors=trained.sectors,
         target=trained.target,
-        joined_by=of_run.store.joined_by,
+        joined_by=None if store.learned_from == of_run.store.learned_from else of_run.store.joined_by,
         run=str(run),
         checkpoint=config.checkpoint,
         tasks=tasks.to_json(),
         store_digest=store.digest,
         filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
-        edges_per_hit=[of_run.store.edges_per_hit, edges_per_hit(records)],
+        outside=outside(of_run.store.surveyed, store.survey),
         bitwise_problem=model.exactness(world.transport).problem,
     )
     return ScoringJob(scorer, options, records, left_out, record, of_run)

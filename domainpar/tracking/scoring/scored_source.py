@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.graph import EventGraph
+from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores
@@ -39,6 +39,11 @@ def scored_events(path: str | Path, min_score: float) -> Source:
     def read(name: str) -> EventGraph:
         return _graph(store, records[name], directory / events[name].path, min_score)
 
+    def unfiltered(name: str) -> tuple[Hits, IntArray]:
+        with store.open(records[name]) as event:
+            whole = WholeEvent(event)
+            return whole.hits, whole.edge_index
+
     # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
     by = {"parameters_sha256": record.parameters_sha256, "min_score": min_score}
     if record.mode == "naive":
@@ -50,6 +55,7 @@ def scored_events(path: str | Path, min_score: float) -> Source:
         settings={**store.settings, "filter": json.loads(json.dumps(by))},
         splits={name: record.split for name, record in records.items()},
         learned_from=store.learned_from,
+        unfiltered=unfiltered,
     )
 
 

@@ -18,9 +18,6 @@ from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome
 from partitioners import number_of_sectors
 
-UNLIKE = 2.0
-"""Events are unlike those of the training with more than this times their candidate edges per hit, or less than it."""
-
 
 def first_lines(
     world: World, store: EventStore, records: Sequence[EventRecord], record: ScoresRecord, allocator: str | None
@@ -53,7 +50,7 @@ def first_lines(
         f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
         *([otherwise] if sectors and record.mode == "halo" else []),
         *([unlike] if learned != here else []),
-        *other_graphs(record.edges_per_hit, record.joined_by),
+        *other_events(record.outside, record.joined_by),
         *([] if allocator is None else [f"allocator: {allocator}"]),
         f"exactness: same {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
@@ -61,23 +58,19 @@ def first_lines(
     ]
 
 
-def other_graphs(per_hit: Sequence[Sequence[float] | None], joined_by: str | None) -> list[str]:
-    """That events have far more or fewer candidate edges per hit than those that a network was trained on.
+def other_events(outside: Sequence[str], joined_by: str | None) -> list[str]:
+    """That events lie outside of what a network was trained on, and in what.
 
     Args:
-        per_hit: Fewest and most of the events it was trained on, and of those here; None where they are not known.
-        joined_by: The name of the module map that comes with the network; None for none.
+        outside: In what (`events.store.outside`).
+        joined_by: The name of the module map that comes with the network; None for none, and if it joined these.
     """
-    trained, here = per_hit
-    if not trained or not here or (here[0] * UNLIKE >= trained[0] and here[1] <= UNLIKE * trained[1]):
+    if not outside:
         return []
-    ranges = [
-        f"{low:.2f}" + (f" to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else "") for low, high in (trained, here)
-    ]
-    alike = f": python -m domainpar.prepare --module-map {joined_by}" if joined_by else ""
+    alike = f"join hits as for it (prepare --module-map {joined_by}), " if joined_by else ""
     return [
-        f"WARNING: trained on {ranges[0]} candidate edges per hit, scored here on {ranges[1]}: efficiency and fakes "
-        f"will be others than in its training; join hits as for that{alike}"
+        f"WARNING: events lie outside of what the network was trained on (in brackets): {'; '.join(outside)}. It may "
+        f"lose tracks and find more fakes; {alike}train on such events, or begin with its weights (train --init)"
     ]
 
 

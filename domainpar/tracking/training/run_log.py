@@ -23,7 +23,7 @@ from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.prices import in_words
 from domainpar.tracking.cost.scratch import Traffic
-from domainpar.tracking.events.own_events import OwnEvents, edges_per_hit, kept_place
+from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.inputs import TrainingData
@@ -91,7 +91,7 @@ class RunLog:
                 filter=store.settings.get("filter"),
                 scales=store.scales,
                 learned_from=store.learned_from,
-                edges_per_hit=edges_per_hit(store.events("train")),
+                surveyed=store.survey,
             ),
             tasks=self.training_data.tasks.to_json(),
             bitwise_problem=self._exactness.problem,

@@ -132,13 +132,14 @@ def test_a_store_that_grows_has_those_of_all_its_events_as_if_prepared_at_once(t
     assert grown == prepared(source_of(4, **given), tmp_path / "other").standard != before
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_store_whose_manifest_lacks_them_gets_them_when_it_is_prepared_again_and_keeps_its_events(tmp_path, size):
+@pytest.mark.parametrize(("size", "lacks"), [(1, "standard"), (3, "standard"), (1, "survey")])
+def test_a_store_whose_manifest_lacks_them_gets_them_when_prepared_again_and_keeps_its_events(tmp_path, size, lacks):
     prepared(source_of(), tmp_path)
     expected = files(tmp_path)
-    edit_manifest(tmp_path, lambda manifest: manifest.pop("standard"))
-    with pytest.raises(StoreError, match="standard"):
-        EventStore(tmp_path)
+    edit_manifest(tmp_path, lambda manifest: manifest.pop(lacks))
+    if lacks == "standard":
+        with pytest.raises(StoreError, match="standard"):
+            EventStore(tmp_path)
     unread = source_of(read=lambda name: pytest.fail(f"event {name} was made again"))
     on_ranks(size, lambda ranks: prepared(unread, tmp_path, ranks=ranks))
     assert files(tmp_path) == expected

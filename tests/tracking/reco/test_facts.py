@@ -208,3 +208,15 @@ def test_events_without_labels_are_counted_and_lines_have_their_numbers():
 
 def test_random_graphs_without_a_detector_are_described_too():
     assert described([looked_at(random_event(seed)) for seed in range(3)], {"source": "pyg"})
+
+
+@pytest.mark.parametrize(("left", "warned"), [(971, False), (969, True)])
+def test_a_filter_that_loses_three_percent_of_the_segments_it_was_given_is_told_with_both_shares(left, warned):
+    one = replace(looked_at(joined(lambda hits: hits)), segments=1_000, unfiltered=500)
+    facts = [replace(one, in_graph=count) for count in (left // 2, left - left // 2)]
+    told = [line for line in described(facts, SETTINGS) if "the filter lost" in line]
+    assert bool(told) == warned
+    assert not told or "lost 3.1% of the true segments that its graph had: of 2,000, 50.0% were" in told[0]
+    assert not told or ", 48.4% are left; lower --min-score" in told[0]
+    unfiltered = [replace(one, unfiltered=None) for one in facts]
+    assert not any("the filter" in line for line in described(unfiltered, SETTINGS))

@@ -26,11 +26,12 @@ from domainpar.tracking.events.store.layout import (
 )
 from domainpar.tracking.events.store.manifest import EventStore, standardised_by, write_manifest
 from domainpar.tracking.events.store.schema import names_in
+from domainpar.tracking.events.store.survey import EventSurvey, outside
 from domainpar.tracking.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
 
 __all__ = [
-    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "Events", "JoinedEvents", "OtherVersion",
-    "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256", "inspect_event",
-    "names_in", "read_arrays", "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event",
-    "write_manifest",
+    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "EventSurvey", "Events", "JoinedEvents",
+    "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256",
+    "inspect_event", "names_in", "outside", "read_arrays", "read_attributes", "settings_digest", "standardised_by",
+    "write_arrays", "write_event", "write_manifest",
 ]  # fmt: skip

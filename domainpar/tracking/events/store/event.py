@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.problems import EventPlace
-from domainpar.nn.standard import FeatureSums
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, Hits, Particles
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
@@ -260,15 +259,6 @@ class StoredEvent:
             rows = concatenated_ranges(self._joining_ptr[pairs], self._joining_ptr[pairs + 1])
             edge_ids = np.sort(np.concatenate([edge_ids, self._rows(JOINING_EDGES, rows)]))
         return edge_ids, self.read_edges("src", edge_ids), self.read_edges("dst", edge_ids)
-
-    def feature_sums(self) -> tuple[FeatureSums, FeatureSums]:
-        """Exact sums of the features of all nodes, and of all edges.
-
-        Raises:
-            StoreError: If the file is damaged.
-        """
-        nodes = self.read_nodes("features", np.arange(self.num_nodes))
-        return FeatureSums.of(nodes), FeatureSums.of(self.read_edges("features", np.arange(self.num_edges)))
 
     def _gather(self, kind: str, name: str, ids: IntArray, count: int) -> Array:
         if name not in names_in(kind):

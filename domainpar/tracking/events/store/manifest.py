@@ -33,6 +33,7 @@ from domainpar.tracking.events.store.layout import (
     sha256_of,
 )
 from domainpar.tracking.events.store.schema import SCHEMA_VERSION
+from domainpar.tracking.events.store.survey import EventSurvey, survey_of
 
 LARGEST_MANIFEST = 2**28
 """Bytes of a manifest: some hundred times what a million events need."""
@@ -40,7 +41,7 @@ LARGEST_MANIFEST = 2**28
 _SPLITS = ("train", "val", "test")
 _KEYS = (
     "format", "schema_version", "settings", "settings_digest", "events", "split_settings", "standard", "learned_from",
-    "content_sha256",
+    "survey", "content_sha256",
 )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class EventStore:
         settings: All that decides the bytes of an event's file, besides its input.
         split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
         standard: Constants that standardise features, of the events of `standardised_by`.
+        survey: What these events have in common (`survey_of`); empty in a store of before that was kept.
         learned_from: Fingerprint (`Hits`) of each event that the module map behind its candidate edges was learned
             from, by name; empty without a map.
         unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
@@ -72,6 +74,7 @@ class EventStore:
         self.settings_digest: str = manifest["settings_digest"]
         self.split_settings: dict[str, Any] | None = manifest["split_settings"]
         self.standard: Standard = manifest["standard"]
+        self.survey: dict[str, Any] = manifest["survey"]
         self.learned_from: dict[str, str] = manifest["learned_from"]
         self.records: tuple[EventRecord, ...] = manifest["events"]
         for record in self.records if check_files else ():
@@ -216,7 +219,7 @@ def write_manifest(
     records: Sequence[EventRecord],
     settings: Settings,
     split_settings: Settings | None = None,
-    standard: Standard | None = None,
+    surveys: Sequence[EventSurvey] | None = None,
     learned_from: Mapping[str, str] | None = None,
 ) -> None:
     """Write the manifest of a store, the last file of a preparation. Replaces an old one in one step.
@@ -226,27 +229,28 @@ def write_manifest(
         records: The events.
         settings: See `EventStore`.
         split_settings: See `EventStore`.
-        standard: Constants that standardise features. Default: computed here, of the files.
+        surveys: Of each event of `standardised_by`, for `standard` and `survey`. Default: made here, of the files.
         learned_from: See `EventStore`; written where there is a module map.
 
     Raises:
         ValueError: If two events have one name, or do not have the same features.
-        StoreError: If an event has to be read for the constants, and cannot be.
+        StoreError: If an event has to be looked at, and cannot be read.
     """
     _check_records_agree(records)
-    if standard is None:
-        sums = []
-        for record in standardised_by(records):
+    counted = standardised_by(records)
+    if surveys is None:
+        surveys = []
+        for record in counted:
             with StoredEvent(Path(directory) / record.path, event_id=record.event) as event:
-                sums.append(event.feature_sums())
-        standard = standard_of(sums)
+                surveys.append(EventSurvey.of(event))
     manifest = {
         "format": "domainpar store",
         "schema_version": SCHEMA_VERSION,
         "settings": dict(settings),
         "settings_digest": settings_digest(settings),
         "events": [asdict(record) for record in records],
-        "standard": standard._asdict(),
+        "standard": standard_of([(survey.nodes, survey.edges) for survey in surveys])._asdict(),
+        "survey": survey_of(surveys, counted, settings),
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
     if learned_from or "module_map" in settings:
         manifest["learned_from"] = dict(learned_from or {})
@@ -315,6 +319,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         drawn = manifest.get("split_settings")
         manifest["split_settings"] = None if drawn is None else dict(drawn)
         manifest["standard"] = Standard.from_json(manifest["standard"])
+        manifest["survey"] = dict(manifest.get("survey", {}))
         learned = manifest["learned_from"] if "module_map" in manifest["settings"] else {}
         manifest["learned_from"] = {name: str(learned[name]) for name in learned}
         return manifest
