@@ -78,7 +78,7 @@ $(VENV)/.train-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test-stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what the tests need, one to five minutes ..."
-	@$(PIP) -e ".[mpi,pyg,report,parquet,export,dev]"
+	@$(PIP) -e ".[mpi,pyg,report,parquet,acts,export,dev]"
 	@touch $@
 
 $(VENV)/bin/python:

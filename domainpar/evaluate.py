@@ -1,12 +1,13 @@
 """Count tracks of any finder by the metrics of `infer`: efficiency, fakes, duplicates, against the truth of a store.
 
 Tracks are a table of hits (event_id, hit_id, track_id), of all events or a file each, or files of ACTS, acorn or
-ColliderML. Nothing is said of seconds: they are the finder's own.
+ColliderML, or are found by ACTS now (--compare acts). Of files nothing is known of the finder's seconds.
 
 Examples:
   python -m domainpar.evaluate tracks.csv --store stores/mine      the test events of a store
   python -m domainpar.evaluate 'acts/event*-tracks_ambi.csv' --name acts --store stores/mine --split all
   python -m domainpar.evaluate tracks.parquet --store stores/pixel --preset pixel --matching-style atlas
+  python -m domainpar.evaluate --compare acts --input acts/ttbar-200 --store stores/acts-ttbar-200
   python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside its network, in its report, too
 """
 

@@ -10,10 +10,12 @@ Examples:
   python -m domainpar.prepare --source acorn --input module_map --edge-features 'dr, dphi, dz, deta'
   python -m domainpar.prepare --config gnn_train.yaml              an acorn configuration: input_dir, node_features, ...
   python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and what would be cut
+  mpiexec -n 2 python -m domainpar.prepare --source acts --simulate 10      top pairs with pile-up 200, made by ACTS
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 
 import math
+import re
 import shlex
 import sys
 from collections import Counter
@@ -69,6 +71,8 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.tracking.reco.facts import EventFacts, facts_of
     from domainpar.tracking.training.monitor.failure import fail_alike
 
+    if config.simulate is not None:
+        config = _made(config, world)
     usual = default_store(config.source, config.input or "")
     if config.source == "simulate":
         other = "" if config.partitioner in (None, "phi-eta") else f"-{config.partitioner}"
@@ -108,6 +112,34 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         except ValueError as error:  # on all ranks alike
             agree(world.transport, error)
     return directory
+
+
+def _made(config: PrepareConfig, world: "World") -> PrepareConfig:
+    """The configuration of events that ACTS has made by now, as of files. *Collective*."""
+    from domainpar.common.words import progress
+    from domainpar.tracking.events.acts_making import Making, make_events
+    from domainpar.tracking.events.field import read_field
+
+    assert config.simulate is not None
+    spot = (0.0, 55.0) if config.beam_spot is None else config.beam_spot.value
+    name = re.sub(r"[^\w.]+", "-", f"{config.process}-{config.pile_up}")
+    directory = Path("acts", name) if config.input is None else Path(config.input)
+    field = on_all(world.transport, lambda: None if config.field is None else read_field(config.field))
+    making = Making(
+        config.process,
+        config.pile_up.value,
+        (spot[0], spot[1], spot[-1]),
+        field,
+        config.hit_inefficiency,
+        config.dead_modules,
+        config.noise,
+        config.seed,
+    )
+    numbers = range(config.seed, config.seed + config.simulate)
+    with progress(f"ACTS makes {directory}", len(numbers), "event", world.is_root) as advance:
+        make_events(directory, numbers, making, world.transport, advance)
+    told = None if len(spot) > 2 else config.beam_spot
+    return replace(config, input=str(directory), beam_spot=told, hit_inefficiency=0.0)
 
 
 def _cuts(config: PrepareConfig) -> "Cuts":
@@ -293,7 +325,7 @@ def _num_events(config: PrepareConfig, directory: Path) -> int | None:
     from domainpar.tracking.events.store import EventStore, StoreError
 
     if config.events is not None or config.source != "simulate":
-        return config.events
+        return config.events if config.simulate is None else config.simulate
     try:
         return max(DEFAULT_SIMULATED_EVENTS, len(EventStore(directory, check_files=False)))
     except StoreError:  # there is none yet, or it is prepared anew

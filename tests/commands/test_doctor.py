@@ -125,7 +125,8 @@ def test_a_certificate_is_written_where_torch_would_take_several_threads(tmp_pat
     printed = capfd.readouterr().out
     assert code == 0, printed
     assert torch.get_num_threads() == 1
-    assert "torch would take 2 threads" in " ".join(printed.split())
+    words = printed.replace("│", " ").split()  # the name of the processor decides where the line is broken
+    assert "torch would take 2 threads" in " ".join(words)
     assert json.loads(file.read_text())["certificate_version"] == 1
 
 

@@ -46,6 +46,7 @@ NOT_RUN = {
         "trackml",
         "acorn",
         "gnn_train.yaml",
+        "acts",
         "--report",
     ],  # of somebody's files: other tests read such
     "export": ["pretrained"],  # larger networks, which test_pretrained exports

@@ -28,11 +28,27 @@ class GivenTrackFlags(Group):
     """A run that was scored with --tracks, or a directory of scores, in place of --store: its events are counted as
     there, and the row is kept in its scores.json, from where report shows it."""
 
+    compare: Literal["acts"] | None = None
+    """acts: have ACTS find the tracks, with its seeds, Kalman filter and ambiguity resolution, in place of --tracks.
+    Takes the extra [acts], events of its generic detector, and their files, --input. Seconds are printed."""
+
+    input: str | None = None
+    """Folder of the CSV files, of --compare acts, that the store was prepared from."""
+
+    acts_settings: str | None = None
+    """YAML file of working points, of --compare acts, a row each. Default: ACTS's example, and one that was scanned."""
+
     WORDS = ("tracks",)
+
+    RULES = rules(
+        MeansNothing("tracks, name", beside="compare", hint="its tracks are found here"),
+        MeansNothing("compare", without="input", hint="name the folder of the events' CSV files: --input"),
+        MeansNothing("input, acts_settings", without="compare"),
+    )
 
     def check(self) -> None:
         """Refuse a command without tracks or events."""
-        if self.tracks is None:
+        if self.tracks is None and self.compare is None:
             raise ConfigError("there are no tracks to evaluate", "name a file, a folder or a pattern")
         if self.store is None and self.scores is None:
             raise ConfigError("there are no events to hold the tracks against", "name a store, --store, or --scores")

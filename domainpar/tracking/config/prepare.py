@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import Conditions, LayerPairs, NameList, Numbers, Spot
+from domainpar.tracking.config.texts import Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
 from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
 SourceName = Literal[SourceKind, "scores"]
@@ -14,7 +14,7 @@ PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "rando
 OF_HITS = ", ".join(f"source {kind}" for kind in get_args(KindOfHits))
 """Sources of hits, which are selected and joined here; others are graphs."""
 
-_OF_FILES = ", ".join(f"source {kind}" for kind in get_args(SourceName) if kind != "simulate")
+_OF_FILES = ", ".join(f"source {kind}" for kind in get_args(SourceName) if kind not in ("simulate", "acts"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,42 @@ class SourceFlags(Group):
         Bounded("hits", least=500, most=1_000_000),  # ten times as dense as a collider will be
         MeansNothing("input", beside="source simulate", hint="say what the files are: --source trackml"),
         MeansNothing(_OF_FILES, without="input", hint="name the directory of its files: --input DIR"),
+        MeansNothing(
+            "source acts", without="input, simulate", hint="name the folder of its files: --input DIR; or --simulate 10"
+        ),
         MeansNothing("cluster_features", without="source trackml", hint="its hits have no cells"),
         MeansNothing("min_score", without="source scores", hint="its edges have no scores"),
         MeansNothing("volumes, hit_inefficiency", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing("hard_cuts", without=f"{OF_HITS}, source acorn", hint="it selects hits"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeFlags(Group):
+    """Events that ACTS makes"""
+
+    simulate: int | None = None
+    """With --source acts: have Pythia and ACTS make so many events in its generic detector, number --seed and those
+    after it, which stay as CSV in --input (default: acts/ and process and pile-up). Takes the extra [acts]."""
+
+    process: str = "ttbar"
+    """The hard collision of an event: ttbar, or settings of Pythia, 'HardQCD:all = on; PhaseSpace:pTHatMin = 50'."""
+
+    pile_up: FromTo = FromTo("200")
+    """Mean number of other collisions in an event; '60, 200': drawn evenly for each event."""
+
+    dead_modules: float = 0.0
+    """Share of the modules that see nothing, the same ones in all events."""
+
+    noise: float = 0.0
+    """Hits that no particle left, per true one."""
+
+    RULES = rules(
+        Bounded("simulate", least=1, most=100_000),
+        Bounded("dead_modules, noise", most=1),
+        MeansNothing("simulate", without="source acts", hint="--source simulate has --events"),
+        MeansNothing("process, pile_up, dead_modules, noise", without="simulate", hint="its events are there already"),
+        MeansNothing("events", beside="simulate", hint="--simulate tells how many"),
     )
 
 
@@ -85,7 +117,8 @@ class DetectorFlags(Group):
 
     beam_spot: Spot | None = None
     """Where collisions lie along the beam: z of its middle and its width (sigma) in mm, '0, 55'. Default: measured from
-    events with truth, else that of the TrackML events, '0, 5.44'; simulated ones have this one, too."""
+    events with truth, else that of the TrackML events, '0, 5.44'; simulated ones have this one, too, and those of
+    --simulate '0, 55'. '0, 5, 60' of these: of a width drawn evenly for each event."""
 
     surfaces: str | None = None
     """CSV file with the surfaces of the detector, by which --ckf and --extend of infer follow tracks: volume, layer,
@@ -226,7 +259,7 @@ class StoreFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, TileFlags, StoreFlags):
+class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, CandidateFlags, TileFlags, StoreFlags):
     """All flags of `prepare`."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -257,7 +290,10 @@ class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, Tile
     )
 
     def check(self) -> None:
-        """Refuse to leave out hits that are counted, and a map that would be learned from nothing."""
+        """Refuse to leave out hits that are counted, a map that would be learned from nothing, widths of no event."""
+        if self.beam_spot is not None and len(self.beam_spot.value) > 2 and self.simulate is None:
+            what = f"{self.spelt('beam_spot')}: widths are drawn where events are made"
+            raise ConfigError(what, "name one, or make events: --source acts --simulate")
         if selects := [
             name for name in ("volumes", "hard_cuts", "hit_inefficiency") if self.edges_from and self.has(name)
         ]:

@@ -3,6 +3,7 @@
 import math
 import re
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -194,14 +195,29 @@ class Numbers(Text):
 
 
 class Spot(Text):
-    """The beam spot along the beam, its middle and its width above 0, in mm: `0, 55`."""
+    """The beam spot along the beam, its middle and its width above 0, in mm, `0, 55`; or its least and most width."""
+
+    @cached_property
+    def value(self) -> tuple[float, ...]:
+        match _numbers(self):
+            case z, *widths if math.isfinite(z) and 0 < len(widths) < 3 and _ascend(0, *widths) and widths[0] > 0:
+                return z, *widths
+        raise ConfigError("not two numbers, the second above 0", "write its z and its width (sigma) in mm: '0, 55'")
+
+
+class FromTo(Text):
+    """A number from 0 on, or the least and the most of one: `200`, `60, 200`."""
 
     @cached_property
     def value(self) -> tuple[float, float]:
-        match _numbers(self):
-            case z, width if math.isfinite(z) and 0 < width < math.inf:
-                return z, width
-        raise ConfigError("not two numbers, the second above 0", "write its z and its width (sigma) in mm: '0, 55'")
+        numbers = _numbers(self)
+        if len(numbers) > 2 or not _ascend(0, *numbers):
+            raise ConfigError("not a number from 0 on, or two, the smaller one first", "write it as 200, or '60, 200'")
+        return numbers[0], numbers[-1]
+
+
+def _ascend(*numbers: float) -> bool:
+    return all(low <= high < math.inf for low, high in pairwise(numbers))
 
 
 class Betas(Text):

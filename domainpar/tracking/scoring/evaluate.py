@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from domainpar.common.problems import Problem
-from domainpar.common.words import some_of, this_python
+from domainpar.common.words import progress, some_of, this_python
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.config.evaluate import EvaluateConfig
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks, rows_of
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
@@ -48,25 +49,49 @@ def evaluate(config: EvaluateConfig) -> list[str]:
         Problem: If the files cannot be read, or name events or hits that are not there; if events have no truth; if
             scores have no tracks, or events without tracks here.
     """
-    given = read_tracks(str(config.tracks))
-    name = config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", "")
     scores = None if config.scores is None else list_of(Path(config.scores))
-    if scores is not None and name in FINDERS:
-        raise Problem(f"--name {name}: infer counts tracks of its own under this name", "take another --name")
     asked = _asked(config) if scores is None else _as_scored(*scores)
-    lines = _left_out(given, asked)
-    counts: dict[str, list[TrackCounts]] = {}
+    lines: list[str] = []
+    counts: dict[str, dict[str, list[TrackCounts]]] = {}
     notes: Counter[str] = Counter()
-    for record in asked.records:
-        if (of_event := given.get(plain_name(record.event))) is not None:
-            with asked.store.open(record) as event:
-                counts.setdefault(record.split, []).append(_counted(event, of_event, asked, notes))
-    performance = {split: {**asked.beside.get(split, {}), name: total(each)} for split, each in counts.items()}
-    lines += [f"{what}: {number:,} events" for what, number in notes.items()]
-    shared = any(of[name].shared for of in performance.values())
+    rows = _rows(config, asked, lines)
+    for name, given in rows.items():
+        if scores is not None and name in FINDERS:
+            raise Problem(f"--name {name}: infer counts tracks of its own under this name", "take another --name")
+        lines += _left_out(given, asked)
+        for record in asked.records:
+            if (of_event := given.get(plain_name(record.event))) is not None:
+                with asked.store.open(record) as event:
+                    of_split = counts.setdefault(record.split, {})
+                    of_split.setdefault(name, []).append(_counted(event, of_event, asked, notes))
+    performance = {
+        split: {**asked.beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
+        for split, of_split in counts.items()
+    }
+    lines += [f"{what}: {number // len(rows):,} events" for what, number in notes.items()]
+    shared = any(of[name].shared for of in performance.values() for name in rows)
     naive = scores is not None and scores[1].mode == "naive"
     lines += performance_lines(performance, asked.style, naive=naive, shared=shared)
     return lines if scores is None else [*lines, _kept(*scores, performance)]
+
+
+def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
+    """The tracks of each row of the table by events: of the files that are named, or found by ACTS now."""
+    if config.compare is None:
+        given = read_tracks(str(config.tracks))
+        return {config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", ""): given}
+    from domainpar.tracking.scoring.acts_finder import SHIPPED, find_tracks, read_points
+
+    told = asked.store.settings.get("field")
+    field = None if told is None else Field.of(told)
+    events = [record.event for record in asked.records]
+    rows = {}
+    for name, point in read_points(Path(config.acts_settings or SHIPPED)).items():
+        with progress(f"ACTS, {name}", len(events), "event", True) as advance:
+            rows[f"acts-{name}"], seconds = find_tracks(Path(str(config.input)), events, field, point, advance)
+        parts = ", ".join(f"{part} {spent:.2f}" for part, spent in seconds.items())
+        lines.append(f"acts-{name}: {sum(seconds.values()):.2f} s per event ({parts}), one thread")
+    return rows
 
 
 def _asked(config: EvaluateConfig) -> _Counting:
