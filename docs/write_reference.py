@@ -20,11 +20,11 @@ def flags() -> str:
     lines = [
         "# Commands and flags",
         "",
-        "Each command is `python -m domainpar.<command>`, or `domainpar <command>`, alone or after a launcher, and",
-        "runs without flags. Any flag can stand in a YAML file given with `--config` (`hidden: 64`); a run keeps its",
-        "own in `config.yaml`.",
+        "Each command is `python -m domainpar.<command>`, or `domainpar <command>`, alone or after a launcher such as",
+        "`mpiexec -n 8`. `evaluate` and `import_acorn` need a file; the others run without flags. Any flag can also",
+        "stand in a YAML file for `--config` (`hidden: 64`). A run keeps its flags in `config.yaml`.",
         "",
-        "| command | from what to what |",
+        "| command | what it does |",
         "| --- | --- |",
         *(f"| [{name}](#{name}) | {purpose} |" for name, purpose in COMMANDS.items()),
     ]

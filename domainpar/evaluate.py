@@ -1,13 +1,13 @@
-"""Count tracks of any finder by the metrics of `infer`: efficiency, fakes, duplicates, against the truth of a store.
+"""Compare tracks of any finder with truth, by the metrics of `infer`: efficiency, fake rate, duplicates.
 
-Tracks are a table of hits (event_id, hit_id, track_id), of all events or a file each, or files of ACTS, acorn or
-ColliderML. Nothing is said of seconds: they are the finder's own.
+Tracks come as a table of hits (event_id, hit_id, track_id), in one file for all events or in one file per event, or as
+files of ACTS, acorn or ColliderML. The time that the finder took is not known here, and is not printed.
 
 Examples:
   python -m domainpar.evaluate tracks.csv --store stores/mine      the test events of a store
   python -m domainpar.evaluate 'acts/event*-tracks_ambi.csv' --name acts --store stores/mine --split all
   python -m domainpar.evaluate tracks.parquet --store stores/pixel --preset pixel --matching-style atlas
-  python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside its network, in its report, too
+  python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside the network of this run
 """
 
 import sys

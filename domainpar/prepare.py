@@ -1,7 +1,7 @@
-"""Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, ready for any ranks.
+"""Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, for any ranks.
 
-Started again with the same flags it goes on where it stopped; with more events the store grows, and every event keeps
-the split it had (train, val or test: a hash of its name).
+Started again with the same flags, it continues where it stopped. With more events, the store grows. Every event keeps
+its split (train, val or test), which follows from a hash of its name.
 
 Examples:
   python -m domainpar.prepare                                      built-in simulated events
@@ -9,7 +9,7 @@ Examples:
   mpiexec -n 8 python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
   python -m domainpar.prepare --source acorn --input module_map --edge-features 'dr, dphi, dz, deta'
   python -m domainpar.prepare --config gnn_train.yaml              an acorn configuration: input_dir, node_features, ...
-  python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and what would be cut
+  python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and edges that would be cut
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 

@@ -9,24 +9,24 @@ from domainpar.tracking.config.infer import InferConfig, MatchingFlags
 
 @dataclass(frozen=True, kw_only=True)
 class GivenTrackFlags(Group):
-    """Tracks, and the events that they are of"""
+    """The tracks and their events"""
 
     tracks: str | None = None
-    """File of tracks, a folder of such files, or a pattern in quotes; also without the flag. CSV, CSV.gz or parquet
-    with columns event_id, track_id and hit_id; ACTS's tracks as CSV; acorn's lists; ColliderML's parquet."""
+    """File of tracks, a folder of such files, or a pattern in quotes; may stand without the flag. CSV, CSV.gz or
+    parquet with columns event_id, track_id and hit_id; ACTS's tracks as CSV; acorn's lists; ColliderML's parquet."""
 
     name: str | None = None
-    """Name of the row in the table. Default: the file's."""
+    """Name of the row in the table. Default: that of the file."""
 
     store: str | None = None
-    """Store of the events, with truth. Their hits have the hit_id of the files that it was prepared from."""
+    """Store of the events, with truth. Its hits have the hit_id of the files from which it was prepared."""
 
     split: Literal["all", "train", "val", "test"] = "test"
-    """Which events of the store."""
+    """Which events of the store to count."""
 
     scores: str | None = None
-    """A run that was scored with --tracks, or a directory of scores, in place of --store: its events are counted as
-    there, and the row is kept in its scores.json, from where report shows it."""
+    """In place of --store: a run that was scored with --tracks, or a directory of scores. Its events are counted as
+    they were there. The row is kept in its scores.json, and report shows it."""
 
     WORDS = ("tracks",)
 
