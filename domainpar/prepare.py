@@ -251,18 +251,18 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         print(ModuleMap.read(module_map))
     if left := store.settings.get("filter"):
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
-        print(f"filter: edges that {network} scored at least {left['min_score']:g}")
+        print(f"filter: edges to which {network} gave a score of at least {left['min_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if (field := store.settings.get("field")) is not None:
         print(f"field: {Field.of(field)}")
     if (spot := store.beam_spot) is not None:
-        print(f"beam spot: {spot} ({'as told' if 'beam_spot' in store.settings else 'measured from true particles'})")
+        print(f"beam spot: {spot} ({'as given' if 'beam_spot' in store.settings else 'measured from true particles'})")
     if lost := store.settings.get("hit_inefficiency"):
-        print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
+        print(f"hit inefficiency: {lost[0]:.4g} of the hits were removed at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:
-        print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
+        print(f"pt of the files is in {store.settings['pt_unit']}; stores hold GeV")
     if "positions" in store.settings:
-        print("positions: WHERE PARTICLES TRULY CROSSED, as the files have no measured ones (global_x, ...)")
+        print("positions: TRUE POSITIONS OF HITS, because the files have no measured ones (global_x, ...)")
     if cuts := store.settings.get("hard_cuts"):
         left = "edges between hits" if store.settings["source"] == "acorn" else "hits"
         print(f"HARD CUTS BY TRUTH: {cuts}. Only {left} of passing particles are left.")
@@ -271,7 +271,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     if labelled:
         with store.open(labelled[0]) as event:
             if event.label_note is not None:
-                print(f"labels: {event.label_note}")
+                print(f"true segments: {event.label_note}")
     print(*described(facts, store.settings), sep="\n")
     print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):

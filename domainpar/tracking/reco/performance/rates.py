@@ -169,21 +169,21 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
 
     some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
     notes = [
-        "Fakes match no particle; unlabelled tracks neither, as most of their hits have none. Both are of tracks whose "
-        "fitted pT is in the range of the targets",
-        each("fakes per target particle", of_style(fakes_per_target)),
-        each("tracks of any pT that match no particle", of_style(unmatched_rate)),
+        "Fake and unlabelled tracks match no particle; most hits of an unlabelled track have no particle in the truth. "
+        "Both rates are fractions of the tracks whose fitted pT is in the range of the targets",
+        each("fake tracks per target particle", of_style(fakes_per_target)),
+        each("fraction of tracks of any pT that match no particle", of_style(unmatched_rate)),
         *([each("duplicates per track", of_style(duplicates_per_track))] if some_duplicates else []),
-        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as "
+        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as in "
         "gnn_tracking",
-        each("LHC, per track of one", lambda counts: short(majority_rates(counts.majority)["lhc"])),
+        each("LHC, of the tracks of such particles", lambda counts: short(majority_rates(counts.majority)["lhc"])),
     ]
     if any(counts.unfitted for counts in finders.values()):
         notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
     if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
     if "upper_bound" in finders:
-        notes.append("upper_bound: perfect scores of the candidate edges, through the same track builder")
+        notes.append("upper_bound: tracks that the same track builder makes of perfect edge scores")
     return f"{'; '.join(notes)}."
 
 
