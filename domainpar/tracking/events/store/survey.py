@@ -142,7 +142,7 @@ def outside(trained: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[
     (was, bent), (field, bends) = trained["field"], here["field"]
     if bent and bends and np.abs(np.subtract(bent, bends)).max() > OTHER_FIELD * np.abs(bent).max():
         parts.append(f"field {field} ({was})")
-    for of, what in ("hits", "hits an event"), ("edges_per_hit", "candidate edges a hit"):
+    for of, what in ("hits", "hits per event"), ("edges_per_hit", "candidate edges per hit"):
         then, now = trained[of], here[of]
         if now[0] * UNLIKE < then[0] or now[1] > UNLIKE * then[1]:
             parts.append(f"{_shown(*now)} {what} ({_shown(*then)})")
