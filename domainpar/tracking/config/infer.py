@@ -98,9 +98,8 @@ class TrackFlags(Group):
     """Join pieces of one helix that a missing hit, or a pair of layers without candidate edges, has separated."""
 
     extend: bool = False
-    """As the last step, extend each track with a Kalman filter through all surfaces, as --ckf extends its seeds: hits
-    that no segment leads to are added, and wrong ones are removed. The surfaces are TrackML's, or those of prepare
-    --surfaces."""
+    """Extend each track with a Kalman filter through all surfaces, as --ckf extends its seeds: hits that no segment
+    leads to are added, and wrong ones are removed. The surfaces are TrackML's, or those of prepare --surfaces."""
 
     min_quality: float | None = None
     """Drop tracks below this quality: the number of hits, plus twice the sum of the scores of their segments, plus up

@@ -111,7 +111,7 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     taken_there = f"memory   : at most {byte_size(peak)} above the bare process{who}"
     if expectation is None:
         return taken_there
-    return f"{taken_there}; {byte_size(expectation.shares[rank].expected)} were expected there"
+    return f"{taken_there}; {byte_size(expectation.shares[rank].expected)} were expected"
 
 
 def files_taken(moved: Traffic | None, steps: int) -> list[str]:

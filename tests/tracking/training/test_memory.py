@@ -156,7 +156,7 @@ def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypat
 def test_what_was_taken_is_said_beside_what_was_expected():
     expected = Expectation("7", (share(3 * GIB), share(GIB)))
     assert summary.memory_taken(expected, [None, 2 * GIB]) == (
-        "memory   : at most 2.00 GiB above the bare process, on rank 1; 1.00 GiB were expected there"
+        "memory   : at most 2.00 GiB above the bare process, on rank 1; 1.00 GiB were expected"
     )
     assert summary.memory_taken(expected, [None, None]) == "memory   : no more than before the run"
 
