@@ -55,8 +55,8 @@ OF_EDGES = {
     "deta": Feature("eta[dst] - eta[src]", "", 1.0, "positive if eta grows; eta = arcsinh(z / max(r, 0.001 mm))"),
     "phi_slope": Feature(
         "dphi / dr", "rad/mm", math.pi / 1000.0,
-        f"sign of dphi for outward edges; after division limited to [-{SLOPE_LIMIT:g}, {SLOPE_LIMIT:g}]; 0 where dphi is "
-        f"0; {SLOPE_LIMIT:g} with the sign of dphi where only dr is 0",
+        f"sign of dphi for outward edges; after division limited to [-{SLOPE_LIMIT:g}, {SLOPE_LIMIT:g}]; 0 where dphi "
+        f"is 0; {SLOPE_LIMIT:g} with the sign of dphi where only dr is 0",
     ),
     "r_phi_slope": Feature("(r[src] + r[dst]) / 2 * phi_slope", "rad", math.pi, "sign of phi_slope, after its limit"),
 }  # fmt: skip

@@ -84,8 +84,8 @@ def survey_of(surveys: Sequence[EventSurvey], records: Sequence[EventRecord], se
     """
     if not surveys:
         return {}
-    told = settings.get("beam_spot")
-    spots = [record.beam_spot if told is None else told for record in records]
+    given = settings.get("beam_spot")
+    spots = [record.beam_spot if given is None else given for record in records]
     layers = sum((Counter(survey.layers) for survey in surveys), Counter[str]())
     places = np.array([name.split(".") for name in layers], np.int64).reshape(-1, 2)
     field = field_of(settings, *places.T)

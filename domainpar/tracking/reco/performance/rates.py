@@ -155,10 +155,11 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         f"{several(first.events, 'event')}, {targets}, tracks of at least {several(first.min_hits, 'hit')}, {style} "
         f"matching of {share} of the hits:"
     )
-    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(_notes(finders, style), WIDTH)]
+    notes = [line for note in _notes(finders, style) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    return [*textwrap.wrap(about, WIDTH), *lines, *notes]
 
 
-def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
+def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
     """What the columns of the table count, and rates that have none."""
 
     def each(words: str, value: Callable[[TrackCounts], str]) -> str:
@@ -169,8 +170,8 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
 
     some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
     notes = [
-        "Fake and unlabelled tracks match no particle; most hits of an unlabelled track have no particle in the truth. "
-        "Both rates are fractions of the tracks whose fitted pT is in the range of the targets",
+        "fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
+        "particle; most hits of an unlabelled track have no particle in the truth",
         each("fake tracks per target particle", of_style(fakes_per_target)),
         each("fraction of tracks of any pT that match no particle", of_style(unmatched_rate)),
         *([each("duplicates per track", of_style(duplicates_per_track))] if some_duplicates else []),
@@ -184,7 +185,7 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
     if "upper_bound" in finders:
         notes.append("upper_bound: tracks that the same track builder makes of perfect edge scores")
-    return f"{'; '.join(notes)}."
+    return notes
 
 
 def short(value: float | None) -> str:
