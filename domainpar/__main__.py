@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         print(
-            f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help tells "
+            f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help says "
             "what each does",
             file=sys.stderr,
         )

@@ -35,7 +35,7 @@ class GivenTrackFlags(Group):
         if self.tracks is None:
             raise ConfigError("there are no tracks to evaluate", "name a file, a folder or a pattern")
         if self.store is None and self.scores is None:
-            raise ConfigError("there are no events to hold the tracks against", "name a store, --store, or --scores")
+            raise ConfigError("there are no events to compare the tracks with", "name a store, --store, or --scores")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,13 +251,13 @@ class PrepareConfig(SourceFlags, DetectorFlags, AcornFlags, CandidateFlags, Tile
         MeansNothing(
             "map_target, map_events",
             without="module_map build",
-            hint="it tells how one is built",
+            hint="it says how a map is built",
             spares_presets=True,
         ),
         MeansNothing("field, beam_spot, surfaces", beside="source scores", hint="the store of the events keeps them"),
         MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
-            ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it tells how acorn files are read"
+            ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it says how acorn files are read"
         ),
     )
 

@@ -36,7 +36,7 @@ from domainpar.tracking.reco.performance.upper_bound import SEGMENT
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
 
-NO_EDGES = "The network tells labels and scores no edges; the first section has the figures of its labels."
+NO_EDGES = "The network predicts labels and scores no edges; the first section has the metrics of its labels."
 
 STYLE_MEANINGS = {
     "atlas": "atlas: most hits of the track are of the particle",
