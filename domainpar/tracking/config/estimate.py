@@ -20,7 +20,7 @@ class QuestionFlags(Group):
     """Store of the events. Default: built-in simulated events, as for train."""
 
     machine: str | None = None
-    """YAML file that describes another machine; --write-machine writes one to edit. Default: this machine, measured."""
+    """File (YAML) that describes another machine; --write-machine writes one to edit. Default: this machine."""
 
     nodes: int | None = None
     """Number of such machines. Default: as the description says, else 1."""
