@@ -1,4 +1,4 @@
-"""Draw the tiles, parts and ghosts of a simulated event.
+"""Draw the tiles, parts and halo nodes of a simulated event.
 
 python docs/draw_tiles.py docs/tiles.png (needs matplotlib: pip install '.[report]')
 """
@@ -23,7 +23,7 @@ from partitioners.grouping import group
 
 NUM_TILES, NUM_PARTS = 64, 4
 COLOURS = ["#4269d0", "#efb118", "#3ca951", "#a463f2"]
-GHOST, CUT = "#d62728", "#d62728"
+HALO, CUT = "#d62728", "#d62728"
 
 
 def stored_event(folder: Path) -> StoredEvent:
@@ -37,7 +37,7 @@ def stored_event(folder: Path) -> StoredEvent:
 
 
 def draw(event: StoredEvent, path: str) -> None:
-    """Three pictures in the transverse plane: tiles, parts, and the ghosts of one part."""
+    """Three pictures in the transverse plane: tiles, parts, and the halo nodes of one part."""
     nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
     x, y, _ = event.read_nodes("position", nodes).T
     ends = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
@@ -48,17 +48,17 @@ def draw(event: StoredEvent, path: str) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), layout="constrained")
     shades = np.random.default_rng(1).permutation(NUM_TILES) / NUM_TILES
     axes[0].scatter(x, y, s=2, c=shades[tile], cmap="tab20", linewidths=0)
-    axes[0].set_title(f"{NUM_TILES} tiles, cut once, whatever the ranks")
+    axes[0].set_title(f"{NUM_TILES} tiles, the same for any number of ranks")
     axes[1].scatter(x, y, s=2, c=[COLOURS[p] for p in owner], linewidths=0)
-    axes[1].set_title(f"{NUM_PARTS} parts: tiles grouped, one part a rank")
+    axes[1].set_title(f"{NUM_PARTS} parts: groups of tiles, one part per rank")
     cut = owner[ends[0]] != owner[ends[1]]
     cut_here = cut & ((owner[ends] == 0).any(axis=0))
     axes[2].scatter(x, y, s=1, c="#dddddd", linewidths=0)
     axes[2].scatter(x[owner == 0], y[owner == 0], s=3, c=COLOURS[0], linewidths=0, label="owned by part 0")
     axes[2].plot(x[ends[:, cut_here]], y[ends[:, cut_here]], c=CUT, lw=0.3, alpha=0.6)
     ghosts = plan.ghost_ids
-    axes[2].scatter(x[ghosts], y[ghosts], s=9, c=GHOST, linewidths=0, label="its ghosts, and cut edges")
-    axes[2].set_title(f"part 0: {plan.num_owned:,} owned hits, {plan.num_ghosts:,} ghosts")
+    axes[2].scatter(x[ghosts], y[ghosts], s=9, c=HALO, linewidths=0, label="its halo nodes, and cut edges")
+    axes[2].set_title(f"part 0: {plan.num_owned:,} owned hits, {plan.num_ghosts:,} halo nodes")
     axes[2].legend(loc="lower right", fontsize=8, markerscale=2, framealpha=0.9)
     for axis in axes:
         axis.set_aspect("equal")

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
-    "prepare": "events to a store of tiled graphs",
-    "train": "a store to a run in runs/0001, ...",
-    "infer": "a run and a store to scores of every edge, and tracks, in your order",
-    "evaluate": "tracks of any finder and a store to efficiency, fakes and duplicates",
-    "report": "a run to one HTML page, or pictures",
-    "export": "a run to an ONNX file as ACTS reads it, or a program of torch.export, checked on an event",
-    "import_acorn": "a checkpoint of acorn to a run",
-    "estimate": "a store, a network and a machine to seconds, memory and price of every grid of ranks",
-    "doctor": "which parts of this machine and launcher work: a table, an exit code",
+    "prepare": "from files of events to a store of graphs, cut into tiles",
+    "train": "from a store to a run in runs/0001, ...",
+    "infer": "from a run and a store to scores of every edge, and to tracks, in the order of your files",
+    "evaluate": "from tracks of any finder and a store to efficiency, fake rate and duplicates",
+    "report": "from a run to one HTML page, or pictures",
+    "export": "from a run to an ONNX file as ACTS reads it, or to a program of torch.export",
+    "import_acorn": "from a checkpoint of acorn to a run",
+    "estimate": "from a store, a network and a machine to seconds, memory and cost for each number of ranks",
+    "doctor": "a table of what works on this machine, with this launcher",
 }
-"""The commands, and from what to what each leads."""
+"""The commands, and what each does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         print(
-            f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help tells "
+            f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help says "
             "what each does",
             file=sys.stderr,
         )
@@ -51,7 +51,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "Each runs without flags and explains them: domainpar train --help",
+            "Each command explains its flags: domainpar train --help",
             "On several ranks: mpiexec -n 8 domainpar train",
         ]
     )

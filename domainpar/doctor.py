@@ -1,4 +1,4 @@
-"""Look whether this machine, this Python and this launcher can run domainpar: a table to put into a bug report.
+"""Check whether this machine, this Python and this launcher can run domainpar: a table to put into a bug report.
 
 Works alone and after any launcher. The exit code is 0 when nothing failed, 1 otherwise.
 

@@ -1,11 +1,12 @@
-"""How many ranks, in which grid, and what does it cost? Seconds and memory of every layout, predicted in a minute.
+"""Predict in a minute how many seconds and how much memory a training step takes on any number of ranks.
 
-A piece of one event is trained on here, alone and on all cores at once; everything else is computed from the sizes of
-events, the cuts of their tiles, and the speed of messages. Nothing is kept but what is asked for.
+The command trains on a piece of one event, first on one core and then on all cores at once. It computes the rest from
+the sizes of the events, from the edges that parts cut, and from the speed of messages. It writes only the files that
+you name.
 
 Examples:
   python -m domainpar.estimate --store stores/full                       this machine
-  python -m domainpar.estimate --store stores/full --write-machine m.yaml    its description, to edit
+  python -m domainpar.estimate --store stores/full --write-machine m.yaml    and its description, to edit
   python -m domainpar.estimate --store stores/full --machine m.yaml --nodes 8 --events-per-step 16 --png ranks.png
 """
 

@@ -1,14 +1,15 @@
-"""Count tracks of any finder by the metrics of `infer`: efficiency, fakes, duplicates, against the truth of a store.
+"""Compare tracks of any finder with truth, by the metrics of `infer`: efficiency, fake rate, duplicates.
 
-Tracks are a table of hits (event_id, hit_id, track_id), of all events or a file each, or files of ACTS, acorn or
-ColliderML, or are found by ACTS now (--compare acts). Of files nothing is known of the finder's seconds.
+Tracks come as a table of hits (event_id, hit_id, track_id), in one file for all events or in one file per event, as
+files of ACTS, acorn or ColliderML, or are found by ACTS now (--compare acts). The time that the finder took is printed
+for ACTS alone; of files it is not known.
 
 Examples:
   python -m domainpar.evaluate tracks.csv --store stores/mine      the test events of a store
   python -m domainpar.evaluate 'acts/event*-tracks_ambi.csv' --name acts --store stores/mine --split all
   python -m domainpar.evaluate tracks.parquet --store stores/pixel --preset pixel --matching-style atlas
   python -m domainpar.evaluate --compare acts --input acts/ttbar-200 --store stores/acts-ttbar-200
-  python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside its network, in its report, too
+  python -m domainpar.evaluate tracks.csv --name mine --scores runs/0001    beside the network of this run
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Write a trained network as one file that other programs run: ONNX, as ACTS reads it, or a program of torch.export.
 
 Inputs are x, float32 [nodes, features], edge_index, int64 [2, edges], and edge_attr, float32 [edges, features], if the
-network takes them; the output is a raw logit of each edge, float32 [edges, 1]. Names, order and
-formulas of the features are in the file's metadata. Before the file gets its name it is run on a whole event, with 1, 2
-and 4 threads, and compared.
+network takes them. The output is the raw logit of each edge, float32 [edges, 1]. Names, order and formulas of the
+features are in the file's metadata. Before the file gets its name it is run on a whole event, with 1, 2 and 4 threads,
+and its logits are compared with those of the network.
 
 Examples:
   python -m domainpar.export                                       the newest run: runs/0001/model.onnx

@@ -1,6 +1,6 @@
-"""Take over a trained interaction network of acorn: its checkpoint becomes a run, for infer, train --init and export.
+"""Import a trained interaction network of acorn: its checkpoint becomes a run, for infer, train --init and export.
 
-The file is read by an allow-list, and nothing in it is run. What the network has and ours has not is refused by name.
+The file is read by an allow-list, and no code in it is executed. Options that are not supported are refused by name.
 
 Examples:
   python -m domainpar.import_acorn artifacts/gnn.ckpt              runs/0001, and the commands to go on with

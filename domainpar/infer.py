@@ -1,17 +1,17 @@
-"""Score every edge of whole events with a trained network, and build tracks: in the order of the user's own files.
+"""Score every edge of whole events with a trained network, build tracks from the scores, and compare them with truth.
 
-Writes one zarr zip an event: hit_id, edge_index (rows into hit_id), edge_logit, edge_score, edge_scored and, with
---tracks, track_id (-1: none). The same tracks on any number of ranks.
+Writes one zarr zip per event, in the order of your own files: hit_id, edge_index (rows of hit_id), edge_logit,
+edge_score, edge_scored and, with --tracks, track_id (-1: none). The tracks are the same on any number of ranks.
 
 Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
-  python -m domainpar.infer --run pretrained:quickstart --tracks greedy --ckf    a network that is shipped
+  python -m domainpar.infer --run pretrained:quickstart --tracks greedy --ckf    a shipped network
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
-  mpiexec -n 8 python -m domainpar.infer --tracks greedy --ckf --split test    tracks, held against the CKF
+  mpiexec -n 8 python -m domainpar.infer --tracks greedy --ckf --split test    tracks, and those of the CKF
   python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks greedy   a naive run, as it was trained
   python -m domainpar.infer --tracks greedy --format acorn          also files for acorn's evaluation
-  torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      `--`, or torchrun takes --run for its own
+  torchrun --nproc-per-node 8 -m -- domainpar.infer --run runs/0001      without `--` torchrun takes --run for its own
 """
 
 import sys

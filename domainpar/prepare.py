@@ -1,7 +1,7 @@
-"""Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, ready for any ranks.
+"""Turn files or simulated collisions into a store: events with candidate edges, cut into tiles, for any ranks.
 
-Started again with the same flags it goes on where it stopped; with more events the store grows, and every event keeps
-the split it had (train, val or test: a hash of its name).
+Started again with the same flags, it continues where it stopped. With more events, the store grows. Every event keeps
+its split (train, val or test), which follows from a hash of its name.
 
 Examples:
   python -m domainpar.prepare                                      built-in simulated events
@@ -9,8 +9,8 @@ Examples:
   mpiexec -n 8 python -m domainpar.prepare --source trackml --input train_sample --store stores/trackml
   python -m domainpar.prepare --source acorn --input module_map --edge-features 'dr, dphi, dz, deta'
   python -m domainpar.prepare --config gnn_train.yaml              an acorn configuration: input_dir, node_features, ...
-  python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and what would be cut
-  mpiexec -n 2 python -m domainpar.prepare --source acts --simulate 10      top pairs with pile-up 200, made by ACTS
+  python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and edges that would be cut
+  mpiexec -n 2 python -m domainpar.prepare --source acts --simulate 10      top pairs, pile-up 200, simulated by ACTS
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
 """
 
@@ -283,18 +283,18 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         print(ModuleMap.read(module_map))
     if left := store.settings.get("filter"):
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
-        print(f"filter: edges that {network} scored at least {left['min_score']:g}")
+        print(f"filter: edges to which {network} gave a score of at least {left['min_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if (field := store.settings.get("field")) is not None:
         print(f"field: {Field.of(field)}")
     if (spot := store.beam_spot) is not None:
-        print(f"beam spot: {spot} ({'as told' if 'beam_spot' in store.settings else 'measured from true particles'})")
+        print(f"beam spot: {spot} ({'as given' if 'beam_spot' in store.settings else 'measured from true particles'})")
     if lost := store.settings.get("hit_inefficiency"):
-        print(f"hit loss: {lost[0]:.4g} of the hits were lost at random, as in inefficient sensors")
+        print(f"hit inefficiency: {lost[0]:.4g} of the hits were removed at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:
-        print(f"pt of the files taken for {store.settings['pt_unit']}; stores hold GeV")
+        print(f"pt of the files is in {store.settings['pt_unit']}; stores hold GeV")
     if "positions" in store.settings:
-        print("positions: WHERE PARTICLES TRULY CROSSED, as the files have no measured ones (global_x, ...)")
+        print("positions: TRUE POSITIONS OF HITS, because the files have no measured ones (global_x, ...)")
     if cuts := store.settings.get("hard_cuts"):
         left = "edges between hits" if store.settings["source"] == "acorn" else "hits"
         print(f"HARD CUTS BY TRUTH: {cuts}. Only {left} of passing particles are left.")
@@ -303,7 +303,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     if labelled:
         with store.open(labelled[0]) as event:
             if event.label_note is not None:
-                print(f"labels: {event.label_note}")
+                print(f"true segments: {event.label_note}")
     print(*described(facts, store.settings), sep="\n")
     print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):

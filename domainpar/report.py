@@ -1,13 +1,13 @@
-"""Show a run as one HTML file that opens anywhere: curves, scores, tracks, an event to look into, ranks and their time.
+"""Show a run as one HTML file that opens anywhere: training curves, scores, tracks, one event, and the time of ranks.
 
-Without a run it shows the newest. Scores and tracks are in it once `infer --tracks greedy` has made them.
+Without a run it shows the newest. It shows scores and tracks if `infer --tracks greedy` has made them.
 
 Examples:
   python -m domainpar.report runs/0001                             writes runs/0001/report.html
   python -m domainpar.report runs/0001 runs/0002                   two runs: what differs, metrics and curves of both
-  python -m domainpar.report runs/0001 --naive runs/0002           with the naive run beside it
+  python -m domainpar.report runs/0001 --naive runs/0002           beside a run of sectors
   python -m domainpar.report runs/0001 --event 000000004 --parts 16 --out event4.html
-  python -m domainpar.report runs/0001 --png pictures              the same as pictures too, for a talk or a terminal
+  python -m domainpar.report runs/0001 --png pictures              also the charts as pictures, for a talk
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""Train a network on whole events, each split over the ranks: the same result on any number of them.
+"""Train a network on whole events. Each event is split over the ranks; the result is the same on any number of ranks.
 
-Without --store it makes and uses built-in simulated events, so that it runs with no argument at all.
+Without --store, the command simulates events and trains on them, so that it runs without any flag.
 
 Examples:
   python -m domainpar.train                                        one rank, built-in events
   mpiexec -n 8 python -m domainpar.train                           eight ranks, the same result
   mpiexec -n 8 python -m domainpar.train --store stores/mine --epochs 20 --out runs/mine
-  mpiexec -n 4 python -m domainpar.train --out runs/mine --resume --epochs 40    go on, on fewer ranks
-  srun python -m domainpar.train --out runs/mine --resume auto                    begin, or go on when queued again
+  mpiexec -n 4 python -m domainpar.train --out runs/mine --resume --epochs 40    continue, on fewer ranks
+  srun python -m domainpar.train --out runs/mine --resume auto                    begin, or continue when queued again
   python -m domainpar.train --model mynet:factory                  a PyG model of your own, from mynet.py
   python -m domainpar.train --mode naive --sectors 8               for comparison: independent sectors
 """

@@ -377,7 +377,7 @@ def test_files_of_acorn_are_prepared_and_trained_on_with_its_own_configuration(t
     path = tmp_path / "gnn_train.yaml"
     path.write_text(WHOLE.format(files=tmp_path / "graphs", run=tmp_path / "gnn"))
     assert prepare.main(["--config", str(path)]) == 0
-    assert "pt of the files taken for MeV; stores hold GeV" in capsys.readouterr().out
+    assert "pt of the files is in MeV; stores hold GeV" in capsys.readouterr().out
     assert train.main(["--config", str(path), "--threads", "1"]) == 0
     records = [json.loads(line) for line in (tmp_path / "gnn" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["lr"] for record in records if record["split"] == "train"]

@@ -135,7 +135,7 @@ def test_unknown_hits_and_events_are_refused_by_name(run, tmp_path, capsys):
     ("words", "error"),
     [
         ([], "there are no tracks to evaluate"),
-        (["a.csv"], "there are no events to hold the tracks against"),
+        (["a.csv"], "there are no events to compare the tracks with"),
         (["a.csv", "--scores", "s", "--preset", "pixel"], "means nothing with --scores s"),
         (["a.csv", "--scores", "s", "--store", "t"], "--store t means nothing with --scores s"),
     ],

@@ -272,7 +272,7 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
 
 def test_events_without_a_segment_of_a_target_are_not_divided_by():
     told = summary._ceiling_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
-    assert told == "split=test against the truth: the target particles of tracks have no segments"
+    assert told == "split=test against the truth: the target particles of --track-target have no segments"
 
 
 def test_seconds_of_network_and_tracks_are_told_apart():
@@ -280,8 +280,8 @@ def test_seconds_of_network_and_tracks_are_told_apart():
         scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
         return summary._track_lines([Outcome(scored, 3.0, None, 5, network, tracks)])
 
-    assert told(0.5, 2.0) == ["per event: the network 2 s, building 2 tracks 0.5 s"]
-    assert told(24.896, 0.231) == ["per event: the network 0.231 s, building 2 tracks 24.9 s"]
+    assert told(0.5, 2.0) == ["per event: the network takes 2 s, building 2 tracks takes 0.5 s"]
+    assert told(24.896, 0.231) == ["per event: the network takes 0.231 s, building 2 tracks takes 24.9 s"]
 
 
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):

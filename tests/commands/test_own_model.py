@@ -306,7 +306,7 @@ def test_a_run_says_what_it_tried_and_how_to_score(store, tmp_path, capsys):
     assert "--no-verify" in printed[tried]
     assert printed[tried + 1].strip().startswith("exact on 4 ranks")
     assert next(number for number, line in enumerate(printed) if line.startswith("split=train")) < 13
-    assert any(line.startswith("exactness: the result of any number of ranks to rounding") for line in printed)
+    assert any(line.startswith("exactness: the same result on any number of ranks up to rounding") for line in printed)
     assert any(line.startswith("network  : own_models:small, ") for line in printed)
     assert printed[-1].endswith(f"-m domainpar.infer --run {tmp_path / 'run'} --model own_models:small --tracks greedy")
     assert train.main(words(store, tmp_path / "run", *own("small"), "--overwrite", "--no-verify")) == 0

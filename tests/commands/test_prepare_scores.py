@@ -146,4 +146,4 @@ def test_the_store_says_what_was_left_out(place, tmp_path, capsys):
     from domainpar.prepare import main
 
     assert main(["--source", "scores", "--input", str(place / "scores"), "--store", str(tmp_path / "store")]) == 0
-    assert "filter: edges that the network with parameters" in capsys.readouterr().out
+    assert "filter: edges to which the network with parameters" in capsys.readouterr().out

@@ -121,7 +121,7 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
     infer(config, world)
     said = " ".join(capsys.readouterr().out.split())
     assert "WARNING: events lie outside of what the network was trained on (in brackets): " in said
-    assert "candidate edges a hit (7.58 to 8.99)" in said
+    assert "candidate edges per hit (7.58 to 8.99)" in said
     assert "join hits as for it (prepare --module-map pretrained:quickstart), train on such events" in said
     assert not (Path("runs/pretrained-quickstart") / MODULE_MAP).exists()  # a copy of it would be of no use
     with pytest.raises(Problem, match="no network 'no' is shipped"):
@@ -135,8 +135,8 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
 
 def test_a_map_is_named_where_hits_were_joined_otherwise_and_only_there():
     assert other_events([], "pretrained:full") == []
-    assert "--module-map" not in other_events(["2 candidate edges a hit (1)"], None)[0]
-    assert "--module-map pretrained:full" in other_events(["2 candidate edges a hit (1)"], "pretrained:full")[0]
+    assert "--module-map" not in other_events(["2 candidate edges per hit (1)"], None)[0]
+    assert "--module-map pretrained:full" in other_events(["2 candidate edges per hit (1)"], "pretrained:full")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -148,7 +148,7 @@ def test_the_first_command_of_all_as_it_stands_trains_to_the_bits_of_one_rank(tm
         job.wait_until(steps_there, 300)
         job.process.send_signal(signal.SIGINT)
         assert job.wait().code == 0, job.text
-    assert "domainpar: 8 ranks over mpi, 8 to an event, " in job.text
+    assert "domainpar: 8 ranks over mpi, 8 per event, " in job.text
     assert "exactness: the same bits on any number of ranks (self-test passed)" in job.text
     of_eight = run_json(run)
     assert of_eight["state"] == "preempted"

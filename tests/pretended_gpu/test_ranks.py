@@ -92,7 +92,7 @@ def test_ranks_learn_what_one_cpu_learns(store, of_one_cpu, tmp_path, launcher, 
     environment = {"PYTHONPATH": f"{card.environment()['PYTHONPATH']}:{tests}"}
     done = run(tmp_path / "log", *words, *more, ranks=ranks, launcher=launcher, **environment)
     assert done.code == 0, done.text
-    assert re.search(rf"^domainpar: {ranks} ranks over nccl, . to an event, pretended GPU each$", done.text, re.M)
+    assert re.search(rf"^domainpar: {ranks} ranks over nccl, . per event, pretended GPU each$", done.text, re.M)
     assert done.problems() == []
     ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu(model))
     assert np.abs(ratios - 1).max() <= 2e-3
@@ -151,7 +151,7 @@ def test_ranks_that_may_share_a_gpu_meet_over_gloo(store, of_one_cpu, tmp_path):
     how = ["--device", "cuda", "--share-gpu", "--transport", "gloo"]
     done = run(tmp_path / "log", *words, *how, ranks=2, gpus=1, launcher="each")
     assert done.code == 0, done.text
-    assert "2 ranks over gloo, 2 to an event, pretended GPU each" in done.text
+    assert "2 ranks over gloo, 2 per event, pretended GPU each" in done.text
     assert not list((tmp_path / "log").glob("nccl.*.json"))
     ratios = np.array(losses(tmp_path / "run")) / np.array(of_one_cpu("interaction"))
     assert np.abs(ratios - 1).max() <= 2e-3

@@ -18,17 +18,17 @@ class CheckFlags(Group):
     """A training run, or pretrained:NAME: check every checkpoint against its hashes."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
-    """Transport between the ranks. Others that can be had between the same ranks are measured too."""
+    """Transport between the ranks. Others that work between the same ranks are measured, too."""
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    """Where ranks compute: not on GPUs by themselves, as of train, since what is wrong there is to be told. NCCL and
-    GPUs are looked at in any case, where each rank has a GPU of its own."""
+    """Where ranks compute. On cpu by default, so that the command can report what is wrong with GPUs. NCCL and GPUs are
+    checked in any case if each rank has a GPU of its own."""
 
     probe: bool = True
     """Without a launcher: start two ranks by mpiexec and two by gloo, to see that both work."""
 
     seconds: float = 2.0
-    """Time to measure one transport in, about."""
+    """Approximate time of the measurement of one transport."""
 
     json: str | None = None
     """File for the same as JSON."""
@@ -38,16 +38,16 @@ class CheckFlags(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateFlags(Group):
-    """Abilities of this machine and this launcher, in one file to send back"""
+    """A certificate: what works on this machine with this launcher, in one file to send back"""
 
     certify: bool = False
-    """Besides: same bits on any layout of these ranks, transports, scaling, memory."""
+    """Also check that bits are the same in any layout of these ranks, and measure transports, scaling and memory."""
 
     out: str | None = None
     """File of the certificate. Default: certificate.json."""
 
     minutes: float = 5.0
-    """Time for the certificate, about: what no longer fits is left out and said to be."""
+    """Approximate time for the certificate. Checks that no longer fit are left out, and the certificate names them."""
 
     anonymous: bool = False
     """Leave names of hosts, users and directories out of it."""

@@ -14,37 +14,37 @@ CHOICES = {"groupings": get_args(GroupingName), "partitioners": get_args(Partiti
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionFlags(Group):
-    """The events, the machine and what you know of them"""
+    """Events, machine and output"""
 
     store: str | None = None
-    """Store of the events. Default: built-in simulated events, as of train."""
+    """Store of the events. Default: built-in simulated events, as for train."""
 
     machine: str | None = None
-    """File that describes another machine, in YAML. Default: this one, measured. --write-machine writes one to edit."""
+    """File (YAML) that describes another machine; --write-machine writes one to edit. Default: this machine."""
 
     nodes: int | None = None
-    """Machines of this kind. Default: 1, or as the description says."""
+    """Number of such machines. Default: as the description says, else 1."""
 
     most_ranks: int = 64
-    """Most ranks to look at."""
+    """Largest number of ranks to predict."""
 
     groupings: NameList = NameList("contiguous, metis")
-    """Ways to gather tiles into parts that are compared."""
+    """Ways to gather tiles into parts, to compare."""
 
     partitioners: NameList = NameList("phi-eta, metis")
-    """Ways to cut events into tiles that are compared with the tiles of the store; '': none. See prepare."""
+    """Ways to cut events into tiles, to compare with the tiles of the store; '': none. See prepare."""
 
     seed: int = 0
     """Seed of the order of events."""
 
     write_machine: str | None = None
-    """File to write the measured machine into."""
+    """File for the description of this machine, as measured."""
 
     json: str | None = None
-    """File for all predictions as JSON."""
+    """File for all predictions, as JSON."""
 
     png: str | None = None
-    """File for time and memory against ranks as a picture."""
+    """File for a picture of time and memory against the number of ranks."""
 
     RULES = rules(
         Bounded("nodes, most_ranks", least=1),

@@ -9,34 +9,35 @@ from domainpar.tracking.config.infer import InferConfig, MatchingFlags
 
 @dataclass(frozen=True, kw_only=True)
 class GivenTrackFlags(Group):
-    """Tracks, and the events that they are of"""
+    """The tracks and their events"""
 
     tracks: str | None = None
-    """File of tracks, a folder of such files, or a pattern in quotes; also without the flag. CSV, CSV.gz or parquet
-    with columns event_id, track_id and hit_id; ACTS's tracks as CSV; acorn's lists; ColliderML's parquet."""
+    """File of tracks, a folder of such files, or a pattern in quotes; may stand without the flag. CSV, CSV.gz or
+    parquet with columns event_id, track_id and hit_id; ACTS's tracks as CSV; acorn's lists; ColliderML's parquet."""
 
     name: str | None = None
-    """Name of the row in the table. Default: the file's."""
+    """Name of the row in the table. Default: that of the file."""
 
     store: str | None = None
-    """Store of the events, with truth. Their hits have the hit_id of the files that it was prepared from."""
+    """Store of the events, with truth. Its hits have the hit_id of the files from which it was prepared."""
 
     split: Literal["all", "train", "val", "test"] = "test"
-    """Which events of the store."""
+    """Which events of the store to count."""
 
     scores: str | None = None
-    """A run that was scored with --tracks, or a directory of scores, in place of --store: its events are counted as
-    there, and the row is kept in its scores.json, from where report shows it."""
+    """In place of --store: a run that was scored with --tracks, or a directory of scores. Its events are counted as
+    they were there. The row is kept in its scores.json, and report shows it."""
 
     compare: Literal["acts"] | None = None
-    """acts: have ACTS find the tracks, with its seeds, Kalman filter and ambiguity resolution, in place of --tracks.
-    Takes the extra [acts], events of its generic detector, and their files, --input. Seconds are printed."""
+    """acts: in place of --tracks, run ACTS's seeding, Kalman filter and ambiguity resolution on the events, and print
+    its seconds. Needs the extra [acts], events of ACTS's generic detector, and their files (--input)."""
 
     input: str | None = None
-    """Folder of the CSV files, of --compare acts, that the store was prepared from."""
+    """With --compare: folder of the CSV files from which the store was prepared."""
 
     acts_settings: str | None = None
-    """YAML file of working points, of --compare acts, a row each. Default: ACTS's example, and one that was scanned."""
+    """With --compare: YAML file of settings of ACTS, one row of the table each. Default: ACTS's example, and the best
+    of a scan."""
 
     WORDS = ("tracks",)
 
@@ -51,7 +52,7 @@ class GivenTrackFlags(Group):
         if self.tracks is None and self.compare is None:
             raise ConfigError("there are no tracks to evaluate", "name a file, a folder or a pattern")
         if self.store is None and self.scores is None:
-            raise ConfigError("there are no events to hold the tracks against", "name a store, --store, or --scores")
+            raise ConfigError("there are no events to compare the tracks with", "name a store, --store, or --scores")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ class ExportConfig(Group):
     """What to export, as what, and how it is checked"""
 
     run: str | None = None
-    """Directory of a training run, or pretrained:NAME; also without the flag. Default: the one in runs/ that was
+    """Directory of a training run, or pretrained:NAME; may stand without the flag. Default: the run in runs/ that was
     started last."""
 
     format: Literal["onnx", "pt2"] = "onnx"
@@ -24,17 +24,17 @@ class ExportConfig(Group):
     """best: the weights with the best validation metric. last: the newest."""
 
     model: str | None = None
-    """package.module:factory again, if the run's network is code of your own."""
+    """package.module:factory once more, if the network of the run is code of your own."""
 
     store: str | None = None
     """Store of the event that the file is checked on. Default: the one the run was trained on."""
 
     event: str | None = None
-    """Name of that event. Default: the first that training did not see, else the first."""
+    """Name of that event. Default: the first that was not trained on, else the first."""
 
     tolerance: float = 4.0
-    """How far a logit y may be from that in float64, over 1 + |y|: so many times as far as the same network in float32
-    is, at the worst edge of the event."""
+    """Allowed distance of a logit y from the same logit in float64, over 1 + |y|, as a multiple of the largest such
+    distance of the same network in float32 and plain torch."""
 
     WORDS = ("run",)
 

@@ -10,7 +10,7 @@ class ImportAcornConfig(Group):
     """The checkpoint, and the run that it becomes"""
 
     checkpoint: str | None = None
-    """Checkpoint of one of acorn's interaction networks, .ckpt; also without the flag."""
+    """Checkpoint of one of acorn's interaction networks, .ckpt; may stand without the flag."""
 
     out: str | None = None
     """Directory of the run. Default: a new numbered one in runs/."""

@@ -16,35 +16,35 @@ class ScoringFlags(Group):
     """What to score, with which weights, and where scores go"""
 
     run: str | None = None
-    """Directory of a training run, or pretrained:NAME for a network that is shipped, which is copied to
-    runs/pretrained-NAME. Default: the one in runs/ that was started last."""
+    """Directory of a training run, or pretrained:NAME for a shipped network, which is copied to runs/pretrained-NAME.
+    Default: the run in runs/ that was started last."""
 
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""
 
     model: str | None = None
-    """package.module:factory again, if the run's network is code of your own."""
+    """package.module:factory once more, if the network of the run is code of your own."""
 
     store: str | None = None
-    """Store of prepared events. Default: the one the run was trained on; three simulated events, made for it, with
-    --run pretrained:NAME."""
+    """Store of prepared events. Default: the store that the run was trained on; with --run pretrained:NAME, three
+    simulated events that are made for it."""
 
     split: Literal["all", "train", "val", "test"] = "all"
-    """Which events of the store."""
+    """Which events of the store to score."""
 
     events_per_call: int = 1
-    """Small events that go through the network in one call: less time for each, the same bits on CPU. Of networks built
-    on stages."""
+    """Number of small events that go through the network in one call, which takes less time per event. The bits are the
+    same on CPU. For networks on stages (built-in fused layers) only."""
 
     stream: bool = False
-    """Score events as they come into the store, while prepare lets it grow, each written when it is done; goes on where
-    it stopped. TERM, USR1 or Ctrl-C ends it after the events under way."""
+    """Score events as they come into the store, while prepare lets it grow. Each event is written when it is done, and
+    a new start continues where the last one stopped. TERM, USR1 or Ctrl-C ends it after the events in work."""
 
     idle_seconds: float | None = None
-    """End --stream when nothing came for so long. Default: it waits until it is told to stop."""
+    """End --stream when no event has come for so many seconds. Default: wait until it is stopped."""
 
     out: str | None = None
-    """Directory of the scores, one file an event. Default: scores/ in the run's directory."""
+    """Directory of the scores, one file per event. Default: scores/ in the run's directory."""
 
     overwrite: bool = False
     """Replace the scores that lie in --out."""
@@ -57,65 +57,70 @@ class TrackFlags(Group):
     """Tracks, built from the scores"""
 
     tracks: Literal["greedy", "cc", "walk", "junction"] | None = None
-    """greedy: segments join hits, the best first, while one helix goes through them. cc: connected components. walk:
-    simple chains, the rest walked along good segments. junction: simple chains, then one way in and out of a hit."""
+    """greedy: segments join hits in the order of their scores, as long as one helix fits all hits of the track. cc:
+    connected components. walk: components without branches as they are, in others the longest paths along good
+    segments. junction: components without branches as they are, in others one way into and one way out of each hit."""
 
     tune: bool = False
     """Choose --score-cut, --max-chi2, --walk-min, --walk-add and --min-quality on validation events first, and keep
-    them with the run: it is scored with them from then on, where they are not given."""
+    them with the run. From then on they are the defaults for this run."""
 
     max_fake_rate: float | None = None
-    """--tune: the cuts with the most efficiency among those with at most this share of fakes and unlabelled tracks, not
-    those with the most efficiency less these and duplicates."""
+    """With --tune: choose the cuts of the largest efficiency among those whose fake rate and unlabelled rate together
+    are at most this. Default: the cuts of the largest efficiency less fake rate, unlabelled rate and duplicates."""
 
     score_cut: float | None = None
-    """Score that a segment must exceed to be looked at. Default: as tuned, else 0.1 for greedy, 0.01 for walk and 0.5
-    for the others."""
+    """Use only segments with a score above this. Default: as tuned, else 0.1 for greedy, 0.01 for walk and 0.5 for the
+    others."""
 
     max_chi2: float | None = None
-    """greedy, --refine, --shared-hits: largest mean square distance of a track's hits from its helix, in units of the
-    errors allowed. Default: as tuned, or 1."""
+    """For greedy, --refine and --shared-hits: largest mean square distance of a track's hits from its helix, in units
+    of the errors that are allowed. Default: as tuned, else 1."""
 
     walk_min: float | None = None
-    """walk: a path follows its best segment if that exceeds this. Default: as tuned, or 0.1."""
+    """walk: a path follows its best segment if the score of that is above this. Default: as tuned, else 0.1."""
 
     walk_add: float | None = None
-    """walk: a path branches to every other segment above this. Default: as tuned, or 0.6."""
+    """walk: a path branches to every other segment with a score above this. Default: as tuned, else 0.6."""
 
     min_hits: int = 3
-    """Drop tracks with fewer hits."""
+    """Smallest number of hits of a track that is kept."""
 
     double_hits: bool = True
-    """walk, junction: give free hits to tracks that have another hit of the same surface next to the same neighbour."""
+    """walk, junction: where modules overlap, give a free hit to the track that has the other hit of the same surface,
+    beside the same neighbour."""
 
     refine: bool = False
-    """Grow each track, also those of --ckf, anew from its own hits: outliers fall off, wrong joins come apart."""
+    """Build each track again from its own hits alone, those of --ckf, too: outliers are removed, and wrong joins are
+    separated."""
 
     stitch: bool = True
-    """Join pieces of one helix, broken by a missing hit or a pair of layers that no candidate edge joins."""
+    """Join pieces of one helix that a missing hit, or a pair of layers without candidate edges, has separated."""
 
     extend: bool = False
-    """Follow each track through all hits with a Kalman filter at last, as --ckf follows its seeds: hits that no
-    segment leads to are added, wrong ones fall off. TrackML's detector only."""
+    """Extend each track with a Kalman filter through all surfaces, as --ckf extends its seeds: hits that no segment
+    leads to are added, and wrong ones are removed. The surfaces are TrackML's, or those of prepare --surfaces."""
 
     min_quality: float | None = None
-    """Drop tracks of lower quality: the number of their hits, plus twice the sum of the scores of their segments, plus
-    2 for a helix through the beam line. Default: as tuned, or 0."""
+    """Drop tracks below this quality: the number of hits, plus twice the sum of the scores of their segments, plus up
+    to 2 for a helix from the beam line. Default: as tuned, else 0."""
 
     shared_hits: bool = False
-    """Let a track also have hits of other tracks, where one helix goes through them and all of its own, of which there
-    are four or more. In track_id and the table of --format csv such a hit keeps its first track alone."""
+    """Let a track of four hits or more also have hits of other tracks, if one helix fits all of them. In track_id and
+    in the table of --format csv such a hit has its first track only."""
 
     ckf: bool = False
-    """Find tracks by following helices through the hits as well, to compare with: some seconds for a full event."""
+    """Also find tracks with a combinatorial Kalman filter, which needs no network, for comparison. It takes some
+    seconds for a full event."""
 
     border_sectors: int | str | None = None
-    """Sectors to whose borders efficiency is shown against distance: 8, or 8x2. Default: --sectors, or 8."""
+    """Number of sectors for the efficiency against the distance to a sector border: 8, or 8x2. Default: --sectors, else
+    8."""
 
     format: Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"] = "zarr"
-    """Besides the scores: acorn: files for acorn's track building and evaluation. acts: tracks with the ids of their
-    measurements as CSV. csv: a table of hits and tracks. edges: edges with their scores as CSV, for ACTS. colliderml: a
-    submission to its benchmark, parquet."""
+    """What to write besides the scores. acorn: files for acorn's track building and evaluation. acts: tracks with the
+    ids of their measurements as CSV. csv: a table of hits and tracks. edges: edges with their scores as CSV, for ACTS.
+    colliderml: a submission to its benchmark, parquet."""
 
     RULES = rules(
         Bounded("min_hits", least=1),
@@ -142,21 +147,21 @@ class MatchingFlags(Group):
     """How tracks are compared with true particles"""
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
-    """Targets and matching of the literature, as in prepare: sets --track-target, --matching-style and
-    --min-track-length, and any of them given as well wins. Default: NAME with --run pretrained:NAME."""
+    """Target particles and matching of a publication, as in prepare: sets --track-target, --matching-style and
+    --min-track-length. A flag that is given as well wins. Default: NAME, if infer is given --run pretrained:NAME."""
 
     track_target: ConditionsOrAll = ConditionsOrAll("pt: [1, .inf], nhits: [5, .inf]")
-    """Particles one wants to find, as in --target of train. '' for all."""
+    """Target particles: those that the tracking is meant to find, as --target of train. '': all."""
 
     matching_style: Literal["atlas", "one_way", "two_way"] = "atlas"
-    """Of what the printed efficiency asks for --matching-fraction. atlas: a track's hits. one_way: a particle's.
-    two_way: both. scores.json holds all three."""
+    """Whose hits must agree by --matching-fraction for the efficiency that is printed. atlas: the track's. one_way: the
+    particle's. two_way: both. scores.json holds all three."""
 
     matching_fraction: float = 0.5
-    """Share of hits that must agree; at 0.5 more than half."""
+    """Fraction of the hits that must agree; 0.5 means more than half."""
 
     min_track_length: int = 5
-    """Fewest hits of a track that counts."""
+    """Smallest number of hits of a track that is counted."""
 
     RULES = rules(Bounded("min_track_length", least=1))
 

@@ -24,40 +24,43 @@ class SourceFlags(Group):
     source: SourceName = "simulate"
     """simulate: built in, TrackML geometry, exact truth. trackml: CSV. acts: its CSV or parquet. colliderml: parquet.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
-    all in one directory. scores: events that infer scored, with the edges of at least --min-score (a filter)."""
+    all in one directory. scores: events that infer has scored; edges with a score of at least --min-score stay (a
+    filter)."""
 
     input: str | None = None
     """Directory with the files of the source."""
 
     events: int | None = None
-    """How many events to prepare. Default: all in --input, or 10 simulated ones (all of a store that holds more)."""
+    """Number of events to prepare. Default: all in --input; of simulate 10, or as many as the store holds if it holds
+    more."""
 
     hits: int = 20_000
-    """Hits of a simulated event, from 500 to full density (about 100000)."""
+    """Number of hits of a simulated event, from 500 to full density (about 100000)."""
 
     seed: int = 0
     """Seed of the simulation, of the partitioner and of the split."""
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
-    """A selection of the literature: sets --hits, --volumes, --hard-cuts, --module-map and --map-target, and any of
-    them given as well wins. docs/your_data.md tells whose they are; infer has the same for targets and matching."""
+    """Settings of a publication (docs/your_data.md says of which one): sets --hits, --volumes, --hard-cuts,
+    --module-map and --map-target. A flag that is given as well wins. --preset of infer sets target particles and
+    matching."""
 
     volumes: Numbers | None = None
-    """Keep only hits of these detector volumes: '7, 8, 9'."""
+    """Keep only the hits of these detector volumes: '7, 8, 9'."""
 
     hard_cuts: Conditions | None = None
-    """Keep only hits of particles that pass: 'pt: [1, .inf]', in GeV; of acorn files, edges between such hits. It looks
-    at the truth: noise goes as well."""
+    """Keep only the hits of particles that pass: 'pt: [1, .inf]', in GeV. Noise is dropped, too, because the cuts use
+    the truth. Of acorn files: keep only the edges between such hits."""
 
     hit_inefficiency: float = 0.0
-    """Lose this share of the hits at random, as inefficient sensors do: what does a missing hit cost?"""
+    """Remove this fraction of the hits at random, as inefficient sensors do."""
 
     cluster_features: bool = False
-    """Size, charge and direction of the cluster of each hit as node features too, from -cells.csv and detectors.csv of
-    --source trackml."""
+    """Add size, charge and direction of each hit's cluster to the node features. They are read from -cells.csv and
+    detectors.csv of --source trackml."""
 
     min_score: float = 0.02
-    """Least score of an edge that stays, of --source scores."""
+    """Smallest score of an edge that is kept, of --source scores."""
 
     RULES = rules(
         Bounded("events", least=1),
@@ -79,50 +82,51 @@ class SourceFlags(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeFlags(Group):
-    """Events that ACTS makes"""
+    """Events that Pythia and ACTS simulate"""
 
     simulate: int | None = None
-    """With --source acts: have Pythia and ACTS make so many events in its generic detector, number --seed and those
-    after it, which stay as CSV in --input (default: acts/ and process and pile-up). Takes the extra [acts]."""
+    """With --source acts: simulate this number of events with Pythia and ACTS, in its generic detector. They are
+    numbered from --seed on, and stay as CSV files in --input (default: a folder of acts/). Needs the extra [acts]."""
 
     process: str = "ttbar"
     """The hard collision of an event: ttbar, or settings of Pythia, 'HardQCD:all = on; PhaseSpace:pTHatMin = 50'."""
 
     pile_up: FromTo = FromTo("200")
-    """Mean number of other collisions in an event; '60, 200': drawn evenly for each event."""
+    """Mean number of other collisions in an event; '60, 200' draws it for each event."""
 
     dead_modules: float = 0.0
-    """Share of the modules that see nothing, the same ones in all events."""
+    """Fraction of the modules that record no hit, the same modules in all events."""
 
     noise: float = 0.0
-    """Hits that no particle left, per true one."""
+    """Number of hits that no particle left, per measured hit of a particle."""
 
     RULES = rules(
         Bounded("simulate", least=1, most=100_000),
         Bounded("dead_modules, noise", most=1),
-        MeansNothing("simulate", without="source acts", hint="--source simulate has --events"),
-        MeansNothing("process, pile_up, dead_modules, noise", without="simulate", hint="its events are there already"),
-        MeansNothing("events", beside="simulate", hint="--simulate tells how many"),
+        MeansNothing("simulate", without="source acts", hint="for the built-in simulation use --events"),
+        MeansNothing("process, pile_up, dead_modules, noise", without="simulate", hint="its events exist already"),
+        MeansNothing("events", beside="simulate", hint="--simulate is the number of events"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorFlags(Group):
-    """The field and the collisions, which track finding and fits of helices go by"""
+    """Magnetic field, beam spot and surfaces, for track finding and fits of helices"""
 
     field: str | None = None
-    """Magnetic field: B_z in T, the same everywhere, or a file: a table of z and B_z, or a map of r, z, B_r, B_z as
-    ACTS writes one, in mm and T. Default: that of the TrackML events on TrackML's layers; elsewhere, and of
-    --source acts, 2 T."""
+    """Magnetic field: one number, B_z in T, for everywhere; or a file, with a table of z and B_z or with a map of r, z,
+    B_r, B_z as ACTS writes it, in mm and T. Default: the field of the TrackML events for hits on TrackML's layers; 2 T
+    for all others, and for --source acts."""
 
     beam_spot: Spot | None = None
-    """Where collisions lie along the beam: z of its middle and its width (sigma) in mm, '0, 55'. Default: measured from
-    events with truth, else that of the TrackML events, '0, 5.44'; simulated ones have this one, too, and those of
-    --simulate '0, 55'. '0, 5, 60' of these: of a width drawn evenly for each event."""
+    """Where collisions lie along the beam: mean z and its standard deviation in mm, '0, 55'. Default: measured from
+    events with truth; without truth that of the TrackML events, '0, 5.44', which simulated events have, too; '0, 55'
+    with --simulate, where '0, 5, 60' draws the standard deviation of each event between 5 and 60."""
 
     surfaces: str | None = None
-    """CSV file with the surfaces of the detector, by which --ckf and --extend of infer follow tracks: volume, layer,
-    kind, place, low, high, sigma_u, sigma_v, seeds (docs/another_detector.md). Default: those of TrackML."""
+    """CSV file with the surfaces of the detector, from one to the next of which --ckf and --extend of infer
+    extrapolate: volume, layer, kind, place, low, high, sigma_u, sigma_v, seeds (docs/another_detector.md). Default:
+    those of TrackML."""
 
     RULES = rules(MeansNothing("surfaces", beside="source simulate", hint="it has TrackML's"))
 
@@ -173,36 +177,37 @@ class CandidateFlags(Group):
     """Candidate edges, for sources that give hits"""
 
     phi_slope: float = 6e-4
-    """Largest change of phi over change of r of an edge, in rad/mm."""
+    """Largest change of phi per change of r along an edge, in rad/mm."""
 
     z0: float = 200.0
-    """Largest distance from the origin at which an edge meets the beam axis, in mm."""
+    """Largest distance from the origin at which the line through an edge meets the beam axis, in mm."""
 
     layer_pairs: LayerPairs | None = None
-    """Pairs of layers to join, VOLUME.LAYER each: '8.2-8.4, 8.4-8.6'. Default: TrackML's that follow each other along a
-    straight line; skip-one, skip-two: with one or two layers between as well, four or nine times the edges."""
+    """Pairs of layers to join, each layer as VOLUME.LAYER: '8.2-8.4, 8.4-8.6'. Default: those layers of TrackML's
+    detector that follow each other along a straight line. skip-one, skip-two: also pairs with one or two layers between
+    them, for four or nine times as many edges."""
 
     same_layer: bool = False
-    """Join overlapping modules of one layer as well."""
+    """Also join overlapping modules of one layer."""
 
     edges_from: str | None = None
-    """Directory with the candidate edges of each event, event<name>-graph.csv with columns edge0 and edge1, rows of its
-    hits, as ACTS writes graphs; instead of the cuts above."""
+    """Directory with candidate edges, which replace those that are found here: event<name>-graph.csv for each event, as
+    ACTS writes graphs, with columns edge0 and edge1, which are rows of the event's hits."""
 
     module_map: str | None = None
-    """File of a module map, which joins hits instead of the cuts above; the store keeps a copy. 'build': learn one
-    first, from events with truth. pretrained:NAME: the one that a shipped network was trained with."""
+    """File of a module map, which makes the candidate edges in place of the cuts above. The store keeps a copy. build:
+    first build a map from events with truth. pretrained:NAME: the map that a shipped network was trained with."""
 
     map_edges_per_hit: float | None = None
-    """Pairs of hits a hit that a module map may hold on average, its purest boxes first; triplets then confirm some of
-    them as edges. Default: 30 where one is built, all that a file holds."""
+    """Mean number of pairs of hits, per hit, that a module map may hold. Its purest boxes come first; triplets then
+    confirm some of the pairs as edges. Default: 30 for a map that is built, all pairs for a map from a file."""
 
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
-    """Particles whose segments a module map that is built is to hold."""
+    """Particles whose segments a map must hold when it is built."""
 
     map_events: int | None = None
-    """Events that a module map is learned from. Default: all training events of the files; 100 simulated ones, which
-    are none of the store's."""
+    """Number of events that a module map is built from. Default: all training events of the files; for simulated events
+    100 others, which are not in the store."""
 
     RULES = rules(
         Bounded("phi_slope, z0, map_edges_per_hit", positive=True),
@@ -214,14 +219,14 @@ class CandidateFlags(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class TileFlags(Group):
-    """Tiles, the small regions an event is stored in"""
+    """Tiles: the small regions of which an event is stored"""
 
     partitioner: PartitionerName | None = None
-    """How nodes become tiles: regions of equal cost, or metis: fewest edges cut.
-    Default: phi-eta, or metis without positions."""
+    """How nodes are divided into tiles: into regions of equal cost, or by METIS with the fewest cut edges. Default:
+    phi-eta, or metis for events without positions."""
 
     tiles: int | None = None
-    """Tiles of each event. Default: some 4600 edges a tile, small events finer."""
+    """Number of tiles of each event. Default: one for some 4600 edges; small events have smaller tiles."""
 
     RULES = rules(
         Bounded("tiles", least=1, most=65_536),  # of some thousand edges each, more than a machine can hold
@@ -236,18 +241,18 @@ class StoreFlags(Group):
     """Directory of the store. Default: one named after the events, in stores/."""
 
     val_split: float = 0.1
-    """Share of the events kept for validation: those of which a hash of the name says so. One at least of two; 0:
-    none."""
+    """Fraction of the events for validation, chosen by a hash of their names: at least one event of two. 0: none."""
 
     test_split: float = 0.1
-    """Share of the events kept for a final test, likewise. One at least of three. 1 with --val-split 0: all of them,
-    and nothing to train on."""
+    """Fraction of the events for the final test, chosen in the same way: at least one event of three. 1 with
+    --val-split 0: all events, with none to train on."""
 
     overwrite: bool = False
     """Replace the store, if it was made with other flags, or holds events that these flags leave out."""
 
     report: bool = False
-    """Print nodes, edges and predicted memory for each rank, and what each partitioner and grouping would cut."""
+    """Print nodes, edges and predicted memory of each rank, and how many edges each partitioner and each grouping would
+    cut."""
 
     RULES = rules(Bounded("val_split, test_split", most=1))
 
@@ -279,13 +284,13 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
         MeansNothing(
             "map_target, map_events",
             without="module_map build",
-            hint="it tells how one is built",
+            hint="it says how a map is built",
             spares_presets=True,
         ),
         MeansNothing("field, beam_spot, surfaces", beside="source scores", hint="the store of the events keeps them"),
         MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
-            ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it tells how acorn files are read"
+            ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it says how acorn files are read"
         ),
     )
 

@@ -20,35 +20,35 @@ class RankFlags(Group):
     """Ranks and how an event is split over them"""
 
     mode: Literal["halo", "naive"] = "halo"
-    """halo: the result of one rank, exactly. naive: independent sectors, cut edges dropped (approximate). infer scores
-    as it is told here, however the run was trained."""
+    """halo: whole events, with exactly the result of one rank. naive: independent sectors without the edges between
+    them (approximate). infer uses the mode that it is given, however the run was trained."""
 
     sectors: int | str | None = None
-    """Sectors of an event in naive mode, each a sample of its own; independent of the number of ranks. 8: ranges of
-    tiles. 8x2: wedges in phi times slices in eta."""
+    """Number of sectors of an event in naive mode. Each is a sample of its own, whatever the number of ranks. 8: ranges
+    of tiles. 8x2: wedges in phi times slices in eta."""
 
     grouping: Literal[GroupingName, "auto"] = "contiguous"
-    """How tiles are gathered into parts. The result does not depend on it, only the speed. auto: as estimate predicts
-    the shortest step; in train."""
+    """How tiles are gathered into parts, one for each rank. Only the speed depends on it, not the result. auto: the one
+    of the shortest step as estimate predicts it; only in train."""
 
     domain_size: int | Literal["auto"] | None = None
-    """Ranks that share one event; the others take other events. Default: the largest divisor of all, up to 8. auto: as
-    estimate predicts the shortest step; in train."""
+    """Number of ranks that share one event; other groups of ranks take other events. Default: the largest divisor of
+    the number of ranks, up to 8. auto: the one of the shortest step as estimate predicts it; only in train."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
-    """Carrier of rows between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
+    """Library for messages between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
 
     device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where a rank computes. cuda: a GPU for each rank. auto: that if there are as many, else cpu; the first lines say
-    which."""
+    """Where ranks compute. cuda: on one GPU each. auto: so if there is a GPU for each rank, else on cpu; the first
+    lines say which."""
 
     threads: int | None = None
-    """Threads of a rank on cpu. The result does not depend on it. Default: an equal share of the cores."""
+    """Number of threads per rank on cpu. The result does not depend on it. Default: an equal fraction of the cores."""
 
     allocator: Literal["auto", "keep", "lean", "system"] = "auto"
-    """keep: memory that is freed stays with its process for the next step (glibc). lean: it is given back at once: less
-    memory, more time. system: as the C library does. auto: lean for networks on torch's kernels with --recompute-every,
-    else keep."""
+    """What happens to freed memory. keep: it stays with its process for the next step (glibc). lean: it is given back
+    at once, which takes less memory and more time. system: the C library decides. auto: lean for networks on torch's
+    kernels with --recompute-every, else keep."""
 
     RULES = rules(
         Bounded("threads, domain_size", least=1),
@@ -72,16 +72,18 @@ class MeetingFlags(Group):
     """How ranks meet, and how long they wait for each other"""
 
     ranks: int | None = None
-    """Number of ranks there must be; any other is refused. Default: as many as are started."""
+    """Number of ranks that is required; any other is refused. Default: as many as are started."""
 
     join_timeout: float = timeouts.JOIN
-    """Seconds in which all ranks must have come."""
+    """Seconds within which all ranks must have started."""
 
     first_timeout: float = timeouts.FIRST_STEP
-    """Seconds a rank waits for the others up to the end of the first step (in infer: event); no less than --timeout."""
+    """Seconds that a rank waits for the others up to the end of the first step (in infer: of the first event). It is
+    never less than --timeout."""
 
     timeout: float = timeouts.STEP
-    """Seconds a rank waits for the others after that; then all end, and the one that did not come is named."""
+    """Seconds that a rank waits for the others after that. Then all ranks end, and the error names the one that did not
+    come."""
 
     share_gpu: bool = False
     """Let several ranks of a machine use one GPU (with --transport mpi or gloo)."""
@@ -97,10 +99,11 @@ class BadEventFlags(Group):
     """Events that are damaged, without truth, or too small for the ranks"""
 
     on_bad_event: Literal["fail", "skip"] = "fail"
-    """An event that cannot be read, or has no truth to train on. fail: the command ends. skip: it is left out, said."""
+    """What to do with an event that cannot be read, or that has no truth to train on. fail: end the command. skip:
+    leave it out, with a warning."""
 
     strict: bool = False
-    """Refuse events of which a rank would own nothing, such as those with fewer tiles than ranks."""
+    """Refuse events in which a rank would own nothing, such as those with fewer tiles than ranks."""
 
 
 def fixed_domain_size(config: RankFlags) -> int | None:

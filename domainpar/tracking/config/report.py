@@ -10,34 +10,35 @@ class ReportConfig(Group):
     """What to show, and where the report goes"""
 
     run: str | None = None
-    """Directory of a training run, or pretrained:NAME; also without the flag. Default: the one in runs/ that was
+    """Directory of a training run, or pretrained:NAME; may stand without the flag. Default: the run in runs/ that was
     started last."""
 
     beside: str | None = None
-    """Directory of another run, or pretrained:NAME, to be laid beside it: flags that differ, metrics, curves; also
-    without the flag, behind the first. What was not counted alike is said."""
+    """Directory of a second run, or pretrained:NAME, to compare with: flags that differ, metrics and curves. It may
+    stand without the flag, after the first run. The page says what was not counted alike."""
 
     naive: str | None = None
-    """Directory of a naive run, also scored with --mode naive, to be laid beside it. One of another kind, or that was
-    not counted alike, is refused."""
+    """Directory of a run of sectors, also scored with --mode naive, to compare with. Any other run is refused, and so
+    is one that was not counted alike."""
 
     event: str | None = None
-    """Name of the event to look into. Default: the first that training did not see."""
+    """Name of the event to draw. Default: the first that was not trained on."""
 
     parts: int | None = None
-    """Parts to split that event into. Default: the ranks of the run that shared an event, its sectors, or 8."""
+    """Number of parts to split that event into. Default: the number of ranks that shared an event, or of sectors, else
+    8."""
 
     scores: str | None = None
     """Directory of the scores. Default: scores/ in the run's directory."""
 
     store: str | None = None
-    """Store of the events. Default: where scores or run say it is."""
+    """Store of the events. Default: the one that the scores or the run name."""
 
     out: str | None = None
     """File to write. Default: report.html in the run's directory."""
 
     png: str | None = None
-    """Directory for the same as PNG pictures, besides the page."""
+    """Directory for the charts as PNG pictures, besides the page."""
 
     WORDS = ("run", "beside")
 

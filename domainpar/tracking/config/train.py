@@ -24,30 +24,30 @@ class RunFlags(Group):
     """Store of prepared events (see domainpar.prepare). Default: built-in simulated events."""
 
     partitioner: Literal["phi-eta", "eta", "phi", "metis"] | None = None
-    """How built-in events are cut into tiles; another store was cut when it was prepared. Default: phi-eta."""
+    """How the built-in events are cut into tiles; any other store was cut when it was prepared. Default: phi-eta."""
 
     out: str | None = None
     """Directory of the run. Default: a new numbered one, runs/0001, runs/0002, ..."""
 
     init: str | None = None
-    """Begin with the best weights of this run, or of a network that is shipped, pretrained:NAME, and with its flags of
-    the network. Default: random ones."""
+    """Begin with the best weights of this run, or of a shipped network, pretrained:NAME, and with the flags of that
+    network. Default: random weights."""
 
     resume: bool | Literal["auto"] = False
-    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given.
-    auto: if there is one, else begin; for jobs that are queued again."""
+    """Continue the run in --out from its last checkpoint, with the flags it began with unless others are given. auto:
+    do so if there is one, else begin; for jobs that are queued again."""
 
     strict_resume: bool = False
-    """Refuse to resume from an older checkpoint where the newest is damaged."""
+    """Refuse to resume from an older checkpoint if the newest is damaged."""
 
     overwrite: bool = False
     """Replace the run that lies in --out."""
 
     verify: bool = True
-    """Before training a model of your own, run it whole and split on a piece of the first event and compare."""
+    """Before a model of your own is trained, run it whole and split on a piece of the first event, and compare."""
 
     seed: int = 0
-    """Seed of the first weights, of the order of events and of everything else that is random."""
+    """Seed of the initial weights, of the order of events and of everything else that is random."""
 
     RULES = rules(
         Bounded("seed", below=2**63),
@@ -68,41 +68,43 @@ class NetworkFlags(Group):
     """Width of node and edge states, a multiple of 16."""
 
     graph_iters: int = 3
-    """Message-passing iterations."""
+    """Number of message-passing iterations."""
 
     shared_weights: bool = False
     """Use the same weights in every iteration."""
 
     residual: bool = True
-    """Update states in each iteration instead of replacing them; of interaction networks."""
+    """Update states in each iteration instead of replacing them. For interaction networks only."""
 
     aggregate: Literal["sum", "mean", "root"] = "root"
-    """Sums of edges at nodes: as they are, or divided by their number or its root; of interaction networks."""
+    """How edges are summed at nodes. sum: as they are. mean: divided by their number. root: divided by the square root
+    of their number. For interaction networks only."""
 
     activation: Literal["relu", "silu", "tanh"] = "relu"
-    """Activation of hidden layers; of interaction networks."""
+    """Activation of hidden layers. For interaction networks only."""
 
     norm: Literal["layer", "batch", "graph", "none"] = "layer"
-    """Norm before each activation; of interaction networks. batch and graph run over all nodes or edges of an event, on
-    all ranks: exact to rounding, in plain torch. (acorn2 has batch norms too.)"""
+    """Norm before each activation. For interaction networks only (acorn2 has batch norms, too). batch and graph run
+    over all nodes or edges of an event, on all ranks, in plain torch, and are exact up to rounding."""
 
     readouts: Literal["last", "all"] = "last"
-    """Logits that training learns from: after the last iteration, or after all, with the mean of their losses (deep
-    supervision, auxiliary losses); scores are those after the last. Of networks on stages."""
+    """Logits that enter the loss. last: those after the last iteration. all: those after every iteration, with the mean
+    of their losses (deep supervision, auxiliary losses). Scores are those after the last. For networks on stages
+    (built-in fused layers) only."""
 
     dropout: float = 0.0
-    """Probability with which a number of a hidden layer is dropped in training."""
+    """Probability with which a number of a hidden layer is set to zero in training."""
 
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of states and weights."""
 
     precision: Literal["full", "tf32x3", "bf16"] = "full"
-    """Precision of edge states and their products. full: that of --dtype. tf32x3: products of float32 by a GPU's matrix
-    units, each of three of TF32. bf16: half the memory of edge states."""
+    """Precision of edge states and their products. full: that of --dtype. tf32x3: float32 products by a GPU's matrix
+    units, each as three TF32 products. bf16: half the memory of edge states."""
 
     standardise: bool = True
-    """Bring input features to one scale by constants of the store, which checkpoints keep; of interaction and
-    interaction-node-first, other models take features as they are."""
+    """Bring input features to one scale by constants of the store, which checkpoints keep. For interaction and
+    interaction-node-first only; other models take features as they are."""
 
     RULES = rules(
         Bounded("hidden, graph_iters", least=1),
@@ -152,16 +154,16 @@ class TaskFlags(Group):
     """What the network is trained on"""
 
     task: Literal["edge", "node-class", "node-regression", "graph-class", "graph-regression"] = "edge"
-    """edge: which candidate edges are segments. Else a label of each node, or of the event as a whole: a class or a
-    number."""
+    """edge: which candidate edges are segments. All others: a label of each node, or of the event as a whole, which is
+    a class or a number."""
 
     label: str | None = None
-    """Label that --task is about: one of the store's own, or what particles tell of hits: origin (noise, collision,
-    secondary), pt, eta, radius, vz, nhits. Default: the one of the store of this kind."""
+    """Label that --task is about: one of the store's own, or one that follows from the particle of a hit: origin
+    (noise, collision, secondary), pt, eta, radius, vz, nhits. Default: the only label of this kind in the store."""
 
     aux: LossWeights | None = None
-    """More labels to learn beside it and the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers
-    are trained on in units of standard deviations."""
+    """More labels to train on, with the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers are
+    trained on in units of their standard deviation."""
 
     stop_early: int | None = None
     """Stop after so many epochs without a better validation. Default: never."""
@@ -186,56 +188,57 @@ class LearningFlags(Group):
     """Learning"""
 
     epochs: int = 40
-    """Times every training event is seen."""
+    """Number of passes over all training events."""
 
     max_steps: int | None = None
     """Stop after N steps, even inside an epoch."""
 
     events_per_step: int = 1
-    """Events (in naive mode: sectors) of one optimiser step. The ranks change who computes them, never what."""
+    """Number of events (in naive mode: sectors) per optimiser step. The number of ranks changes which rank computes an
+    event, never which events are in a step."""
 
     sampling: Literal["shuffle", "buckets", "budget"] = "shuffle"
-    """Events that meet in a step. buckets: of about one size, so that ranks with events of their own wait less. budget:
-    as many as --node-budget holds, in place of --events-per-step."""
+    """How events are chosen for a step. shuffle: at random. buckets: events of about one size, so that ranks with
+    events of their own wait less. budget: as many as --node-budget holds, in place of --events-per-step."""
 
     node_budget: int | None = None
-    """Hits of a step, with --sampling budget; an event with more is a step of its own."""
+    """Number of hits per step, with --sampling budget. An event with more hits is a step of its own."""
 
     event_size: Range | None = None
-    """Fewest and most hits of an event to train on or to validate with, '50000, 150000'; others are left out, and
-    counted. Default: any."""
+    """Smallest and largest number of hits of an event to train on or to validate with: '50000, 150000'. Others are left
+    out, and counted. Default: any."""
 
     optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
     """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
 
     lr: float = 3e-3
-    """Learning rate; the default is one of AdamW."""
+    """Learning rate. The default suits AdamW."""
 
     lr_factors: Factors | None = None
-    """Factors of the learning rate by patterns of parameters' names, of which later ones win: 'head: 0.1,
-    node_encoder: 2'."""
+    """Factors of the learning rate, by patterns of parameter names: 'head: 0.1, node_encoder: 2'. Later ones win."""
 
     momentum: float = 0.9
     """Momentum of sgd and lars."""
 
     betas: Betas = Betas("0.9,0.999")
-    """Decay of the means of gradients and of their squares; of adamw, adam and lamb."""
+    """Decay rates of the means of gradients and of their squares, for adamw, adam and lamb."""
 
     weight_decay: float = 0.01
-    """Weight decay: of adamw apart from the gradient; of adam and sgd, of matrices with lars and lamb, added to it."""
+    """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. lars, lamb: the same, for
+    matrices only."""
 
     clip: float | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
 
     warmup: int = 10
-    """Steps in which the learning rate rises linearly from 0."""
+    """Number of steps in which the learning rate rises linearly from 0."""
 
     warmup_epochs: int | None = None
-    """The same in epochs, in place of --warmup."""
+    """The same as a number of epochs, in place of --warmup."""
 
     lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "trapezoid"
-    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: down to 0
-    at the end of the epochs. step: times 0.9 every 10 epochs."""
+    """Learning rate after the warm-up. trapezoid: falls linearly to 0 in the last fifth of the steps. cosine: falls to
+    0 at the end of the epochs. step: is multiplied by 0.9 every 10 epochs."""
 
     RULES = rules(
         Bounded("epochs, max_steps, events_per_step, node_budget", least=1),
@@ -262,18 +265,18 @@ class MemoryFlags(Group):
     """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
     --memory-limit, or the memory that is free, makes necessary. Default: keep all.
 
-    The built-in networks, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case: of these, 2 or
-    more. Of all others, 1 keeps least."""
+    The built-in networks interaction, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case, so
+    that N is 2 or more for them. For all others, 1 keeps least."""
 
     memory_limit: float | None = None
-    """GiB that a rank may take. A run that is expected to take more is refused before its first step."""
+    """Memory that a rank may take, in GiB. A run that is expected to take more is refused before its first step."""
 
     scratch: str | None = None
-    """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, has
-    its tables in files there; the networks on stages, on CPU. The folder is left empty."""
+    """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, keeps
+    its tables in files there. For networks on stages, on CPU. The folder is left empty."""
 
     offload: bool = False
-    """Keep what waits for the backward pass in the host's memory; of GPUs."""
+    """Keep activations that wait for the backward pass in the host's memory. For GPUs only."""
 
     RULES = rules(
         Bounded("recompute_every", least=1),
@@ -298,9 +301,9 @@ class LossFlags(Group):
     """Target particles, e.g. 'pt: [1, .inf], nhits: [3, .inf]' (closed intervals). Default: all."""
 
     weighting: Weighting | None = None
-    """Weights by rules, of which later ones win, in place of the three: '[{weight: 2, conditions: {y: true, pt: [1,
-    .inf]}}]'. Where none holds, false edges weigh 1 and true ones 0. A negative weight: to be trained as false.
-    Metrics, and the best checkpoint, count --target."""
+    """Weights by rules, in place of the three flags above; later rules win: '[{weight: 2, conditions: {y: true, pt: [1,
+    .inf]}}]'. Where no rule holds, false edges have the weight 1 and true ones 0. A negative weight trains an edge as
+    false. Metrics, and the best checkpoint, go by --target."""
 
     RULES = rules(
         Bounded("true_weight, false_weight, other_weight"),
@@ -329,15 +332,15 @@ class RecordFlags(Group):
     """Steps between two printed lines."""
 
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    """Show the figures of metrics.jsonl in a tracker as well, in trackers/ of the run, offline unless the tracker's own
-    variables say otherwise. Takes its package."""
+    """Also write the metrics of metrics.jsonl for a tracker, into trackers/ of the run, offline unless the tracker's
+    own variables say otherwise. Its package must be installed."""
 
     checkpoint_every: int | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""
 
     profile: int | None = None
-    """Steps to profile, from the third one: operations, memory over time and floating-point operations of each rank, in
-    profile/ of the run; the report draws them. Default: none."""
+    """Number of steps to profile, from the third one on: operations, memory over time and floating-point operations of
+    each rank, in profile/ of the run, for the report. Default: none."""
 
     save_every_minutes: float | None = 15.0
     """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
@@ -353,20 +356,22 @@ class PriceFlags(Group):
     """Energy and price"""
 
     watts: float | None = None
-    """Power of a machine at work: energy is by this where no counter can be read (RAPL of processors, NVML of GPUs)."""
+    """Power of a machine at work, in W. Energy is computed from it where no counter can be read (RAPL of processors,
+    NVML of GPUs)."""
 
     dollars_per_hour: float | None = None
-    """Price of a machine; whole machines are paid for."""
+    """Price of a machine, in dollars per hour. Whole machines are paid for."""
 
     RULES = rules(Bounded("watts, dollars_per_hour", positive=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFlags(Group):
-    """Watching over the ranks"""
+    """Checks between ranks"""
 
     check_replicas_every: int = 100
-    """Steps between two checks that all ranks hold the same parameters, and before each checkpoint. 0: none."""
+    """Steps between two checks that all ranks hold the same parameters. They are checked before each checkpoint, too.
+    0: never."""
 
     RULES = rules(Bounded("check_replicas_every"))
 

@@ -192,14 +192,16 @@ def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
         others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
         series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
     floor = min(float(line.x.min(initial=1.0)) for line in series)
-    x = log_axis("share of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0)
+    x = log_axis(
+        "fraction of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0
+    )
     caption = (
-        "ROC curve: target edges against all other candidate edges, counted in the graph. The lower the cut on the "
-        "score, the further right. The AUC beside it is pooled, of the edges of all events together."
+        "ROC curve: target edges against all other candidate edges, counted in the graph. A lower cut on the "
+        "score lies further to the right. The AUC in the legend is pooled: that of the edges of all events together."
     )
     means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
     caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
-    return Panel("roc", tuple(series), x, ChartAxis("share of target edges that pass", 0.0, 1.02), "", caption)
+    return Panel("roc", tuple(series), x, ChartAxis("fraction of target edges that pass", 0.0, 1.02), "", caption)
 
 
 def _score_panel(curves: EdgeCurves) -> Panel:
@@ -212,7 +214,7 @@ def _score_panel(curves: EdgeCurves) -> Panel:
         for name, counts, colour in kinds
     )
     y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
-    caption = "Scores of target edges and of those that are not true."
+    caption = "Scores of target edges, and of edges that are not true segments."
     return Panel("scores", series, ChartAxis("score of the edge", 0.0, 1.0), y, "", caption)
 
 
@@ -233,7 +235,7 @@ def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
         "cuts",
         tuple(series),
         ChartAxis("cut on the score", 0.0, 1.0),
-        ChartAxis("share of edges", 0.0, 1.02),
+        ChartAxis("fraction of edges", 0.0, 1.02),
         "",
         caption,
     )

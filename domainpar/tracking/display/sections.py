@@ -36,7 +36,7 @@ from domainpar.tracking.reco.performance.upper_bound import SEGMENT
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
 
-NO_EDGES = "The network tells labels and scores no edges; the first section has the figures of its labels."
+NO_EDGES = "The network predicts labels and scores no edges; the first section has the metrics of its labels."
 
 STYLE_MEANINGS = {
     "atlas": "atlas: most hits of the track are of the particle",
@@ -205,7 +205,8 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
         against = (run.records_of("train") or run.records_of("val") or [{}])[-1].get("counted_against")
         leads.append(
             f"Edge metrics are counted in the graph: against {against or 'candidate edges'}. "
-            "A true segment that no candidate edge joins is in none of these numbers."
+            "A true segment that no candidate edge joins is in none of these numbers. A target edge is a "
+            "candidate edge that is a true segment of a target particle."
         )
     if spikes := [record for record in run.records_of("train") if record.get("spike")]:
         steps = ", ".join(str(record["step"]) for record in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
@@ -228,7 +229,8 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
     counts = [int(kind.sum()) for kind in (curves.targets, curves.fakes, curves.others)]
     lead = (
         f"{several(len(curves.events), 'event')} of the {curves.split} split: {sum(counts):,} scored edges, "
-        f"{counts[0] + curves.unscored_targets:,} target edges among the candidates. Counted in the graph."
+        f"{counts[0] + curves.unscored_targets:,} target edges among the candidates (true segments of target "
+        "particles)."
     )
     if curves.unscored:
         lead += (
@@ -269,9 +271,9 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
     lead = (
         f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
-        f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fakes match no particle; unlabelled "
-        "tracks neither, as most of their hits have none: both are of tracks whose fitted pT is one that targets may "
-        "have. "
+        f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fake and unlabelled "
+        "tracks match no particle; most hits of an unlabelled track have no particle in the truth. Both rates are "
+        "fractions of the tracks whose fitted pT a target may have. "
         f"Intervals are Wilson's, 68.3 %.{border}"
     )
     return Section(
@@ -373,7 +375,7 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
                 "parts": str(num_parts),
                 "cut edges": percent(quality.cut_share),
                 "number": f"{quality.cut_edges:,}",
-                "ghosts / owned": percent(quality.incident_ghost_ratio),
+                "halo nodes / owned": percent(quality.incident_ghost_ratio),
                 "imbalance of hits": f"{quality.node_imbalance:.3f}",
                 "imbalance of edges": f"{quality.incident_imbalance:.3f}",
                 "most neighbours": str(int(quality.neighbours.max())),
@@ -383,7 +385,7 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
         )
     lead = (
         f"Event {event.event_id}, its {event.tiles.num_tiles} tiles (grouping: {own.grouping}). Imbalance: largest "
-        "part / mean part. An exact halo loses nothing of what is cut; independent sectors lose all of it."
+        "part / mean part. A halo exchange loses no cut edge; independent sectors lose all of them."
     )
     return Section("partition", "Partition", (lead,), tables=ReportTable.of(rows))
 
@@ -420,8 +422,8 @@ def _ranks(run: RunFiles) -> Section:
             "waiting": f"{times.phases['seconds_wait'][rank]:.4g} s",
             "loading, all steps": "–" if math.isnan(times.load[rank]) else f"{times.load[rank]:.4g} s",
             "hits owned": f"{times.owned[rank]:,.0f}",
-            "ghosts": f"{times.ghosts[rank]:,.0f}",
-            "sent in a step": f"{times.halo_bytes[rank] / MIB:.2f} MiB",
+            "halo nodes": f"{times.ghosts[rank]:,.0f}",
+            "sent per step": f"{times.halo_bytes[rank] / MIB:.2f} MiB",
             "peak memory": f"{times.peak_bytes[rank] / MIB:,.0f} MiB",
         }
         for rank in range(times.num_ranks)

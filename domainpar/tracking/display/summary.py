@@ -66,7 +66,7 @@ def facts(run: RunFiles) -> ReportTable:
         steps = f"{records[-1]['step']:,}, in epoch {int(records[-1].get('epoch', 0)) + 1}{epochs}"
     if record.ranks:
         threads = several(record.threads or 1, "thread")
-        of_ranks = f"{several(record.ranks, 'rank')}, {record.domain_size} to an event, {threads} each"
+        of_ranks = f"{several(record.ranks, 'rank')}, {record.domain_size} per event, {threads} each"
         of_ranks += f", on {settings['device']}" if settings.get("device") else ""
     events = ""
     if run.own is not None:
@@ -74,7 +74,7 @@ def facts(run: RunFiles) -> ReportTable:
     mode = "halo: whole events, split over the ranks, which exchange what they need of each other"
     if run.approximate:
         sectors = settings.get("sectors")
-        mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event, edges between them dropped"
+        mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event; edges between them are dropped"
     facts = {
         "state": STATES.get(record.state, record.state) + (f": {record.error}" if record.error else ""),
         "mode": mode,
@@ -85,7 +85,7 @@ def facts(run: RunFiles) -> ReportTable:
         "left out": _left_out(run),
         "steps": steps,
         "time": _duration(record.seconds),
-        "an epoch": _epoch(records),
+        "per epoch": _epoch(records),
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
@@ -244,7 +244,7 @@ def _exactness(run: RunFiles) -> str:
         return ""
     naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
     if problem := run.record.bitwise_problem:
-        return f"{naive}the result of any number of ranks to rounding only: {problem}"
+        return f"{naive}the same result on any number of ranks up to rounding only: {problem}"
     return f"{naive}the same bits on any number of ranks (self-test passed)"
 
 

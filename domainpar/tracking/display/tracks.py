@@ -20,20 +20,20 @@ RATES = {
     "efficiency": (
         "track-efficiency",
         "track efficiency",
-        "Share of the target particles that a track reconstructs, against the true quantity of the particle. Against "
-        "pT the condition on pT is left out, so that the turn-on shows.",
+        "Fraction of the target particles that a track reconstructs, against the true quantity of the particle. "
+        "Against pT the condition on pT is left out, so that the turn-on shows.",
     ),
     "fake_rate": (
         "track-fakes",
         "fake rate",
-        "Share of the tracks that match no particle, but for unlabelled ones, against the quantity of the helix fitted "
-        "to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. Tracks "
-        "are those whose fitted pT is one that targets may have; against pT, all.",
+        "Fraction of the tracks that match no particle, without unlabelled ones, against the quantity of the helix "
+        "fitted to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. "
+        "Only tracks count whose fitted pT a target may have; against pT, all tracks count.",
     ),
     "duplicate_rate": (
         "track-duplicates",
         "duplicates per found target",
-        "Further tracks of targets that have one already, per target that was found.",
+        "Further tracks of target particles that already have one, per target particle that was found.",
     ),
 }
 """Rates: name of the chart, label of its axis, caption."""

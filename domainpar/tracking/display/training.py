@@ -32,13 +32,13 @@ QUANTITIES = {
     "loss": ("loss per edge", "Loss per edge, weighted as in the training; the smaller the better."),
     "edge_auc_pooled": (
         "edge AUC, pooled",
-        "Area under the ROC curve of targets against other edges, of all events together.",
+        "Area under the ROC curve of target edges against other edges, of all events together.",
     ),
     "edge_efficiency": (
         "edge efficiency (score > 0.5)",
-        "Share of the target edges in the graph with a score above 0.5.",
+        "Fraction of the target edges in the graph with a score above 0.5.",
     ),
-    "edge_purity": ("edge purity (score > 0.5)", "Share of target edges among the edges with a score above 0.5."),
+    "edge_purity": ("edge purity (score > 0.5)", "Fraction of target edges among the edges with a score above 0.5."),
     "lr": ("learning rate", "Learning rate of each step."),
     "grad_norm": ("norm of the gradient", "Norm of the gradient before clipping."),
 }
@@ -84,8 +84,8 @@ def label_figures(run: RunFiles) -> dict[str, tuple[str, str]]:
     """Figures of the labels that a run learns, by quantity, as in `QUANTITIES`; in records they are by label."""
     last = next(iter(run.records_of("train")[-1:]), {})
     told = {
-        "accuracy": ("accuracy", "Share of the nodes or events whose label is known that get the right class."),
-        "r2": ("R^2", "Share of the variance of the label that the network tells."),
+        "accuracy": ("accuracy", "Fraction of the nodes or events with a known label that get the right class."),
+        "r2": ("R^2", "Fraction of the variance of the label that the network explains."),
     }
     return {
         f"{label}.{figure}": (f"{label}: {name}", caption)
@@ -191,7 +191,7 @@ def layer_chart(run: RunFiles) -> Chart | None:
             for block, colour in zip(shown, LAYER_COLOURS)
         )
         y = log_axis(label, np.concatenate([line.y for line in lines]))
-        text = f"{caption}, as a share of the size of its parameters (Euclidean norms).{left_out}"
+        text = f"{caption}, as a fraction of the size of its parameters (Euclidean norms).{left_out}"
         panels.append(Panel(name, lines, ChartAxis("optimiser step", low=0.0), y, "", text))
     return Chart("layers", f"Layers, {_how_trained(run)}", tuple(panels))
 
@@ -294,7 +294,7 @@ def rank_chart(times: RankTimes) -> Chart:
     steps = several(times.num_steps, "step")
     seconds, mib = ChartAxis("time of a training step [s]", low=0.0), ChartAxis("peak memory [MiB]", low=0.0)
     caption = f"Where the time of a training step goes on each rank: medians over {steps}."
-    of_memory = "The most memory that the process of each rank ever held."
+    of_memory = "The largest memory that the process of each rank held at any time."
     panels = [Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory)]
     if np.isfinite(times.load).all():
         load = (Series("loading", "bars", PURPLE, ranks, times.load),)

@@ -1,4 +1,4 @@
-"""Where collisions lie along the beam: told, or measured from events with truth."""
+"""Where collisions lie along the beam: given by a flag, or measured from events with truth."""
 
 from __future__ import annotations
 

@@ -445,7 +445,7 @@ def known_surfaces() -> npt.NDArray[np.integer]:
 
 
 FIELD_ELSEWHERE = 2.0
-"""B_z in T of a detector whose field nobody told: that of the inner trackers of ATLAS and of most simulations."""
+"""B_z in T of a detector whose field is not given: that of the inner trackers of ATLAS and of most simulations."""
 
 
 def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> Field:
@@ -454,7 +454,7 @@ def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer
     Where they tell nothing it is that of the TrackML events if all hits, of these volumes and layers, [N] each, lie on
     surfaces of this detector, and `FIELD_ELSEWHERE` if not.
     """
-    if (told := settings.get("field")) is not None:
-        return Field.of(told)
+    if (given := settings.get("field")) is not None:
+        return Field.of(given)
     ours = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
     return geometry().field if ours else Field.of(FIELD_ELSEWHERE)

@@ -38,15 +38,15 @@ class Feature:
 OF_NODES = {
     "r": Feature("hypot(x, y)", "mm", 1000.0, "never negative"),
     "phi": Feature("arctan2(y, x)", "rad", math.pi, "in [-pi, pi); grows from the x axis to the y axis"),
-    "z": Feature("z", "mm", 1000.0, "that of the source's z axis"),
+    "z": Feature("z", "mm", 1000.0, "sign of the source's z axis"),
 }
 OF_CLUSTERS = {
-    "log_cells": Feature("log(cells)", "", 1.0, "never negative; cells: how many fired, natural logarithm"),
-    "log_charge": Feature("log(charge)", "", 1.0, "either; charge: the sum of `value` over them, natural logarithm"),
+    "log_cells": Feature("log(cells)", "", 1.0, "never negative; cells: number of cells; natural logarithm"),
+    "log_charge": Feature("log(charge)", "", 1.0, "any sign; charge: sum of `value` over the cells; natural logarithm"),
     "size_u": Feature("(max(ch0) - min(ch0) + 1) * pitch_u", "mm", 1.0, "positive"),
     "size_v": Feature("(max(ch1) - min(ch1) + 1) * pitch_v", "mm", 1.0, "positive"),
-    "angle_u": Feature("arctan2(size_u, 2 * module_t)", "rad", 1.0, "in (0, pi/2): cells do not tell its sign"),
-    "angle_v": Feature("arctan2(size_v, 2 * module_t)", "rad", 1.0, "in (0, pi/2): cells do not tell its sign"),
+    "angle_u": Feature("arctan2(size_u, 2 * module_t)", "rad", 1.0, "in (0, pi/2): cells do not show the sign"),
+    "angle_v": Feature("arctan2(size_v, 2 * module_t)", "rad", 1.0, "in (0, pi/2): cells do not show the sign"),
 }
 OF_EDGES = {
     "dr": Feature("r[dst] - r[src]", "mm", 1000.0, "positive if dst is further from the beam"),
@@ -55,10 +55,10 @@ OF_EDGES = {
     "deta": Feature("eta[dst] - eta[src]", "", 1.0, "positive if eta grows; eta = arcsinh(z / max(r, 0.001 mm))"),
     "phi_slope": Feature(
         "dphi / dr", "rad/mm", math.pi / 1000.0,
-        f"that of dphi for outward edges; once divided cut to {SLOPE_LIMIT:g} either way; 0 where dphi is 0; "
-        f"where dr alone is 0, {SLOPE_LIMIT:g} with the sign of dphi",
+        f"sign of dphi for outward edges; after division limited to [-{SLOPE_LIMIT:g}, {SLOPE_LIMIT:g}]; 0 where dphi "
+        f"is 0; {SLOPE_LIMIT:g} with the sign of dphi where only dr is 0",
     ),
-    "r_phi_slope": Feature("(r[src] + r[dst]) / 2 * phi_slope", "rad", math.pi, "that of phi_slope, as it was cut"),
+    "r_phi_slope": Feature("(r[src] + r[dst]) / 2 * phi_slope", "rad", math.pi, "sign of phi_slope, after its limit"),
 }  # fmt: skip
 FEATURES = {**OF_NODES, **OF_CLUSTERS, **OF_EDGES}
 """Every feature that is made here, by its name."""

@@ -156,26 +156,26 @@ def open_source(
             f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
             "ask for fewer --events",
         )
-    settings = {**source.settings, **conditions_told(field, beam_spot, surfaces)}
+    settings = {**source.settings, **given_conditions(field, beam_spot, surfaces)}
     return replace(source, names=source.names[:num_events], settings=settings)
 
 
-def conditions_told(
+def given_conditions(
     field: Field | None, beam_spot: BeamSpot | None, surfaces: Sequence[SurfaceRow] | None = None
 ) -> dict[str, Any]:
-    """What a store's settings keep of the field, the beam spot and the surfaces, where they were told."""
-    told: dict[str, Any] = {}
+    """What a store's settings keep of the field, the beam spot and the surfaces, where they were given."""
+    given: dict[str, Any] = {}
     if field is not None:
-        told["field"] = field.to_json()
+        given["field"] = field.to_json()
     if beam_spot is not None:
-        told["beam_spot"] = list(beam_spot)
+        given["beam_spot"] = list(beam_spot)
     if surfaces is not None:
-        told["surfaces"] = [list(row) for row in surfaces]
-    return told
+        given["surfaces"] = [list(row) for row in surfaces]
+    return given
 
 
 def layer_pairs_of(kind: str) -> tuple[LayerPair, ...]:
-    """The pairs of layers that hits of a source are joined between if nothing else is said."""
+    """The pairs of layers that hits of a source are joined between by default."""
     if kind == "colliderml":
         from domainpar.tracking.events.colliderml import LAYER_PAIRS
 
@@ -216,7 +216,7 @@ def _simulated(
     def hits(name: str) -> Hits:
         return simulate_event(seeds[name], num_hits, name, field, beam_spot)
 
-    settings = {"source": "simulate", "num_hits": num_hits, **conditions_told(field, beam_spot)}
+    settings = {"source": "simulate", "num_hits": num_hits, **given_conditions(field, beam_spot)}
     return _of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts)
 
 

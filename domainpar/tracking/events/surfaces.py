@@ -78,7 +78,7 @@ def read_surfaces(path: str | Path) -> list[SurfaceRow]:
             raise Problem(f"line {number}: volume {row.volume} layer {row.layer} is there twice", hint, file=path)
         rows[row.volume, row.layer] = row
     if len(rows) < 3:
-        raise Problem(f"it tells {len(rows)} surfaces; a track meets three at least", hint, file=path)
+        raise Problem(f"it has {len(rows)} surfaces; a track crosses at least three", hint, file=path)
     return list(rows.values())
 
 

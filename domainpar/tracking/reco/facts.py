@@ -208,14 +208,15 @@ def _particles(facts: Sequence[EventFacts]) -> list[str]:
     with_targets = [event for event in facts if event.targets is not None]
     if not with_targets:
         any_truth = any(event.seen is not None for event in facts)
-        return [f"particles: no pT is known, so no target ({_TARGET})"] if any_truth else []
-    line = f"particles: {between([event.targets or 0 for event in with_targets], 'target')} an event ({_TARGET})"
+        return [f"particles: no pT is known, so there is no target particle ({_TARGET})"] if any_truth else []
+    targets = between([event.targets or 0 for event in with_targets], "target particle")
+    lines = [f"particles: {targets} per event ({_TARGET})"]
     pt = np.array([event.pt for event in with_targets if event.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
         levels = ", ".join(f"{level:.0%}" for level in PT_LEVELS)
-        line += f"; pT {values} GeV ({levels})"
-    return [line]
+        lines.append(f"pT of particles with hits: {values} GeV (quantiles at {levels})")
+    return lines
 
 
 def _edges(facts: Sequence[EventFacts]) -> list[str]:
@@ -223,14 +224,14 @@ def _edges(facts: Sequence[EventFacts]) -> list[str]:
     edges, true = sum(event.edges for event in labelled), sum(event.true_edges or 0 for event in labelled)
     if not edges:
         return []
-    line = f"edges: {true:,} of {edges:,} candidate edges are true ({true / edges:.1%})"
+    lines = [f"edges: {true:,} of {edges:,} candidate edges are true ({true / edges:.1%})"]
     segments = sum(event.segments or 0 for event in labelled)
     if segments:
         held = sum(event.in_graph or 0 for event in labelled)
         targets_known = all(event.targets is not None for event in labelled if event.segments)
-        whose = "of targets" if targets_known else "of particles"
-        line += f"; {held / segments:.1%} of {segments:,} true segments {whose} are among them"
-    return [line]
+        whose = "target particles" if targets_known else "particles"
+        lines.append(f"segments: {held / segments:.1%} of {segments:,} true segments of {whose} are candidate edges")
+    return lines
 
 
 # --- oddities --------------------------------------------------------------------------------------------------------
@@ -288,7 +289,8 @@ def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
         yield _Oddity(5, "momenta missing in the particle table", values, "they meet no condition on pt")
     if event.other_nhits:
         values = f"{event.other_nhits:,} {with_hits}"
-        yield _Oddity(6, "nhits of the particle table not what truth counts", values, "training takes the table's")
+        what = "nhits of the particle table is not the number of hits with this particle_id"
+        yield _Oddity(6, what, values, "--target of train uses the table, --track-target of infer counts hits")
 
 
 def _filtered(facts: Sequence[EventFacts]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from domainpar.common.problems import Problem
-from domainpar.common.words import progress, some_of, this_python
+from domainpar.common.words import progress, several, some_of, this_python
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.config.evaluate import EvaluateConfig
 from domainpar.tracking.events.field import Field
@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> list[str]:
         split: {**asked.beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
         for split, of_split in counts.items()
     }
-    lines += [f"{what}: {number // len(rows):,} events" for what, number in notes.items()]
+    lines += [f"{what}: {several(number, 'event')}" for what, number in notes.items()]
     shared = any(of[name].shared for of in performance.values() for name in rows)
     naive = scores is not None and scores[1].mode == "naive"
     lines += performance_lines(performance, asked.style, naive=naive, shared=shared)
@@ -145,7 +145,7 @@ def _counted(event: StoredEvent, given: GivenTracks, asked: _Counting, notes: Co
         hit = hit + first
         notes[f"measurement 0 of ACTS is hit_id {first}"] += 1
     elif on_track.all() and len(np.unique(hit)) == len(hit) and np.isin(hit_id, hit).all():
-        notes["each hit once and no negative track, so track 0 means no track, as for TrackML"] += 1
+        notes["each hit is there once and no track is negative, so track 0 means no track, as for TrackML"] += 1
         on_track = track > 0
     hit, track = hit[on_track], track[on_track]
     if not (there := np.isin(hit, hit_id)).all():

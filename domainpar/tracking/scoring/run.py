@@ -247,7 +247,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     model, state = load_network(run, trained, config.checkpoint, store, world)
     tuned = on_root(world.transport, lambda: read(run))
     options = on_all(world.transport, lambda: track_options(config, tuned))
-    # Minutes may pass until the first track is built: what it lacks is said now.
+    # Minutes may pass until the first track is built: what it lacks is reported now.
     on_all(world.transport, lambda: _check_tracks(config, store, records))
     for sectors in (config.sectors, config.border_sectors):
         on_all(world.transport, partial(check_sectors, store, records, sectors))

@@ -183,14 +183,14 @@ def _of_events(
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds at which a device has done what it was told so far."""
+    """Seconds at which a device has finished all work that was queued so far."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock()
 
 
 def _in_users_order(whole: WholeEvent, tables: Mapping[str, Tensor], scored: BoolArray, seconds: float) -> EventScores:
-    """The scores of an event, given all that was said of it in stored order, and which of its edges have a score."""
+    """The scores of an event, given all predictions for it in stored order, and which of its edges have a score."""
     logits, nodes = tables[EDGES], torch.from_numpy(whole.node_ids)
     of_labels = {name: table if table.dim() == 1 else table[nodes] for name, table in tables.items() if name != EDGES}
     # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.

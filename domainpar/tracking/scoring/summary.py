@@ -26,12 +26,12 @@ def first_lines(
     sizes = [record.num_edges for record in records]
     mode = "whole events, halo exchange"
     if record.mode == "naive":
-        mode = f"APPROXIMATE: {record.sectors} sectors, no exchange, edges between them get no score"
+        mode = f"APPROXIMATE: {record.sectors} sectors per event, edges between them get no score"
     in_bf16 = " with edges in bf16" if record.precision == "bf16" else ""
     trained = "" if record.trained_mode == record.mode else f", trained in {record.trained_mode} mode"
-    exactness = "bits on any number of ranks (self-test passed)"
+    exactness = "the same bits on any number of ranks (self-test passed)"
     if record.bitwise_problem:
-        exactness = f"scores on any number of ranks to rounding only: {record.bitwise_problem}"
+        exactness = f"the same scores on any number of ranks up to rounding only: {record.bitwise_problem}"
     sectors = record.trained_sectors
     trained_on = several(number_of_sectors(sectors or 1), "sector")
     otherwise = (
@@ -44,7 +44,7 @@ def first_lines(
         f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
     )
     return [
-        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
         f"{means_of(world.device)} each, {mode}",
         f"network  : {record.run}, {record.checkpoint} checkpoint (step {record.step}){trained}, "
         f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
@@ -52,7 +52,7 @@ def first_lines(
         *([unlike] if learned != here else []),
         *other_events(record.outside, record.joined_by),
         *([] if allocator is None else [f"allocator: {allocator}"]),
-        f"exactness: same {exactness}",
+        f"exactness: {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
     ]
@@ -140,8 +140,8 @@ def last_lines(
     and_tracks = "" if record.tracks is None else " and tracks"
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
-        f"{sum(seconds) / len(seconds):.3g} s per event from its file to scores{and_tracks}, "
-        f"{max(seconds):.3g} s the longest",
+        f"{sum(seconds) / len(seconds):.3g} s per event on average from its file to scores{and_tracks}, "
+        f"{max(seconds):.3g} s at most",
         *_track_lines(outcomes),
         *(
             _metrics_line(split, values, record)
@@ -185,7 +185,7 @@ def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
     network = sum(outcome.seconds_network for outcome in outcomes)
     tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
     return [
-        f"per event: the network {network / len(outcomes):.3g} s, building {between(built, 'track')} "
+        f"per event: the network takes {network / len(outcomes):.3g} s, building {between(built, 'track')} takes "
         f"{tracks / len(outcomes):.3g} s"
     ]
 
@@ -200,7 +200,7 @@ def _metrics_line(split: str, values: Mapping[str, Any], record: ScoresRecord) -
 
 
 def _labels_line(split: str, values: Mapping[str, Any]) -> str:
-    """Labels that the network tells, against those that are known."""
+    """Labels that the network predicts, against those that are known."""
     shown = [
         f"{name}_{figure}={short(value)}"
         for name, figures in values["labels"].items()
@@ -218,8 +218,9 @@ def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
     """Losses of graph construction, which edge metrics do not see."""
     segments = counts["segments"]
     if segments == 0:
-        return f"split={split} against the truth: the target particles of tracks have no segments"
+        return f"split={split} against the truth: the target particles of --track-target have no segments"
     return (
         f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
-        f"target particles of tracks are candidate edges, {counts['passing'] / segments:.4f} pass as well"
+        f"target particles of --track-target are candidate edges, {counts['passing'] / segments:.4f} also have a score "
+        "above 0.5"
     )

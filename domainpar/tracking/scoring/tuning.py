@@ -42,7 +42,7 @@ CUTS = ("score_cut", "max_chi2", "walk_min", "walk_add", "min_quality")
 """The flags that may be tuned."""
 
 
-REFINED, FOLLOWED = ", refined", ", followed"
+REFINED, EXTENDED = ", refined", ", extended"
 
 
 def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
@@ -125,8 +125,8 @@ def given_cuts(config: InferConfig) -> dict[str, float]:
 
 
 def key_of(options: TrackOptions) -> str:
-    """The name that cuts are kept by: refined and followed tracks have others."""
-    return options.method + REFINED * options.refine + FOLLOWED * options.extend
+    """The name that cuts are kept by: refined and extended tracks have cuts of their own."""
+    return options.method + REFINED * options.refine + EXTENDED * options.extend
 
 
 def keep(run: Path, options: TrackOptions, chosen: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def read(run: Path) -> dict[str, Any]:
     def checked(content: Table) -> dict[str, Any]:
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
-            method = key.removesuffix(FOLLOWED).removesuffix(REFINED)
+            method = key.removesuffix(EXTENDED).removesuffix(REFINED)
             TrackOptions(**{"method": method, **chosen["cuts"]})
         return dict(content)
 

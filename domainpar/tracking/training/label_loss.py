@@ -135,7 +135,7 @@ class LabelMetrics:
         return [math.nan] * 4 if self._numbers.rejected else list((self._numbers.total() / FAR).tolist())
 
     def add(self, said: FloatArray, labels: FloatArray) -> None:
-        """Count what the network said of some rows, [n, columns], given their labels as it was to say them, [n]."""
+        """Count predictions of some rows, [n, columns], given their true labels, [n]."""
         if self.task.label.classes:
             known = labels >= 0
             right, guess = labels[known].astype(np.int64), said[known].argmax(axis=1)
@@ -161,8 +161,8 @@ class LabelMetrics:
 def figures_of(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
     """Metrics of what was counted of a label, None where there is nothing to divide by.
 
-    `accuracy` is the share of rows with the right class, `mean_accuracy` its mean over classes that occur; `rmse` the
-    root of the mean square of what numbers are off, in their own unit, `r2` the share of their variance that is told.
+    `accuracy` is the fraction of rows with the right class, `mean_accuracy` its mean over classes that occur; `rmse`
+    the root mean square error of numbers, in their own unit, `r2` the fraction of their variance that is explained.
     """
     if task.label.classes:
         found, there = np.array(counts)
@@ -184,7 +184,7 @@ def figures_of(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
 
 
 def count_labels(event: StoredEvent, readings: Mapping[str, Array], tasks: Sequence[Task]) -> dict[str, list[Any]]:
-    """Counts of what a network said of the labels of a whole event, in the order of its source, by name.
+    """Counts of the predicted labels of a whole event, in the order of its source, by name.
 
     Those that the event does not have, or of which it has classes that the network does not know, are left out.
     """

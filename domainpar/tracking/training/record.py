@@ -66,7 +66,7 @@ class StepTotals:
         self._ended: _Timestamp | None = None
 
     def add(self, part: LabelledPart, readings: Readings) -> None:
-        """Count a part and what the network said of it."""
+        """Count a part and the network's predictions for it."""
         plan, logits = part.graph.plan, readings.edges
         if logits is not None:
             logits = torch.atleast_2d(logits)[-1]  # scores are those of the last readout

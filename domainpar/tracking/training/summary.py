@@ -42,7 +42,7 @@ def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Train
     sizes += "standardised features, " if config.standardises else ""
     samples = several(len(training_data.train), "event" if config.mode == "halo" else "sector")
     lines = [
-        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} to an event, "
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
         f"{means_of(world.device)} each",
         f"events   : {store.path}",
         f"           {samples} to train on, {len(training_data.val)} to validate with; "
@@ -62,26 +62,26 @@ def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Train
         number = number_of_sectors(config.sectors or 0)
         sectors = several(number, "sector")
         grid = "" if isinstance(config.sectors, int) else f" ({config.sectors} in phi x eta)"
-        lines.append(f"naive    : APPROXIMATE: {sectors} an event{grid}, no exchange, edges between them dropped")
+        lines.append(f"naive    : APPROXIMATE: {sectors} per event{grid}; edges between them are dropped")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
 def memory_expected(expectation: Expectation | None) -> list[str]:
     """The expected memory of the run and the part it is for, with a warning where there is less."""
     if expectation is None:
-        return ["memory   : not predicted for this network; what it takes is told in the end"]
+        return ["memory   : not predicted for this network; the end of the run shows what it took"]
     rank = expectation.fullest
     share, num_ranks = expectation.shares[rank], len(expectation.shares)
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
-    ghosts = f" and {several(share.ghosts, 'ghost')}" if num_ranks > 1 else ""
+    nodes = f" and {several(share.owned, 'node')}"
+    if num_ranks > 1:
+        nodes = f", {several(share.owned, 'node')} and {several(share.ghosts, 'ghost node')}"
     every = expectation.recompute_every
     how = "" if every is None else f", with --recompute-every {every}"
     first = (
         f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for"
     )
-    part = (
-        f"{several(share.edges, 'edge')} and {several(share.owned, 'node')}{ghosts} of event {expectation.sample}{how}"
-    )
+    part = f"{several(share.edges, 'edge')}{nodes} of event {expectation.sample}{how}"
     lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
     if expectation.in_files:
         lines.append(
@@ -107,11 +107,11 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     if not peaks:
         return "memory   : no more than before the run"
     peak, rank = max(peaks)
-    who = "" if len(taken) == 1 else f" on rank {rank}, the most of any"
+    who = "" if len(taken) == 1 else f", on rank {rank}"
+    taken_there = f"memory   : at most {byte_size(peak)} above the bare process{who}"
     if expectation is None:
-        return f"memory   : {byte_size(peak)} at most{who}, above the bare process"
-    expected = expectation.shares[rank].expected
-    return f"memory   : {byte_size(peak)} at most{who}, above the bare process; {byte_size(expected)} were expected"
+        return taken_there
+    return f"{taken_there}; {byte_size(expectation.shares[rank].expected)} were expected"
 
 
 def files_taken(moved: Traffic | None, steps: int) -> list[str]:
@@ -125,9 +125,9 @@ def files_taken(moved: Traffic | None, steps: int) -> list[str]:
 def exactness(promise: Exactness) -> list[str]:
     """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
     if not promise.bitwise:
-        return [f"exactness: the result of any number of ranks to rounding: {promise.problem}"]
+        return [f"exactness: the same result on any number of ranks up to rounding: {promise.problem}"]
     if promise.problem:
-        warning = "exactness: WARNING: the result of any number of ranks to rounding only, since"
+        warning = "exactness: WARNING: the same result on any number of ranks up to rounding only, because"
         return [warning, f"           {promise.problem}"]
     return ["exactness: the same bits on any number of ranks (self-test passed)"]
 
@@ -143,7 +143,7 @@ def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
 def exchanged(forward: int, backward: int, sums: int) -> str:
     """The exchanges between the ranks of an event on its way through the network."""
     over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
-    return f"exchanges: {forward} on the way forward, {backward} on the way back of an event{over_all}"
+    return f"exchanges: {forward} in the forward pass and {backward} in the backward pass of an event{over_all}"
 
 
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:

@@ -72,7 +72,7 @@ class Task:
         return values
 
     def values(self, said: FloatArray) -> npt.NDArray[Any]:
-        """What the network said, [n, columns], as labels: the likeliest class, int64 [n], or a number, float64 [n]."""
+        """Predictions, [n, columns], as labels: the likeliest class, int64 [n], or a number, float64 [n]."""
         if self.label.classes:
             return np.asarray(said.argmax(axis=1))
         return np.asarray(said[:, 0] * self.scale + self.mean)
@@ -259,7 +259,7 @@ def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes:
 
 
 def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, npt.NDArray[Any]]:
-    """What a network said of an event as labels, by the names of their arrays: `node_NAME` [N], `graph_NAME` [1].
+    """The predicted labels of an event, by the names of their arrays: `node_NAME` [N], `graph_NAME` [1].
 
     Classes are int16, with the logits of all beside them, `node_NAME_logits` [N, classes]; numbers float64.
     """

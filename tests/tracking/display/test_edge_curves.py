@@ -84,5 +84,5 @@ def test_each_area_is_told_with_its_name(files):
     curves = edge_curves(files)
     panel = edge_chart(files, curves, None, None).panels[0]
     assert f"AUC {curves.auc:.4f}" in panel.series[0].name
-    assert "The AUC beside it is pooled" in panel.caption
+    assert "The AUC in the legend is pooled" in panel.caption
     assert f"The mean of the AUC over events is {curves.mean_auc:.4f} (" in panel.caption

@@ -132,7 +132,7 @@ def test_a_chosen_part_tells_its_ghosts(display):
     legend = display.find_element(By.CSS_SELECTOR, "#event-display .legend").text
     ghosts = display.execute_script("return domainpar.display.ghosts.length")
     assert ghosts > 0
-    assert legend.endswith(f"borrows {ghosts} ghosts")
+    assert legend.endswith(f"borrows {ghosts} halo nodes")
     foreign = display.execute_script(
         "const d = domainpar.display; return [...d.ghosts].every((hit) => d.part[hit] !== 1)"
     )

@@ -101,7 +101,7 @@ ABSURD = {
     ),
     "other nhits": (
         lambda hits: with_particles(hits, nhits=hits.particles.nhits + 1),
-        ["nhits of the particle table not what truth counts in 1 of 1 event (first: 001, "],
+        ["nhits of the particle table is not the number of hits with this particle_id in 1 of 1 event (first: 001, "],
     ),
     "nothing wrong": (lambda hits: hits, []),
     "no truth": (without_truth, []),
@@ -176,8 +176,9 @@ def test_what_the_graph_holds_is_what_infer_calls_the_upper_bound(tmp_path):
     assert (facts.segments, facts.in_graph) == (expected.segments, expected.in_graph)
     assert 0 < facts.in_graph < facts.segments
     lines = described([facts, facts], SETTINGS)
-    share = f"{facts.in_graph / facts.segments:.1%} of {2 * facts.segments:,} true segments of targets are among them"
-    assert any(line.startswith("edges: ") and line.endswith(share) for line in lines)
+    share = f"{facts.in_graph / facts.segments:.1%} of {2 * facts.segments:,} true segments"
+    end = f"{share} of target particles are candidate edges"
+    assert f"segments: {end}" in lines
 
 
 def test_without_a_known_pt_there_are_no_targets_and_the_ceiling_is_that_of_all_particles():
@@ -189,8 +190,8 @@ def test_without_a_known_pt_there_are_no_targets_and_the_ceiling_is_that_of_all_
     assert (facts.targets, facts.pt) == (None, None)
     assert (facts.segments, facts.in_graph) == (held.segments, held.in_graph)
     text = "\n".join(described([facts], SETTINGS))
-    assert "particles: no pT is known, so no target" in text
-    assert "true segments of particles are among them" in text
+    assert "particles: no pT is known, so there is no target particle" in text
+    assert "true segments of particles are candidate edges" in text
 
 
 def test_events_without_labels_are_counted_and_lines_have_their_numbers():

@@ -104,7 +104,7 @@ def test_what_is_expected_is_said_with_the_part_it_is_for():
     lines = summary.memory_expected(Expectation("7", (share(3 * GIB), share(3 * GIB + 300 * MIB))))
     assert lines == [
         "memory   : 3.29 GiB expected on the fullest of 2 ranks (rank 1), above 400 MiB of the bare process, for",
-        "           12,345 edges and 900 nodes and 100 ghosts of event 7",
+        "           12,345 edges, 900 nodes and 100 ghost nodes of event 7",
     ]
     alone = summary.memory_expected(Expectation("7", (share(3 * GIB),)))
     assert alone == [
@@ -156,7 +156,7 @@ def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypat
 def test_what_was_taken_is_said_beside_what_was_expected():
     expected = Expectation("7", (share(3 * GIB), share(GIB)))
     assert summary.memory_taken(expected, [None, 2 * GIB]) == (
-        "memory   : 2.00 GiB at most on rank 1, the most of any, above the bare process; 1.00 GiB were expected"
+        "memory   : at most 2.00 GiB above the bare process, on rank 1; 1.00 GiB were expected"
     )
     assert summary.memory_taken(expected, [None, None]) == "memory   : no more than before the run"
 

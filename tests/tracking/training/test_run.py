@@ -432,4 +432,4 @@ def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tm
 def test_the_number_of_exchanges_is_told_and_minimal(store, tmp_path, capsys, model, expected):
     run(store, tmp_path / "run", num_ranks=2, model=model, graph_iters=3, max_steps=1)
     assert run_json(tmp_path / "run")["exchanges"] == expected
-    assert f"exchanges: {expected['forward']} on the way forward" in capsys.readouterr().out
+    assert f"exchanges: {expected['forward']} in the forward pass" in capsys.readouterr().out

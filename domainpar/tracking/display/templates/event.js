@@ -44,7 +44,7 @@ class EventDisplay extends Painter {
     this.layers = {
       hits: layer("hits", COLOURS.grey, true, true, "every hit"),
       cut: layer("cut edges", COLOURS.cut, false, this.facts.cutEdges > 0, "candidate edges that join two parts"),
-      ghosts: layer("ghosts of the part", COLOURS.ghost, true, this.facts.parts > 1,
+      ghosts: layer("halo nodes of the part", COLOURS.ghost, true, this.facts.parts > 1,
         "hits of other parts that the chosen part needs a copy of"),
       truth: layer("true tracks", COLOURS.truth, !tracks, this.particleRows !== undefined,
         "target particles, hit by hit"),
@@ -140,7 +140,7 @@ class EventDisplay extends Painter {
     if (this.chosenPart >= 0) {
       const sampled = this.facts.cutEdgesDrawn < this.facts.cutEdges ? " at least" : "";
       legend.append(element("span", {}, `part ${this.chosenPart} owns ${count(this.chosenPart).toLocaleString("en")} hits and borrows` +
-        `${sampled} ${this.ghosts.length.toLocaleString("en")} ghosts`));
+        `${sampled} ${this.ghosts.length.toLocaleString("en")} halo nodes`));
     } else if (this.colour === "part") {
       const shown = Math.min(this.facts.parts, PARTS.length);
       for (let part = 0; part < shown; part++) add(PARTS[part % PARTS.length], `part ${part}`);

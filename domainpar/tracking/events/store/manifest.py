@@ -131,9 +131,9 @@ class EventStore:
 
     @property
     def beam_spot(self) -> BeamSpot | None:
-        """Where collisions lie along the beam: as it was told, or measured from the events with truth; None without."""
-        told = self.settings.get("beam_spot")
-        return BeamSpot.of_events(record.beam_spot for record in self.records) if told is None else BeamSpot(*told)
+        """Where collisions lie along the beam: as given, or measured from the events with truth; None without."""
+        given = self.settings.get("beam_spot")
+        return BeamSpot.of_events(record.beam_spot for record in self.records) if given is None else BeamSpot(*given)
 
     @property
     def digest(self) -> str:
@@ -357,7 +357,7 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
         flags[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
     if settings.get("hard_cuts"):
         flags["hard_cuts"] = json.dumps(settings["hard_cuts"]).replace("Infinity", ".inf")
-    # Where nothing was said, the settings hold a sentence.
+    # Where nothing was given, the settings hold a sentence.
     flags |= {name: settings[name] for name in ("partitioner", "tiles") if " " not in str(settings.get(name, " "))}
     words = [[f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
              for name, value in flags.items() if value not in (None, False)]  # fmt: skip

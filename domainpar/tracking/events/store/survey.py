@@ -84,8 +84,8 @@ def survey_of(surveys: Sequence[EventSurvey], records: Sequence[EventRecord], se
     """
     if not surveys:
         return {}
-    told = settings.get("beam_spot")
-    spots = [record.beam_spot if told is None else told for record in records]
+    given = settings.get("beam_spot")
+    spots = [record.beam_spot if given is None else given for record in records]
     layers = sum((Counter(survey.layers) for survey in surveys), Counter[str]())
     places = np.array([name.split(".") for name in layers], np.int64).reshape(-1, 2)
     field = field_of(settings, *places.T)
@@ -142,7 +142,7 @@ def outside(trained: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[
     (was, bent), (field, bends) = trained["field"], here["field"]
     if bent and bends and np.abs(np.subtract(bent, bends)).max() > OTHER_FIELD * np.abs(bent).max():
         parts.append(f"field {field} ({was})")
-    for of, what in ("hits", "hits an event"), ("edges_per_hit", "candidate edges a hit"):
+    for of, what in ("hits", "hits per event"), ("edges_per_hit", "candidate edges per hit"):
         then, now = trained[of], here[of]
         if now[0] * UNLIKE < then[0] or now[1] > UNLIKE * then[1]:
             parts.append(f"{_shown(*now)} {what} ({_shown(*then)})")

@@ -93,12 +93,12 @@ def trackml() -> Layout:
 
 def layout_of(settings: Mapping[str, Any]) -> Layout:
     """The surfaces that the settings of a store tell; those of TrackML where they tell none."""
-    told = settings.get("surfaces")
-    return trackml() if told is None else _told(tuple(tuple(row) for row in told))
+    given = settings.get("surfaces")
+    return trackml() if given is None else _given(tuple(tuple(row) for row in given))
 
 
 @lru_cache(maxsize=4)
-def _told(rows: Sequence[Any]) -> Layout:
+def _given(rows: Sequence[Any]) -> Layout:
     """The surfaces of a file; neighbours are those that straight lines from the beam cross one after the other."""
     surfaces = [SurfaceRow(*row) for row in rows]
     places = np.zeros(len(surfaces), PLACE_DTYPE)

@@ -155,10 +155,11 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         f"{several(first.events, 'event')}, {targets}, tracks of at least {several(first.min_hits, 'hit')}, {style} "
         f"matching of {share} of the hits:"
     )
-    return [*textwrap.wrap(about, WIDTH), *lines, *textwrap.wrap(_notes(finders, style), WIDTH)]
+    notes = [line for note in _notes(finders, style) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    return [*textwrap.wrap(about, WIDTH), *lines, *notes]
 
 
-def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
+def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
     """What the columns of the table count, and rates that have none."""
 
     def each(words: str, value: Callable[[TrackCounts], str]) -> str:
@@ -169,22 +170,22 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> str:
 
     some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
     notes = [
-        "Fakes match no particle; unlabelled tracks neither, as most of their hits have none. Both are of tracks whose "
-        "fitted pT is in the range of the targets",
-        each("fakes per target particle", of_style(fakes_per_target)),
-        each("tracks of any pT that match no particle", of_style(unmatched_rate)),
+        "fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
+        "particle; most hits of an unlabelled track have no particle in the truth",
+        each("fake tracks per target particle", of_style(fakes_per_target)),
+        each("fraction of tracks of any pT that match no particle", of_style(unmatched_rate)),
         *([each("duplicates per track", of_style(duplicates_per_track))] if some_duplicates else []),
-        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as "
+        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as in "
         "gnn_tracking",
-        each("LHC, per track of one", lambda counts: short(majority_rates(counts.majority)["lhc"])),
+        each("LHC, of the tracks of such particles", lambda counts: short(majority_rates(counts.majority)["lhc"])),
     ]
     if any(counts.unfitted for counts in finders.values()):
         notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
     if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
     if "upper_bound" in finders:
-        notes.append("upper_bound: perfect scores of the candidate edges, through the same track builder")
-    return f"{'; '.join(notes)}."
+        notes.append("upper_bound: tracks that the same track builder makes of perfect edge scores")
+    return notes
 
 
 def short(value: float | None) -> str:
