@@ -42,7 +42,7 @@ _RUN = (
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = (
     r"(scores|stream|timings)\.json|submission\.parquet"
-    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-graph\.csv)"
+    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-trackparams\.csv|-graph\.csv)"
 )
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
