@@ -112,6 +112,33 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     return Perigees(value, covariance, chi2, ndf)
 
 
+def flown_back(begun: FloatArray, field: Field) -> FloatArray:
+    """`NAMES` of particles that began anywhere, flown back to the beam line without material, float64 [P, 5].
+
+    Args:
+        begun: x, y, z in mm, phi, pt in GeV, eta and charge of each, [P, 7]; where one is NaN, or the charge 0, so is
+            the result.
+        field: The field.
+    """
+    return np.asarray(_fly_back(np.ascontiguousarray(begun, np.float64), field))
+
+
+@compiled
+def _fly_back(begun: Any, field: Any) -> Any:
+    values, state, unused = np.full((len(begun), 5), np.nan), np.zeros(1, STATE_DTYPE)[0], np.empty((5, 5))
+    reference = np.empty(5)
+    for i in range(len(begun)):
+        x, y, z, phi, pt, eta, charge = begun[i]
+        if not np.isfinite(begun[i]).all() or charge == 0:
+            continue
+        state.x, state.y, state.z, state.psi = x, y, z, phi
+        state.slope, state.k = np.sinh(eta), -charge * GEV_PER_TESLA_MM / pt
+        _fly_to(state, 0.0, 0.0, field, np.eye(5))
+        _read(state, reference)
+        _to_parameters(reference, np.eye(5), values[i], unused)
+    return values
+
+
 # --- one track -------------------------------------------------------------------------------------------------------
 # Deviations from the reference are of (place across it, direction, curvature k, z, slope), as the state of the CKF.
 
@@ -172,6 +199,12 @@ def _to_beam(state: Any, reference: Any, field: Any) -> None:
     """Put a reference that was moved on its point closest to the beam line."""
     _place(state, reference)
     _fly_to(state, 0.0, 0.0, field, np.eye(5))
+    _read(state, reference)
+
+
+@compiled
+def _read(state: Any, reference: Any) -> None:
+    """The parameters of a state on its point closest to the beam line."""
     reference[0] = state.y * np.cos(state.psi) - state.x * np.sin(state.psi)
     reference[1], reference[2], reference[3], reference[4] = state.psi, state.k, state.z, state.slope
 

@@ -11,7 +11,7 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco import perigee
 from domainpar.tracking.reco.ckf.layout import layout_of
-from domainpar.tracking.reco.perigee import ENERGY_LOSS, NAMES, PION, RADIATION_LENGTHS, fit_perigees
+from domainpar.tracking.reco.perigee import ENERGY_LOSS, NAMES, PION, RADIATION_LENGTHS, fit_perigees, flown_back
 from domainpar.tracking.reco.segments import TrackHits
 
 RADII, PLANES = (33, 70, 115, 170, 260, 380, 520, 700, 900), (300, 420, 560, 720, 900, 1150, 1400, 1700, 2000)
@@ -257,3 +257,21 @@ def test_covariances_are_carried_over_by_the_derivatives_of_the_parameters():
     perigee._to_parameters(reference, root.T @ root, value, covariance)
     np.testing.assert_allclose(value, parameters(reference), rtol=1e-9)
     np.testing.assert_allclose(covariance, by @ root.T @ root @ by.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
+def test_particles_that_began_elsewhere_are_flown_back_to_the_parameters_of_their_helix(field):
+    truth = particles(50, 7, -1.5, 1.5, displaced=10.0)
+    d0, z0, phi, theta, qop = truth.T
+    at = np.stack([-d0 * np.sin(phi), d0 * np.cos(phi), z0], axis=1)
+    p = (
+        np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=1)
+        / np.abs(qop)[:, None]
+    )
+    for _ in range(20):  # to 200 mm along the way
+        at, p = flown(at, p, np.sign(qop), np.full(len(at), 10.0), field)
+    pt = np.hypot(p[:, 0], p[:, 1])
+    begun = np.column_stack([at, np.arctan2(p[:, 1], p[:, 0]), pt, np.arcsinh(p[:, 2] / pt), np.sign(qop)])
+    np.testing.assert_allclose(flown_back(begun, field), truth, rtol=1e-4, atol=0.02)
+    begun[3, 3], begun[4, 6] = np.nan, 0
+    assert np.isnan(flown_back(begun, field)).all(axis=1).tolist() == [3 <= i <= 4 for i in range(len(begun))]

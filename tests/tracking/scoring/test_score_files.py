@@ -90,10 +90,8 @@ def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
 
 
 def test_parameters_of_tracks_come_back_by_finder(tmp_path):
-    fits = [
-        Perigees(*(np.random.default_rng(n).normal(size=(2, *shape)) for shape in ((5,), (5, 5), ())), np.zeros(2))
-        for n in (0, 1)
-    ]
+    draw = np.random.default_rng(0).normal
+    fits = [Perigees(draw(size=(2, 5)), draw(size=(2, 5, 5)), draw(size=2), np.zeros(2)) for _ in range(2)]
     tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
     both = replace(tracked, parameters=dict(zip((NETWORK, CKF), fits)))
     found = read_scores(tmp_path / write_scores(tmp_path, both, {}).path)
