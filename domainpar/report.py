@@ -36,6 +36,7 @@ def _work(config: ReportConfig) -> int:
         with refused_as_asked("report"):
             page = build_report(config)
             path, size = write_report(page, Path(config.out or page.directory / "report.html"))
+            numbers = write_numbers(page, path.with_suffix(".csv"))
             pictures = [] if config.png is None else write_pictures(page, Path(config.png))
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
@@ -43,6 +44,7 @@ def _work(config: ReportConfig) -> int:
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
     print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
+    print(f"numbers: {numbers}, the bins of its curves of tracks")
     for sentence in page.missing:
         print(f"missing: {sentence}")
     for picture in pictures:
@@ -94,6 +96,22 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
         raise ValueError(f"{path} is there and is no report; choose another --out.")
     write_whole(path, content)
     return path, len(content)
+
+
+def write_numbers(page: "Page", path: Path) -> Path:
+    """Write the binned numbers of the charts as CSV; returns the path.
+
+    Raises:
+        ValueError: If a file of this name holds something else.
+        OSError: If the file cannot be written.
+    """
+    from domainpar.common.atomic_files import write_whole
+    from domainpar.tracking.display.binned import HEADING, binned_numbers
+
+    if path.exists() and not path.read_bytes().startswith(",".join(HEADING).encode()):
+        raise ValueError(f"{path} is there and holds no numbers of a report; choose another --out.")
+    write_whole(path, binned_numbers(page).encode())
+    return path
 
 
 def write_pictures(page: "Page", directory: Path) -> list[Path]:

@@ -36,7 +36,7 @@ TRACKERS = "trackers"
 
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = (
-    r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|model\.(onnx|pt2)"
+    r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.(html|csv)|model\.(onnx|pt2)"
     r"|run\.lock(\.takeover)?|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +16,20 @@ from domainpar.tracking.display.edges import edge_chart, edge_curves
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
 from domainpar.tracking.display.profile import operations, profile_chart, profile_of
-from domainpar.tracking.display.run_files import SPLITS, RunFiles
+from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
+from domainpar.tracking.display.resolutions import resolution_charts
+from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
-from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
+from domainpar.tracking.display.tracks import (
+    BORDERS,
+    QUALITY,
+    RATES,
+    Finder,
+    finders_of,
+    quality_chart,
+    title_of,
+    track_charts,
+)
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
@@ -168,7 +179,9 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
     if started := summary.started_as(run):
         commands.append(("It was started with", started))
     tables = (summary.facts(run), *(summary.final_metrics(run) if other is None else ()))
-    return Section("summary", "Run", (), _approximate(run, other), tables, commands=tuple(commands))
+    return Section(
+        "summary", "Run", summary.not_trained_here(run), _approximate(run, other), tables, commands=tuple(commands)
+    )
 
 
 def _comparison(run: RunFiles, other: RunFiles) -> Section:
@@ -254,21 +267,24 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     """Efficiency, fakes and duplicates of every finder."""
     title = "Tracks"
-    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else [])]
-    split = next((split for split in SPLITS if run.performance.get(split)), None)
-    if split is None:
+    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), QUALITY, *OF_FITS]
+    splits = run.splits_to_judge(run.performance)
+    if not (finders := finders_of(run, splits, other)):
         otherwise = "No event with tracks has truth to count against."
         why = _why_missing(run, "scores", "tracks", otherwise=otherwise) if run.learns_edges else NO_EDGES
         return _absent("tracks", title, why, *names)
-    finders = finders_of(run, split, other)
     styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
-    charts = tuple(track_charts(run, split, finders, styles))
-    absent = f"The run beside it has no tracks in the {split} split."
+    where, line = f"the {' and '.join(splits)} split", title_of(run, splits, finders, styles[0])
+    charts = (*track_charts(run, splits, finders, styles), quality_chart(finders, line))
+    charts += resolution_charts(run, splits, finders, line)
+    absent = dict.fromkeys(names, f"The run beside it has no tracks in {where}.")
+    unfitted = f"No finder has parameters of its tracks, and truth of them, in {where}."
+    absent |= dict.fromkeys(OF_FITS, _why_missing(run, "events", otherwise=unfitted))
     counts = finders[0].counts
     share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
     border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
     lead = (
-        f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
+        f"{several(counts.events, 'event')} of {where}. {_targets(run)} Matching takes {share} of the "
         f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fakes match no particle; unlabelled "
         "tracks neither, as most of their hits have none: both are of tracks whose fitted pT is one that targets may "
         "have. "
@@ -279,10 +295,10 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
         title,
         (lead,),
         _approximate(run, other),
-        tables=_rate_tables(finders),
+        tables=_rate_tables(finders) + _other_splits(run, splits),
         styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
         charts=charts,
-        left_out=dict.fromkeys([name for name in names if name not in {chart.name for chart in charts}], absent),
+        left_out={name: why for name, why in absent.items() if name not in {chart.name for chart in charts}},
     )
 
 
@@ -317,6 +333,25 @@ def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
             }
         )
     return ReportTable.of(rates, words=2) + ReportTable.of(majorities)
+
+
+def _other_splits(run: RunFiles, shown: Sequence[str]) -> tuple[ReportTable, ...]:
+    """The tracks of scored events that are in no chart, since some of their split were trained on."""
+    rows = [
+        {
+            "split": split,
+            "found by": finder.label,
+            "events": f"{finder.counts.events:,}",
+            "targets found": f"{counts.reconstructed:,} of {counts.targets:,}",
+            "efficiency": short(efficiency(counts)),
+            "fake rate": short(fake_rate(counts)),
+        }
+        for split in run.performance
+        if split not in shown
+        for finder in finders_of(run, [split])
+        for counts in [finder.counts.styles[run.tracking.style]]
+    ]
+    return ReportTable.of(rows, f"The other scored events, {run.tracking.style} matching.", words=2)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
