@@ -87,31 +87,28 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
-    from domainpar.common.atomic_files import write_whole
     from domainpar.tracking.display.html import render
 
     content = render(page).encode()
-    # Any page may be replaced, but never a file of the run.
-    if path.exists() and not path.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
-        raise ValueError(f"{path} is there and is no report; choose another --out.")
-    write_whole(path, content)
+    _replace(path, content, b"<!doctype html", "report")
     return path, len(content)
 
 
 def write_numbers(page: "Page", path: Path) -> Path:
-    """Write the binned numbers of the charts as CSV; returns the path.
-
-    Raises:
-        ValueError: If a file of this name holds something else.
-        OSError: If the file cannot be written.
-    """
-    from domainpar.common.atomic_files import write_whole
+    """Write the binned numbers of the charts as CSV, as `write_report` writes the page; returns the path."""
     from domainpar.tracking.display.binned import HEADING, binned_numbers
 
-    if path.exists() and not path.read_bytes().startswith(",".join(HEADING).encode()):
-        raise ValueError(f"{path} is there and holds no numbers of a report; choose another --out.")
-    write_whole(path, binned_numbers(page).encode())
+    _replace(path, binned_numbers(page).encode(), ",".join(HEADING).encode(), "table of one")
     return path
+
+
+def _replace(path: Path, content: bytes, begins: bytes, what: str) -> None:
+    from domainpar.common.atomic_files import write_whole
+
+    # Any page may be replaced, but never a file of the run.
+    if path.exists() and not path.read_bytes()[: len(begins) + 64].lstrip().lower().startswith(begins):
+        raise ValueError(f"{path} is there and is no {what}; choose another --out.")
+    write_whole(path, content)
 
 
 def write_pictures(page: "Page", directory: Path) -> list[Path]:

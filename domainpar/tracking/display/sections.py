@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,16 +20,7 @@ from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
 from domainpar.tracking.display.resolutions import resolution_charts
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
-from domainpar.tracking.display.tracks import (
-    BORDERS,
-    QUALITY,
-    RATES,
-    Finder,
-    finders_of,
-    quality_chart,
-    title_of,
-    track_charts,
-)
+from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, title_of, track_charts
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
@@ -267,7 +258,7 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     """Efficiency, fakes and duplicates of every finder."""
     title = "Tracks"
-    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), QUALITY, *OF_FITS]
+    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), *OF_FITS]
     splits = run.splits_to_judge(run.performance)
     if not (finders := finders_of(run, splits, other)):
         otherwise = "No event with tracks has truth to count against."
@@ -275,8 +266,9 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
         return _absent("tracks", title, why, *names)
     styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
     where, line = f"the {' and '.join(splits)} split", title_of(run, splits, finders, styles[0])
-    charts = (*track_charts(run, splits, finders, styles), quality_chart(finders, line))
-    charts += resolution_charts(run, splits, finders, line)
+    charts = (*track_charts(run, splits, finders, styles), *resolution_charts(run, splits, finders, line))
+    seen = [split for split in run.performance if split not in splits]
+    others = tuple(_rate_tables(finders_of(run, [split]), f"Of the {split} split alone.")[0] for split in seen)
     absent = dict.fromkeys(names, f"The run beside it has no tracks in {where}.")
     unfitted = f"No finder has parameters of its tracks, and truth of them, in {where}."
     absent |= dict.fromkeys(OF_FITS, _why_missing(run, "events", otherwise=unfitted))
@@ -295,14 +287,14 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
         title,
         (lead,),
         _approximate(run, other),
-        tables=_rate_tables(finders) + _other_splits(run, splits),
+        tables=_rate_tables(finders) + others,
         styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
         charts=charts,
         left_out={name: why for name, why in absent.items() if name not in {chart.name for chart in charts}},
     )
 
 
-def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
+def _rate_tables(finders: list[Finder], note: str = "") -> tuple[ReportTable, ...]:
     """Rates of each finder in each style of matching, and its tracks by the share of their majority particle."""
     rates, majorities = [], []
     for finder in finders:
@@ -332,26 +324,7 @@ def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
                 "TrackML score": short(mean_trackml_score(finder.counts)),
             }
         )
-    return ReportTable.of(rates, words=2) + ReportTable.of(majorities)
-
-
-def _other_splits(run: RunFiles, shown: Sequence[str]) -> tuple[ReportTable, ...]:
-    """The tracks of scored events that are in no chart, since some of their split were trained on."""
-    rows = [
-        {
-            "split": split,
-            "found by": finder.label,
-            "events": f"{finder.counts.events:,}",
-            "targets found": f"{counts.reconstructed:,} of {counts.targets:,}",
-            "efficiency": short(efficiency(counts)),
-            "fake rate": short(fake_rate(counts)),
-        }
-        for split in run.performance
-        if split not in shown
-        for finder in finders_of(run, [split])
-        for counts in [finder.counts.styles[run.tracking.style]]
-    ]
-    return ReportTable.of(rows, f"The other scored events, {run.tracking.style} matching.", words=2)
+    return ReportTable.of(rates, note, words=2) + ReportTable.of(majorities)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:

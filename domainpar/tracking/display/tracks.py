@@ -35,6 +35,12 @@ RATES = {
         "duplicates per found target",
         "Further tracks of targets that have one already, per target that was found.",
     ),
+    "share": (
+        "track-quality",
+        "share of the tracks",
+        "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
+        "are of the particle with most of them; and by completeness, the share of that particle's hits on them.",
+    ),
 }
 """Rates: name of the chart, label of its axis, caption."""
 
@@ -47,14 +53,16 @@ QUANTITIES = {
     "z0": "z0 [mm]",
     "vz": "production z [mm]",
     "hits": "hits",
+    "purity": "purity of the track",
+    "completeness": "completeness of the track",
     "density": "local hit density, hits within 0.1 of η and φ",
     "holes": "holes",
     "border": "distance to a sector border, ΔR",
 }
 """Quantities that rates are counted against, and the labels of their axes."""
 
-QUALITY = "track-quality"
-QUALITIES = {"hits": "hits of a track", "purity": "purity of a track", "completeness": "completeness of a track"}
+QUALITIES = ("hits", "purity", "completeness")
+"""Of a track."""
 
 BORDERS = "borders"
 FINDERS = {
@@ -158,6 +166,7 @@ def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> Rat
         "efficiency": (binned.reconstructed, binned.targets),
         "fake_rate": (binned.fakes, binned.tracks),
         "duplicate_rate": (binned.duplicated, binned.reconstructed),
+        "share": (binned.tracks, (sum(binned.tracks),) * len(binned.tracks)),
     }[rate]
     intervals = [_interval(k, n, rate) for k, n in zip(part, whole, strict=True)]
     value, low, high = np.array(intervals, np.float64).reshape(-1, 3).T
@@ -177,7 +186,10 @@ def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
 
 def quantities_of(rate: str) -> tuple[str, ...]:
     """The quantities that a rate is shown against: a fake has no vertex."""
-    return tuple(name for name in QUANTITIES if rate != "fake_rate" or name not in ("radius", "vz"))
+    if rate == "share":
+        return QUALITIES
+    left_out = ("purity", "completeness", *(("radius", "vz") if rate == "fake_rate" else ()))
+    return tuple(name for name in QUANTITIES if name not in left_out)
 
 
 def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
@@ -188,40 +200,18 @@ def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]
         caption += f" Bins with fewer than {FEWEST} are left out."
         for style in styles:
             panels = _panels(finders, style, quantities_of(rate), rate)
-            if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
+            if rate not in ("fake_rate", "share") and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
             title = title_of(run, splits, finders, style)
             charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
     if any(finder.other for finder in finders):
         compared = [finder for finder in finders if finder.name in ("network", "upper_bound")]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
-        rates = [rate for rate in RATES if styles[0] == "atlas" or rate != "duplicate_rate"]
+        rates = [rate for rate in list(RATES)[:3] if styles[0] == "atlas" or rate != "duplicate_rate"]
         of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
         title = title_of(run, splits, finders, styles[0])
         charts.append(Chart(BORDERS, title, of_borders, columns=len(of_borders), on_page=False))
     return charts
-
-
-def quality_chart(finders: Sequence[Finder], title: str) -> Chart:
-    """Hits, purity and completeness of the tracks that are counted: the share of the tracks in each bin."""
-    panels = []
-    for name, label in QUALITIES.items():
-        series = []
-        for finder in finders:
-            counts = next(iter(finder.counts.binned.values()))[name]
-            whole = np.full(len(counts.tracks), sum(counts.tracks))
-            intervals = [_interval(k, n, "share") for k, n in zip(counts.tracks, whole.tolist())]
-            value, low, high = np.array(intervals, np.float64).reshape(-1, 3).T
-            edges = np.array(counts.edges)
-            table = np.stack([edges[:-1], edges[1:], value, low, high, np.array(counts.tracks), whole], 1)
-            look: dict[str, Any] = {"dashed": finder.name == "upper_bound", "table": table}
-            series.append(Series(finder.label, "steps", finder.colour, edges, value, **look))
-        panels.append(Panel(name, tuple(series), ChartAxis(label), ChartAxis("share of the tracks", 0.0)))
-    caption = (
-        "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
-        "are of the particle with most of them; and by completeness, the share of that particle's hits on them."
-    )
-    return Chart(QUALITY, title, tuple(panels), columns=3, caption=caption)
 
 
 def title_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], style: str) -> str:
@@ -263,7 +253,7 @@ def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float
 def axis_of(quantity: str, edges: FloatArray, rate: str) -> ChartAxis:
     """The axis says whose the quantity is: fakes have no true particle."""
     label = QUANTITIES[quantity]
-    if quantity not in ("density", "hits", "holes", "border"):
+    if quantity not in ("density", "holes", "border", *QUALITIES):
         label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
     borders = _borders(edges, quantity)
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])

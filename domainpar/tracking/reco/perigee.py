@@ -32,7 +32,6 @@ from domainpar.tracking.reco.helix import fit_helices
 from domainpar.tracking.reco.segments import TrackHits
 
 NAMES = ("d0", "z0", "phi", "theta", "qop")
-UNITS = {"d0": "mm", "z0": "mm", "phi": "rad", "theta": "rad", "qop": "1/GeV"}
 
 PASSES = 3
 """Each begins with the result of the one before."""
@@ -67,9 +66,6 @@ class Perigees:
     covariance: FloatArray
     chi2: FloatArray
     ndf: IntArray
-
-    def __len__(self) -> int:
-        return len(self.value)
 
     @property
     def fitted(self) -> BoolArray:
@@ -107,9 +103,8 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
     k = -helices.charge * GEV_PER_TESLA_MM / helices.pt
     begin = np.stack([helices.d0, helices.phi, k, helices.z0, np.sinh(helices.eta)], axis=1)
-    value, covariance, chi2 = _fit_all(table[order], ptr, begin, layout.places, field)
-    ndf = 2 * np.diff(ptr) - 5
-    return Perigees(value, covariance, chi2, ndf)
+    covariance, chi2 = _fit_all(table[order], ptr, begin, layout.places, field)
+    return Perigees(_parameters(begin), _carried_over(begin, covariance), chi2, 2 * np.diff(ptr) - 5)
 
 
 def flown_back(begun: FloatArray, field: Field) -> FloatArray:
@@ -120,23 +115,39 @@ def flown_back(begun: FloatArray, field: Field) -> FloatArray:
             the result.
         field: The field.
     """
-    return np.asarray(_fly_back(np.ascontiguousarray(begun, np.float64), field))
+    x, y, z, phi, pt, eta, charge = begun.T
+    k = -np.where(charge == 0, np.nan, charge) * GEV_PER_TESLA_MM / pt
+    return _parameters(_fly_back(np.stack([x, y, phi, k, z, np.sinh(eta)], axis=1), field))
+
+
+def _parameters(reference: FloatArray) -> FloatArray:
+    """`NAMES` of (d0, phi, k, z0, slope), [T, 5]."""
+    d0, phi, k, z0, slope = reference.T
+    qop = -k / (GEV_PER_TESLA_MM * np.hypot(1, slope))
+    return np.stack([d0, z0, (phi + np.pi) % (2 * np.pi) - np.pi, np.arctan2(1, slope), qop], axis=1)
+
+
+def _carried_over(reference: FloatArray, covariance: FloatArray) -> FloatArray:
+    """The covariance of `_parameters`, given that of deviations from the reference, [T, 5, 5]."""
+    d0, _, k, _, slope = reference.T
+    by, square = np.zeros((len(reference), 5, 5)), 1 + slope * slope
+    by[:, 0, 0] = by[:, 2, 1] = by[:, 1, 3] = 1.0
+    # Turned about a point aside of the beam line, a track has its closest point elsewhere.
+    by[:, 1, 1], by[:, 3, 4] = -slope * d0, -1 / square
+    by[:, 4, 2] = -1 / (GEV_PER_TESLA_MM * np.sqrt(square))
+    by[:, 4, 4] = -k * by[:, 4, 2] * slope / square
+    return np.asarray(np.einsum("tij,tjk,tlk->til", by, covariance, by))
 
 
 @compiled
 def _fly_back(begun: Any, field: Any) -> Any:
-    values, state, unused = np.full((len(begun), 5), np.nan), np.zeros(1, STATE_DTYPE)[0], np.empty((5, 5))
-    reference = np.empty(5)
+    """(d0, phi, k, z0, slope) of states (x, y, phi, k, z, slope); NaN of those with one."""
+    references, state = np.full((len(begun), 5), np.nan), np.zeros(1, STATE_DTYPE)[0]
     for i in range(len(begun)):
-        x, y, z, phi, pt, eta, charge = begun[i]
-        if not np.isfinite(begun[i]).all() or charge == 0:
-            continue
-        state.x, state.y, state.z, state.psi = x, y, z, phi
-        state.slope, state.k = np.sinh(eta), -charge * GEV_PER_TESLA_MM / pt
-        _fly_to(state, 0.0, 0.0, field, np.eye(5))
-        _read(state, reference)
-        _to_parameters(reference, np.eye(5), values[i], unused)
-    return values
+        if np.isfinite(begun[i]).all():
+            state.x, state.y, state.psi, state.k, state.z, state.slope = begun[i]
+            _to_beam(state, references[i], field)
+    return references
 
 
 # --- one track -------------------------------------------------------------------------------------------------------
@@ -144,27 +155,26 @@ def _fly_back(begun: Any, field: Any) -> Any:
 
 
 @compiled
-def _fit_all(hits: Any, ptr: Any, begin: Any, places: Any, field: Any) -> Any:
-    count, most = len(begin), 1
-    for track in range(count):
-        most = max(most, ptr[track + 1] - ptr[track])
-    value, covariance, chi2 = np.full((count, 5), np.nan), np.full((count, 5, 5), np.nan), np.full(count, np.nan)
-    state, back, residuals = np.zeros(1, STATE_DTYPE), np.empty((most, 5, 5)), np.empty((most, 5))
-    for track in range(count):
-        of_track = hits[ptr[track] : ptr[track + 1]]
-        if not np.isfinite(begin[track]).all() or begin[track, 2] == 0.0:
+def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any) -> Any:
+    """Move the references (d0, phi, k, z0, slope), [T, 5], where the hits of their tracks tell, and to NaN without a
+    fit; (covariances of deviations from them, [T, 5, 5], chi^2, [T])."""
+    spreads, chi2 = np.full((len(references), 5, 5), np.nan), np.full(len(references), np.nan)
+    most = max(np.max(np.diff(ptr)), 1) if len(references) else 1
+    state, back, along = np.zeros(1, STATE_DTYPE)[0], np.empty((most, 5, 5)), np.empty((most, 5))
+    for track in range(len(references)):
+        of_track, reference = hits[ptr[track] : ptr[track + 1]], references[track]
+        if not np.isfinite(reference).all() or reference[2] == 0.0:
+            reference[:] = np.nan
             continue
-        reference = begin[track].copy()
         for _ in range(PASSES):
-            _fly_out(state[0], reference, of_track, field, back, residuals)
-            deviation, spread, total = _filter(of_track, residuals, back, places)
+            _fly_out(state, reference, of_track, field, back, along)
+            deviation, spreads[track], chi2[track] = _filter(of_track, along, back, places)
             reference += deviation
-            _to_beam(state[0], reference, field)
-        _to_parameters(reference, spread, value[track], covariance[track])
-        chi2[track] = total
-        if not (np.isfinite(value[track]).all() and (np.diag(spread) > 0).all()):
-            value[track], covariance[track], chi2[track] = np.nan, np.nan, np.nan
-    return value, covariance, chi2
+            _place(state, reference)
+            _to_beam(state, reference, field)
+        if not (np.isfinite(reference).all() and (np.diag(spreads[track]) > 0).all()):
+            reference[:], spreads[track], chi2[track] = np.nan, np.nan, np.nan
+    return spreads, chi2
 
 
 @compiled
@@ -176,10 +186,10 @@ def _place(state: Any, reference: Any) -> None:
 
 
 @compiled
-def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, residuals: Any) -> None:
+def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, along: Any) -> None:
     """Fly from the beam line along the hits of a track.
 
-    For each hit: `back` carries deviations from it to the one before, or to the beam line, and `residuals` has the
+    For each hit: `back` carries deviations from it to the one before, or to the beam line, and `along` has the
     hit's distance across and in z, and the direction, slope and k there.
     """
     _place(state, reference)
@@ -187,24 +197,17 @@ def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, resid
         back[i] = np.eye(5)
         _fly_to(state, hits[i].x, hits[i].y, field, back[i])
         sine, cosine = np.sin(state.psi), np.cos(state.psi)
-        residuals[i, 0] = (hits[i].y - state.y) * cosine - (hits[i].x - state.x) * sine
-        residuals[i, 1] = hits[i].z - state.z
-        residuals[i, 2], residuals[i, 3], residuals[i, 4] = state.psi, state.slope, state.k
+        along[i, 0] = (hits[i].y - state.y) * cosine - (hits[i].x - state.x) * sine
+        along[i, 1] = hits[i].z - state.z
+        along[i, 2], along[i, 3], along[i, 4] = state.psi, state.slope, state.k
         if i + 1 < len(hits) and hits[i + 1].surface != hits[i].surface:
             state.k *= 1 + _share_lost(state.k, state.slope)
 
 
 @compiled
 def _to_beam(state: Any, reference: Any, field: Any) -> None:
-    """Put a reference that was moved on its point closest to the beam line."""
-    _place(state, reference)
+    """Fly a state to its point closest to the beam line, and read the reference there."""
     _fly_to(state, 0.0, 0.0, field, np.eye(5))
-    _read(state, reference)
-
-
-@compiled
-def _read(state: Any, reference: Any) -> None:
-    """The parameters of a state on its point closest to the beam line."""
     reference[0] = state.y * np.cos(state.psi) - state.x * np.sin(state.psi)
     reference[1], reference[2], reference[3], reference[4] = state.psi, state.k, state.z, state.slope
 
@@ -248,25 +251,17 @@ def _transport(state: Any, s: float, field: Any, step: Any) -> None:
 
     Along a curve of curvature c a neighbour at the distance y turns by -c^2 y, and its way is shorter by c y.
     """
-    half, slope = -0.5 * s, state.slope
-    x, y = state.x + half * np.cos(state.psi), state.y + half * np.sin(state.psi)
-    z = state.z + half * slope
+    slope, square = state.slope, 0.5 * s * s
+    x, y = state.x - 0.5 * s * np.cos(state.psi), state.y - 0.5 * s * np.sin(state.psi)
+    z = state.z - 0.5 * s * slope
     bend, twist = forces(field, x, y, z, state.psi, slope)
-    along_z = forces(field, x, y, z, state.psi, 0.0)[0]
-    curvature, square = state.k * bend, 0.5 * s * s
-    by_slope = state.k * (bend - along_z) / slope if abs(slope) > 1e-6 else 0.0
+    turn = state.k * bend
+    by_slope = state.k * (bend - forces(field, x, y, z, state.psi, 0.0)[0]) / slope if abs(slope) > 1e-6 else 0.0
     of_k = twist * (1 + slope * slope)
-    step[0, 0], step[0, 1], step[0, 2] = 1 - square * curvature**2, s, square * bend
-    step[0, 4] = square * by_slope
-    step[1, 0], step[1, 1], step[1, 2], step[1, 4] = (
-        -s * curvature**2,
-        1 - square * curvature**2,
-        s * bend,
-        s * by_slope,
-    )
-    step[3, 0], step[3, 1], step[3, 2] = -s * slope * curvature, -square * slope * curvature, square * of_k
-    step[3, 4] = s
-    step[4, 2] = s * of_k
+    step[0, 0], step[0, 1], step[0, 2], step[0, 4] = 1 - square * turn**2, s, square * bend, square * by_slope
+    step[1, 0], step[1, 1], step[1, 2], step[1, 4] = -s * turn**2, step[0, 0], s * bend, s * by_slope
+    step[3, 0], step[3, 1], step[3, 2] = -s * slope * turn, -square * slope * turn, square * of_k
+    step[3, 4], step[4, 2] = s, s * of_k
 
 
 @compiled
@@ -336,22 +331,3 @@ def _narrowed(variance: float, span: float, sharing: float) -> float:
     pitch_squared = 12 * variance
     cells = min(abs(span) / np.sqrt(pitch_squared), 1.0)
     return pitch_squared * ((1 - cells) ** 2 / 12 + cells * sharing**2 / 3)  # type: ignore[no-any-return]
-
-
-@compiled
-def _to_parameters(reference: Any, spread: Any, value: Any, covariance: Any) -> None:
-    """`NAMES` and their covariance, of (d0, phi, k, z0, slope) and theirs."""
-    d0, phi, k, z0, slope = reference
-    per_sine = np.sqrt(1 + slope * slope)
-    qop = -k / (GEV_PER_TESLA_MM * per_sine)
-    value[0], value[1], value[2], value[3], value[4] = d0, z0, phi, np.arctan2(1.0, slope), qop
-    value[2] = (phi + np.pi) % (2 * np.pi) - np.pi
-    by = np.zeros((5, 5))
-    by[0, 0] = by[2, 1] = by[1, 3] = 1.0
-    # Turned about a point aside of the beam line, a track has its closest point elsewhere.
-    by[1, 1] = -slope * d0
-    by[3, 4] = -1 / (1 + slope * slope)
-    by[4, 2], by[4, 4] = -1 / (GEV_PER_TESLA_MM * per_sine), -qop * slope / (1 + slope * slope)
-    product = np.empty((5, 5))
-    _multiply(by, spread, product)
-    _multiply(product, by.T, covariance)

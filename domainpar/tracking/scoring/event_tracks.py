@@ -278,29 +278,24 @@ def write_acts(directory: str | Path, scores: EventScores, position: FloatArray 
     lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits.get(NETWORK)).splitlines()
     heading, columns = "", [""] * len(lines)
     if (fits := scores.parameters.get(NETWORK)) is not None:
-        heading, columns = "chi2,ndf,chi2/ndf,pT,eta,phi,", [_fit_columns(fits, track) for track in range(len(lines))]
+        heading, theta, qop = "chi2,ndf,chi2/ndf,pT,eta,phi,", *fits.value.T[3:]
+        momentum = np.sin(theta) / np.abs(qop), -np.log(np.tan(theta / 2)), fits.value[:, 2]
+        rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, *momentum])
+        columns = ["".join(f"{number:.9g}," for number in row) for row in rows]
         _write_parameters(path.with_name(path.name.replace(CSV_SUFFIX, PARAMETERS_SUFFIX)), fits)
-    rows = (f'{i},{len(line.split())},{columns[i]}"[{line.replace(" ", ",")},]"' for i, line in enumerate(lines))
-    write_whole(path, "\n".join([f"track_id,nMeasurements,{heading}Measurements_ID", *rows, ""]).encode())
+    of_tracks = zip(lines, columns, strict=True)
+    table = (f'{i},{len(line.split())},{of}"[{line.replace(" ", ",")},]"' for i, (line, of) in enumerate(of_tracks))
+    write_whole(path, "\n".join([f"track_id,nMeasurements,{heading}Measurements_ID", *table, ""]).encode())
     return path
-
-
-def _fit_columns(fits: Perigees, track: int) -> str:
-    """chi2, ndf, their quotient, pT in GeV, eta and phi of a track, with a comma behind each."""
-    chi2, ndf, theta, qop = fits.chi2[track], fits.ndf[track], fits.value[track, 3], fits.value[track, 4]
-    values = chi2, ndf, chi2 / ndf, np.sin(theta) / abs(qop), -np.log(np.tan(theta / 2)), fits.value[track, 2]
-    return "".join(f"{value:.9g}," for value in values)
 
 
 def _write_parameters(path: Path, fits: Perigees) -> None:
     """The table of parameters, a track a row."""
-    pairs = [(a, b) for a in range(5) for b in range(5) if a != b]
-    variances, covariances = [f"var_{name}" for name in NAMES], [f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]
-    rows = [",".join(["trackId", *NAMES, *variances, *covariances])]
-    for track, (value, covariance) in enumerate(zip(fits.value, fits.covariance)):
-        numbers = [*value, *np.diag(covariance), *(covariance[pair] for pair in pairs)]
-        rows.append(",".join([str(track), *(f"{number:.9g}" for number in numbers)]))
-    write_whole(path, "\n".join([*rows, ""]).encode())
+    pairs = [(a, a) for a in range(5)] + [(a, b) for a in range(5) for b in range(5) if a != b]
+    names = [f"var_{NAMES[a]}" if a == b else f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]
+    rows = np.column_stack([np.arange(len(fits.value)), fits.value, *(fits.covariance[:, a, b] for a, b in pairs)])
+    lines = [",".join(f"{number:.9g}" for number in row) for row in rows]
+    write_whole(path, "\n".join([",".join(["trackId", *NAMES, *names]), *lines, ""]).encode())
 
 
 def track_lines(

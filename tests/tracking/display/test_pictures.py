@@ -28,9 +28,9 @@ from domainpar.tracking.display.tracks import FEWEST, RATES, finders_of, quantit
 from domainpar.tracking.display.training import rank_chart, rank_times  # noqa: E402
 
 FITS = ["track-resolution", "track-pulls", "track-bias"]
-TRACKS = [*(name for name, *_ in RATES.values()), "track-quality", *FITS]
-ALL = ["training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "borders",
-       "track-quality", *FITS, "event-parts", "event-tracks", "ranks"]  # fmt: skip
+TRACKS = [*(name for name, *_ in RATES.values()), *FITS]
+ALL = ["training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "track-quality",
+       "borders", *FITS, "event-parts", "event-tracks", "ranks"]  # fmt: skip
 ALONE = [name for name in ALL if name != "borders"]
 
 

@@ -253,9 +253,8 @@ def test_covariances_are_carried_over_by_the_derivatives_of_the_parameters():
     steps = np.diag([1e-4, 1e-6, 1e-9, 1e-4, 1e-6])
     by = np.stack([(parameters(reference + d) - parameters(reference - d)) / (2 * d.sum()) for d in steps], axis=1)
     root = np.random.default_rng(1).normal(size=(5, 5)) * [0.01, 1e-3, 1e-6, 0.1, 1e-3]
-    value, covariance = np.empty(5), np.empty((5, 5))
-    perigee._to_parameters(reference, root.T @ root, value, covariance)
-    np.testing.assert_allclose(value, parameters(reference), rtol=1e-9)
+    np.testing.assert_allclose(perigee._parameters(reference[None])[0], parameters(reference), rtol=1e-9)
+    covariance = perigee._carried_over(reference[None], (root.T @ root)[None])[0]
     np.testing.assert_allclose(covariance, by @ root.T @ root @ by.T, rtol=1e-4)
 
 
