@@ -40,8 +40,6 @@ CUTS = np.linspace(0, 1, 101)
 """Cuts on the score."""
 
 ROC_POINTS = 400
-MOST_EDGES = 12_000_000
-"""Of more edges the scores of the first events only are read, and the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +86,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     splits = run.splits_to_judge()
     if not splits:
         return None
-    records = [record for split in splits for record in run.events(split)]
-    # The first event is read however large it is: a report without any curve would say less.
-    total = np.cumsum([record.num_edges for record in records])
-    few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+    few, left_out = run.events_to_read(splits)
     events = [event for event in map(run.read_event, few) if event.edge_class is not None]
     if not events:
         return None
@@ -114,7 +109,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     return EdgeCurves(
         split=" and ".join(splits),
         events=tuple(event.event_id for event in events),
-        left_out=len(records) - len(events),
+        left_out=left_out + len(few) - len(events),
         roc=roc,
         auc=auc,
         hard_roc=hard_roc,

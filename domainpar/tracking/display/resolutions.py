@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from domainpar.common.words import several
 from domainpar.tracking.display.chart import Chart, ChartAxis, Panel, log_axis
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.run_files import RunFiles
@@ -63,9 +64,9 @@ def differences(event: EventData, finder: str, cuts: TrackCuts) -> FloatArray | 
 
 
 def differences_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]) -> dict[str, FloatArray]:
-    """Those of all events of some splits, by finder; of none that has no parameters in one of them."""
+    """Those of the events of some splits, by finder; of none that has no parameters in one of them."""
     rows: dict[str, list[FloatArray | None]] = {finder.name: [] for finder in finders if not finder.other}
-    for record in (record for split in splits for record in run.events(split)):
+    for record in run.events_to_read(splits)[0]:
         event = run.read_event(record)
         for name, of_events in rows.items():
             of_events.append(differences(event, name, run.tracking.cuts))
@@ -94,7 +95,7 @@ def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Fi
     """Resolutions and pulls against pT and eta; none without parameters."""
     found: Mapping[str, FloatArray] = differences_of(run, splits, finders)
     measured = [finder for finder in finders if not finder.other and finder.name in found]
-    charts = []
+    left_out, charts = run.events_to_read(splits)[1], []
     for chart, (words, caption) in CHARTS.items():
         panels = []
         for column, (name, label) in enumerate(LABELS.items()):
@@ -112,5 +113,6 @@ def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Fi
                 panels.append(
                     Panel(f"{name}-{quantity}", tuple(series), axis_of(quantity, np.array(edges), "efficiency"), y)
                 )
-        charts.append(Chart(chart, title, tuple(panels), caption=caption + ABOUT))
+        more = f" {several(left_out, 'more event')} not counted here." if left_out else ""
+        charts.append(Chart(chart, title.partition(", 68.3 %")[0], tuple(panels), caption=caption + ABOUT + more))
     return tuple(charts) if measured else ()

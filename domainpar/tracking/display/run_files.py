@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from domainpar.common.words import this_python
@@ -47,6 +48,10 @@ from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
 
 SPLITS = ("val", "test", "train")
 """Splits in the order of interest: events that training did not see come first."""
+
+
+MOST_EDGES = 12_000_000
+"""Of more edges the scores of the first events only are read, and the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +231,14 @@ class RunFiles:
             return []
         records = [record for record in self.store.events() if record.split == split]
         return records if self.scores is None else [record for record in records if record.event in self.scores.events]
+
+    def events_to_read(self, splits: Sequence[str]) -> tuple[list[EventRecord], int]:
+        """The first events of some splits that can be shown, of `MOST_EDGES` together, and how many more there are."""
+        records = [record for split in splits for record in self.events(split)]
+        # The first event is read however large it is: a report without any curve would say less.
+        total = np.cumsum([record.num_edges for record in records])
+        few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+        return few, len(records) - len(few)
 
     def choose_event(self, name: str | None = None) -> EventRecord | None:
         """The event of a name; without a name the first event of the first of `SPLITS` that has one.

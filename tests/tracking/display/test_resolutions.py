@@ -67,9 +67,9 @@ def test_a_finder_without_parameters_in_one_event_has_no_resolution(files):
         event = files.read_event(record)
         return replace(event, fits={"ckf": event.fits["ckf"]}) if record.event == "003" else event
 
-    partly = SimpleNamespace(events=files.events, read_event=read_event, tracking=files.tracking)
+    partly = SimpleNamespace(events_to_read=files.events_to_read, read_event=read_event, tracking=files.tracking)
     assert set(differences_of(partly, SPLITS, finders)) == {"ckf"}
-    none = SimpleNamespace(events=lambda _: [], tracking=files.tracking)
+    none = SimpleNamespace(events_to_read=lambda _: ([], 0), tracking=files.tracking)
     assert resolution_charts(none, SPLITS, finders, "") == ()
 
 
