@@ -170,9 +170,8 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
     if started := summary.started_as(run):
         commands.append(("It was started with", started))
     tables = (summary.facts(run), *(summary.final_metrics(run) if other is None else ()))
-    return Section(
-        "summary", "Run", summary.not_trained_here(run), _approximate(run, other), tables, commands=tuple(commands)
-    )
+    lead = summary.not_trained_here(run)
+    return Section("summary", "Run", lead, _approximate(run, other), tables, commands=tuple(commands))
 
 
 def _comparison(run: RunFiles, other: RunFiles) -> Section:

@@ -279,18 +279,15 @@ def series_of(finder: Finder, curve: RateCurve, quantity: str, place: int, of: i
         f"{start:.3g} to {end:.3g}: {rate:.4f} ({'' if np.isnan(part) else f'{part:,.0f} of '}{whole:,.0f})"
         for start, end, rate, part, whole in zip(curve.edges[:-1], curve.edges[1:], value, curve.part, curve.whole)
     )
-    table = np.stack(
-        [curve.edges[:-1], curve.edges[1:], curve.value, curve.low, curve.high, curve.part, curve.whole], 1
-    )
+    counted = curve.edges[:-1], curve.edges[1:], curve.value, curve.low, curve.high, curve.part, curve.whole
+    look: dict[str, Any] = {"interval": interval, "notes": notes, "table": np.stack(counted, axis=1)}
     if finder.name == "upper_bound":
-        return Series(
-            finder.label, "steps", finder.colour, borders, value, interval, width=1.2, notes=notes, table=table
-        )
+        return Series(finder.label, "steps", finder.colour, borders, value, width=1.2, **look)
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.
     x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
-    look: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "notes": notes, "table": table}
-    return Series(finder.label, "points", finder.colour, x, value, interval=interval, bins=bins, **look)
+    look |= {"marker": MARKERS[place % len(MARKERS)], "bins": bins}
+    return Series(finder.label, "points", finder.colour, x, value, **look)
 
 
 def target_text(conditions: Mapping[str, Any]) -> str:

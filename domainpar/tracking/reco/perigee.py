@@ -24,7 +24,7 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import CHARGE_SHARING, GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field, forces
-from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, volumes_and_layers
+from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.finder import HIT_DTYPE
 from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.ckf.states import EVEN_FIELD, STATE_DTYPE, fly
@@ -66,10 +66,6 @@ class Perigees:
     covariance: FloatArray
     chi2: FloatArray
     ndf: IntArray
-
-    @property
-    def fitted(self) -> BoolArray:
-        return np.asarray(np.isfinite(self.value).all(axis=1))
 
 
 def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None) -> Perigees:
@@ -201,7 +197,8 @@ def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, along
         along[i, 1] = hits[i].z - state.z
         along[i, 2], along[i, 3], along[i, 4] = state.psi, state.slope, state.k
         if i + 1 < len(hits) and hits[i + 1].surface != hits[i].surface:
-            state.k *= 1 + _share_lost(state.k, state.slope)
+            momentum = GEV_PER_TESLA_MM / abs(state.k) * np.sqrt(1 + state.slope**2)
+            state.k *= 1 + ENERGY_LOSS * (1 + (PION / momentum) ** 2) ** 1.5 / momentum
 
 
 @compiled
@@ -210,22 +207,6 @@ def _to_beam(state: Any, reference: Any, field: Any) -> None:
     _fly_to(state, 0.0, 0.0, field, np.eye(5))
     reference[0] = state.y * np.cos(state.psi) - state.x * np.sin(state.psi)
     reference[1], reference[2], reference[3], reference[4] = state.psi, state.k, state.z, state.slope
-
-
-@compiled
-def _share_lost(k: float, slope: float) -> float:
-    """Share of its momentum that a pion loses in a surface."""
-    momentum = GEV_PER_TESLA_MM / max(abs(k), 1e-9) * np.sqrt(1 + slope * slope)
-    return ENERGY_LOSS * (1 + (PION / momentum) ** 2) ** 1.5 / momentum  # type: ignore[no-any-return]
-
-
-@compiled
-def _scatter(spread: Any, slope: float, k: float) -> None:
-    """Add the scattering in a surface: 13.6 MeV / p sqrt(x / X0) in both directions across the track."""
-    square = 1 + slope * slope
-    variance = 0.0136**2 * RADIATION_LENGTHS * (k / GEV_PER_TESLA_MM) ** 2
-    spread[1, 1] += variance
-    spread[4, 4] += variance * square
 
 
 @compiled
@@ -300,7 +281,10 @@ def _filter(hits: Any, along: Any, back: Any, places: Any) -> Any:
             for n in range(5):
                 spread[m, n] -= column[m, 0] * of_y[n] + column[m, 1] * of_z[n]
         if i == 0 or hits[i - 1].surface != hits[i].surface:
-            _scatter(spread, slope, k)
+            # Scattering in both directions across the track: 13.6 MeV / p sqrt(x / X0).
+            variance = 0.0136**2 * RADIATION_LENGTHS * (k / GEV_PER_TESLA_MM) ** 2
+            spread[1, 1] += variance
+            spread[4, 4] += variance * (1 + slope * slope)
         _multiply(back[i], spread, product)
         _multiply(product, back[i].T, spread)
         x = (back[i] * x).sum(axis=1)
