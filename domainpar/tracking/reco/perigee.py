@@ -99,8 +99,13 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
     k = -helices.charge * GEV_PER_TESLA_MM / helices.pt
     begin = np.stack([helices.d0, helices.phi, k, helices.z0, np.sinh(helices.eta)], axis=1)
-    covariance, chi2 = _fit_all(table[order], ptr, begin, layout.places, field)
-    return Perigees(_parameters(begin), _carried_over(begin, covariance), chi2, 2 * np.diff(ptr) - 5)
+    spread, chi2 = _fit_all(table[order], ptr, begin, layout.places, field)
+    value, covariance = _parameters(begin), _carried_over(begin, spread)
+    known = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
+    # Hits of no particle may leave a filter without a positive variance.
+    unknown = ~(known & (np.einsum("tii->ti", covariance) > 0).all(axis=1))
+    value[unknown], covariance[unknown], chi2[unknown] = np.nan, np.nan, np.nan
+    return Perigees(value, covariance, chi2, 2 * np.diff(ptr) - 5)
 
 
 def flown_back(begun: FloatArray, field: Field) -> FloatArray:
@@ -152,15 +157,14 @@ def _fly_back(begun: Any, field: Any) -> Any:
 
 @compiled
 def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any) -> Any:
-    """Move the references (d0, phi, k, z0, slope), [T, 5], where the hits of their tracks tell, and to NaN without a
-    fit; (covariances of deviations from them, [T, 5, 5], chi^2, [T])."""
+    """Move the references (d0, phi, k, z0, slope), [T, 5], where the hits of their tracks tell; (covariances of
+    deviations from them, [T, 5, 5], chi^2, [T]), NaN without a helix."""
     spreads, chi2 = np.full((len(references), 5, 5), np.nan), np.full(len(references), np.nan)
     most = max(np.max(np.diff(ptr)), 1) if len(references) else 1
     state, back, along = np.zeros(1, STATE_DTYPE)[0], np.empty((most, 5, 5)), np.empty((most, 5))
     for track in range(len(references)):
         of_track, reference = hits[ptr[track] : ptr[track + 1]], references[track]
         if not np.isfinite(reference).all() or reference[2] == 0.0:
-            reference[:] = np.nan
             continue
         for _ in range(PASSES):
             _fly_out(state, reference, of_track, field, back, along)
@@ -168,8 +172,6 @@ def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any) -> A
             reference += deviation
             _place(state, reference)
             _to_beam(state, reference, field)
-        if not (np.isfinite(reference).all() and (np.diag(spreads[track]) > 0).all()):
-            reference[:], spreads[track], chi2[track] = np.nan, np.nan, np.nan
     return spreads, chi2
 
 

@@ -214,6 +214,22 @@ def test_neither_the_order_of_hits_nor_the_other_tracks_change_a_bit(simulated):
         assert values[7].tobytes() == getattr(twice, name)[-1].tobytes()
 
 
+def test_hits_of_no_one_particle_have_a_fit_with_positive_variances_or_none(simulated):
+    hits = simulated[0][0]
+    for number in (6000, 3000, 300):
+        tracks = np.random.default_rng(number).integers(-1, number, len(hits))
+        position = hits.position.copy()
+        position[::7], position[::11] = position[0], 0.0
+        fit = fit_perigees(replace(hits, position=position), tracks, number)
+        there = fitted(fit)
+        assert 0 < there.sum() < number
+        assert (np.einsum("tii->ti", fit.covariance[there]) > 0).all()
+        assert np.isfinite(fit.covariance[there]).all()
+        assert np.isnan(fit.covariance[~there]).all()
+        assert np.isnan(fit.value[~there]).all()
+        assert np.array_equal(np.isfinite(fit.chi2), there)
+
+
 @pytest.mark.parametrize("bz", [2.0, -2.0])
 @pytest.mark.parametrize("charge", [1, -1])
 @pytest.mark.parametrize("d0", [1.0, -1.0])

@@ -10,10 +10,18 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_run import drawn, simulated, write_store
 
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.reco.perigee import NAMES, Perigees
-from domainpar.tracking.scoring.event_tracks import acorn_columns, track_lines, write_acorn, write_acts, write_csv
+from domainpar.tracking.scoring.event_tracks import (
+    acorn_columns,
+    track_lines,
+    why_not_fitted,
+    write_acorn,
+    write_acts,
+    write_csv,
+)
 from domainpar.tracking.scoring.scores import NETWORK, EventScores
 
 POSITION = np.array(
@@ -360,3 +368,15 @@ def test_the_files_for_acts_have_fitted_momenta_and_parameters_with_covariances(
             name = f"var_{a}" if a == b else f"cov_{a}{b}"
             assert parameters.loc[0, name] == pytest.approx(fits.covariance[0, i, j], rel=1e-8)
     assert parameters.loc[1].isna().all()
+
+
+def test_why_the_tracks_of_an_event_have_no_parameters_is_said(tmp_path):
+    nowhere = drawn(6, positions=False, event_id="nowhere")
+    store = write_store(tmp_path, [simulated(0), drawn(6, event_id="elsewhere"), nowhere])
+    reasons = {}
+    for record in store.events():
+        with store.open(record) as event:
+            reasons[record.event] = why_not_fitted(event)
+    assert reasons.pop("000") is None
+    assert "which is no surface of the TrackML detector" in reasons.pop("elsewhere")
+    assert reasons == {"nowhere": "their hits have no positions"}
