@@ -371,12 +371,11 @@ def test_the_files_for_acts_have_fitted_momenta_and_parameters_with_covariances(
 
 
 def test_why_the_tracks_of_an_event_have_no_parameters_is_said(tmp_path):
-    nowhere = drawn(6, positions=False, event_id="nowhere")
-    store = write_store(tmp_path, [simulated(0), drawn(6, event_id="elsewhere"), nowhere])
     reasons = {}
-    for record in store.events():
-        with store.open(record) as event:
-            reasons[record.event] = why_not_fitted(event)
+    for graph in (simulated(0), drawn(6, event_id="elsewhere"), drawn(6, positions=False, event_id="nowhere")):
+        store = write_store(tmp_path / graph.hits.event_id, [graph])
+        with store.open(store.records[0]) as event:
+            reasons[event.event_id] = why_not_fitted(event)
     assert reasons.pop("000") is None
     assert "which is no surface of the TrackML detector" in reasons.pop("elsewhere")
     assert reasons == {"nowhere": "their hits have no positions"}
