@@ -36,6 +36,7 @@ def _work(config: ReportConfig) -> int:
         with refused_as_asked("report"):
             page = build_report(config)
             path, size = write_report(page, Path(config.out or page.directory / "report.html"))
+            numbers = write_numbers(page, path.with_suffix(".csv"))
             pictures = [] if config.png is None else write_pictures(page, Path(config.png))
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
@@ -43,6 +44,7 @@ def _work(config: ReportConfig) -> int:
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
     print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
+    print(f"numbers: {numbers}, the bins of its curves of tracks")
     for sentence in page.missing:
         print(f"missing: {sentence}")
     for picture in pictures:
@@ -85,15 +87,28 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
         OSError: If the file cannot be written.
         ModuleNotFoundError: If plotly or jinja2 is not installed.
     """
-    from domainpar.common.atomic_files import write_whole
     from domainpar.tracking.display.html import render
 
     content = render(page).encode()
-    # Any page may be replaced, but never a file of the run.
-    if path.exists() and not path.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
-        raise ValueError(f"{path} is there and is no report; choose another --out.")
-    write_whole(path, content)
+    _replace(path, content, b"<!doctype html", "report")
     return path, len(content)
+
+
+def write_numbers(page: "Page", path: Path) -> Path:
+    """Write the binned numbers of the charts as CSV, as `write_report` writes the page; returns the path."""
+    from domainpar.tracking.display.binned import HEADING, binned_numbers
+
+    _replace(path, binned_numbers(page).encode(), ",".join(HEADING).encode(), "table of one")
+    return path
+
+
+def _replace(path: Path, content: bytes, begins: bytes, what: str) -> None:
+    from domainpar.common.atomic_files import write_whole
+
+    # Any page may be replaced, but never a file of the run.
+    if path.exists() and not path.read_bytes()[: len(begins) + 64].lstrip().lower().startswith(begins):
+        raise ValueError(f"{path} is there and is no {what}; choose another --out.")
+    write_whole(path, content)
 
 
 def write_pictures(page: "Page", directory: Path) -> list[Path]:

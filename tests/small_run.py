@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 
 from domainpar.tracking.events.construct import Cuts, build_graph
-from domainpar.tracking.events.graph import EventGraph, Hits, Particles
+from domainpar.tracking.events.detector import geometry, known_surfaces
+from domainpar.tracking.events.graph import EventGraph, Hits, Particles, surface_numbers
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
 from domainpar.tracking.reco.performance.counts import count_tracks, total
 from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.segments import TrackHits
+from domainpar.tracking.scoring.event_tracks import parameters_of
+from domainpar.tracking.scoring.score_files import ARRAYS_OF_FITS
 from partitioners import Phi, Topology
 
 NUM_TILES = 8
@@ -175,7 +180,19 @@ def score_arrays(graph, tracks=True, naive=None):
     }
     if tracks:
         arrays["track_id"], arrays["ckf_track_id"] = tracks_of(graph.hits, 4), tracks_of(graph.hits, 2)
+        arrays |= fits_of(graph.hits, arrays)
     return arrays
+
+
+def fits_of(hits: Hits, tracks):
+    """The parameters of the tracks, where they can be fitted."""
+    surface = surface_numbers(hits.volume, hits.layer)
+    if hits.position is None or not np.isin(surface, known_surfaces()).all():
+        return {}
+    scores = SimpleNamespace(tracks={"network": tracks["track_id"], "ckf": tracks["ckf_track_id"]}, shared_hits={})
+    fits = parameters_of(TrackHits(hits.position, surface, hits.module, geometry().field), scores)
+    values = {"": fits["network"], "ckf_": fits["ckf"]}
+    return {f"{of}{name}": getattr(fit, to) for of, fit in values.items() for name, to in ARRAYS_OF_FITS.items()}
 
 
 def tracks_of(hits: Hits, every: int):

@@ -36,13 +36,13 @@ TRACKERS = "trackers"
 
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = (
-    r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.html|model\.(onnx|pt2)"
+    r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.(html|csv)|model\.(onnx|pt2)"
     r"|run\.lock(\.takeover)?|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = (
     r"(scores|stream|timings)\.json|submission\.parquet"
-    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-graph\.csv)"
+    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-trackparams\.csv|-graph\.csv)"
 )
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"

@@ -155,7 +155,7 @@ def test_a_run_that_was_moved_is_shown_whole_and_what_is_missing_is_said(tmp_pat
     assert main([str(together)]) == 0
     assert "Event c (val split): 6 hits" in (together / "report.html").read_text()
     printed = capsys.readouterr().out.splitlines()
-    assert [line for line in printed if line.startswith("missing: No")] == printed[1:]
+    assert [line for line in printed if line.startswith("missing: No")] == printed[2:]
     assert not any("No events" in line for line in printed)
     assert main([str(alone)]) == 0
     (said,) = (line for line in capsys.readouterr().out.splitlines() if "No events" in line)

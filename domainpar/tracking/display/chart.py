@@ -40,6 +40,8 @@ class Series:
         dashed: Whether its line is dashed: what belongs to the run beside.
         width: Of its line, in points.
         notes: Words of the page on each point under the pointer; none: its coordinates.
+        table: What was counted in each bin, also where nothing is drawn: its borders, the value, the ends of its
+            interval, and what was divided by what, [n, 7]; None where values are not of bins.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Series:
     dashed: bool = False
     width: float = 1.5
     notes: tuple[str, ...] = ()
+    table: FloatArray | None = None
 
 
 @dataclass(frozen=True)

@@ -121,17 +121,17 @@ def run_beside(run: Path) -> Path | None:
 
 
 def _of_scores(run: RunFiles) -> Mapping[str, Any]:
-    """The store, the split that is shown, and the conditions on its edges and tracks; nothing without scores."""
+    """The store, the splits that are shown, and the conditions on its edges and tracks; nothing without scores."""
     if run.scores is None:
         return {}
-    split = run.split_to_judge()
+    splits = run.splits_to_judge()
     conditions: dict[str, Any] = {
         "store_digest": run.scores.record.store_digest,
         "target of edges": run.target or "all",
     }
-    if split is not None:
-        conditions |= {"split": split, "events": len(run.events(split))}
-    network = run.performance.get(split or "", {}).get("network")
+    if splits:
+        conditions |= {"split": " and ".join(splits), "events": sum(len(run.events(split)) for split in splits)}
+    network = run.pooled(splits).get("network")
     if network is not None:
         names = "events", "target", "min_hits", "fraction", "border_sectors"
         conditions |= {name: getattr(network, name) for name in names}

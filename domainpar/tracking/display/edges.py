@@ -40,8 +40,6 @@ CUTS = np.linspace(0, 1, 101)
 """Cuts on the score."""
 
 ROC_POINTS = 400
-MOST_EDGES = 12_000_000
-"""Of more edges the scores of the first events only are read, and the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +47,12 @@ class EdgeCurves:
     """Scored edges of some events of one split.
 
     Attributes:
-        split: The split.
+        split: The split, or several, as words.
         events: Names of the events that were counted.
         left_out: Events of the split that were not counted: too many edges, or without truth.
         roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
         auc: Area under it, of the edges of all events together (pooled); None without edges of both kinds.
+        hard_roc, hard_auc: The same without the true edges of particles that are no targets, most of them soft.
         mean_auc: The mean over events of the area of each, as `infer` tells it.
         efficiency: Share of targets that pass each of `CUTS`, NaN without any.
         purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
@@ -69,6 +68,8 @@ class EdgeCurves:
     left_out: int
     roc: FloatArray
     auc: float | None
+    hard_roc: FloatArray
+    hard_auc: float | None
     mean_auc: float | None
     efficiency: FloatArray
     purity: FloatArray
@@ -81,14 +82,11 @@ class EdgeCurves:
 
 
 def edge_curves(run: RunFiles) -> EdgeCurves | None:
-    """Curves over the events of `run.split_to_judge()`; None without scores, events or truth."""
-    split = run.split_to_judge()
-    if split is None:
+    """Curves over the events of `run.splits_to_judge()`; None without scores, events or truth."""
+    splits = run.splits_to_judge()
+    if not splits:
         return None
-    records = run.events(split)
-    # The first event is read however large it is: a report without any curve would say less.
-    total = np.cumsum([record.num_edges for record in records])
-    few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+    few, left_out = run.events_to_read(splits)
     events = [event for event in map(run.read_event, few) if event.edge_class is not None]
     if not events:
         return None
@@ -99,6 +97,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     if len(logit) and not (logit > -np.inf).any():  # a network that scores no edges
         return None
     roc, auc = _roc(logit, classes == TARGET)
+    hard_roc, hard_auc = _roc(logit[classes != OTHER], classes[classes != OTHER] == TARGET)
     each = [_area(event) for event in events]
     areas = [area for area in each if area is not None]
     scored = logit > -np.inf
@@ -108,11 +107,13 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
     targets, fakes, _ = (len(scores) - np.searchsorted(scores, CUTS, side="left") for scores in by_kind)  # that pass
     num_targets = int(np.count_nonzero(classes == TARGET))
     return EdgeCurves(
-        split=split,
+        split=" and ".join(splits),
         events=tuple(event.event_id for event in events),
-        left_out=len(records) - len(events),
+        left_out=left_out + len(few) - len(events),
         roc=roc,
         auc=auc,
+        hard_roc=hard_roc,
+        hard_auc=hard_auc,
         mean_auc=float(np.mean(areas)) if areas else None,
         efficiency=_ratio(targets, np.full(len(CUTS), num_targets)),
         purity=_ratio(targets, targets + fakes),
@@ -188,16 +189,22 @@ def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside
 def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
     series = []
     for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
-        area = "" if curves.auc is None else f", AUC {curves.auc:.4f}"
-        others, targets = curves.roc[:, curves.roc[0] > 0]  # a log axis has no zero
-        series.append(Series(kind + area, "line", colour, others, targets, dashed=colour == VERMILION))
+        both = [("", curves.roc, curves.auc, 1.5)]
+        if curves.others.any():
+            both += [(", without edges of other particles", curves.hard_roc, curves.hard_auc, 0.8)]
+        for words, roc, auc, width in both:
+            area = "" if auc is None else f", AUC {auc:.4f}"
+            others, targets = roc[:, roc[0] > 0]  # a log axis has no zero
+            dashed = colour == VERMILION
+            series.append(Series(kind + words + area, "line", colour, others, targets, dashed=dashed, width=width))
     floor = min(float(line.x.min(initial=1.0)) for line in series)
     x = log_axis(
         "fraction of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0
     )
     caption = (
         "ROC curve: target edges against all other candidate edges, counted in the graph. A lower cut on the "
-        "score lies further to the right. The AUC in the legend is pooled: that of the edges of all events together."
+        "score lies further to the right. Thin lines leave out the true edges of particles that are no targets, such "
+        "as those of too low pT. The AUC in the legend is pooled: that of the edges of all events together."
     )
     means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
     caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""

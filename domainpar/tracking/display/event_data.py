@@ -48,6 +48,7 @@ class EventData:
         shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
             one track at most.
         ckf_track_id: Track of each hit of the CKF.
+        fits: Parameters of the tracks at the beam line and their covariances, by finder, `network` or `ckf`.
         field: The field around the hits.
     """
 
@@ -69,6 +70,7 @@ class EventData:
     track_id: IntArray | None
     shared_hits: IntArray | None
     ckf_track_id: IntArray | None
+    fits: Mapping[str, tuple[FloatArray, FloatArray]]
     field: Field
 
     @property
@@ -168,6 +170,11 @@ def read_event_data(
         track_id=arrays.get("track_id"),
         shared_hits=arrays.get("shared_hits"),
         ckf_track_id=arrays.get("ckf_track_id"),
+        fits={
+            finder: (arrays[f"{of}track_parameters"], arrays[f"{of}track_covariance"])
+            for finder, of in (("network", ""), ("ckf", "ckf_"))
+            if f"{of}track_parameters" in arrays
+        },
         field=field,
     )
 

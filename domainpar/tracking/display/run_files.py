@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from domainpar.common.words import this_python
@@ -41,11 +43,15 @@ from domainpar.tracking.events.own_events import (
     places,
 )
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.reco.performance.counts import TrackCounts
+from domainpar.tracking.reco.performance.counts import TrackCounts, total
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
 
 SPLITS = ("val", "test", "train")
 """Splits in the order of interest: events that training did not see come first."""
+
+
+MOST_EDGES = 12_000_000
+"""Of more edges the scores of the first events only are read, and the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +207,23 @@ class RunFiles:
         """The records of one split, in order."""
         return [record for record in self.records if record.get("split") == split]
 
-    def split_to_judge(self) -> str | None:
-        """The split whose scores are shown: of those scored, the first of `SPLITS`; None without scores or events."""
-        return next((split for split in SPLITS if self.events(split)), None) if self.scores else None
+    def splits_to_judge(self, known: Container[str] | None = None) -> tuple[str, ...]:
+        """The splits whose scored events are shown together: all with nothing that the network was trained on, or else
+        the first of `SPLITS`; none without scores or events.
+
+        Args:
+            known: Splits to choose from; by default those of which there are events.
+        """
+        told = (self.scores.record.trained_on if self.scores else None) or {}
+        there = [split for split in SPLITS if (split in known if known is not None else self.events(split))]
+        unseen = [split for split in there if split in told and not told[split]["trained_on"]]
+        return tuple(unseen or there[:1]) if self.scores else ()
+
+    def pooled(self, splits: Sequence[str]) -> dict[str, TrackCounts]:
+        """Counts of tracks in the events of some splits together, of each finder that all of these have."""
+        each = [self.performance.get(split, {}) for split in splits]
+        finders = [finder for finder in (each[0] if each else {}) if all(finder in of for of in each)]
+        return {finder: total(of[finder] for of in each) for finder in finders}
 
     def events(self, split: str) -> list[EventRecord]:
         """The events of one split that can be shown: where there are scores, those that were scored."""
@@ -211,6 +231,14 @@ class RunFiles:
             return []
         records = [record for record in self.store.events() if record.split == split]
         return records if self.scores is None else [record for record in records if record.event in self.scores.events]
+
+    def events_to_read(self, splits: Sequence[str]) -> tuple[list[EventRecord], int]:
+        """The first events of some splits that can be shown, of `MOST_EDGES` together, and how many more there are."""
+        records = [record for split in splits for record in self.events(split)]
+        # The first event is read however large it is: a report without any curve would say less.
+        total = np.cumsum([record.num_edges for record in records])
+        few = [record for record, edges in zip(records, total) if edges <= MOST_EDGES or record is records[0]]
+        return few, len(records) - len(few)
 
     def choose_event(self, name: str | None = None) -> EventRecord | None:
         """The event of a name; without a name the first event of the first of `SPLITS` that has one.

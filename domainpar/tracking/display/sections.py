@@ -16,9 +16,11 @@ from domainpar.tracking.display.edges import edge_chart, edge_curves
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
 from domainpar.tracking.display.profile import operations, profile_chart, profile_of
-from domainpar.tracking.display.run_files import SPLITS, RunFiles
+from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
+from domainpar.tracking.display.resolutions import resolution_charts
+from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
-from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, track_charts
+from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, title_of, track_charts
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
@@ -168,7 +170,8 @@ def _summary(run: RunFiles, other: RunFiles | None) -> Section:
     if started := summary.started_as(run):
         commands.append(("It was started with", started))
     tables = (summary.facts(run), *(summary.final_metrics(run) if other is None else ()))
-    return Section("summary", "Run", (), _approximate(run, other), tables, commands=tuple(commands))
+    lead = summary.not_trained_here(run)
+    return Section("summary", "Run", lead, _approximate(run, other), tables, commands=tuple(commands))
 
 
 def _comparison(run: RunFiles, other: RunFiles) -> Section:
@@ -256,21 +259,25 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     """Efficiency, fakes and duplicates of every finder."""
     title = "Tracks"
-    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else [])]
-    split = next((split for split in SPLITS if run.performance.get(split)), None)
-    if split is None:
+    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), *OF_FITS]
+    splits = run.splits_to_judge(run.performance)
+    if not (finders := finders_of(run, splits, other)):
         otherwise = "No event with tracks has truth to count against."
         why = _why_missing(run, "scores", "tracks", otherwise=otherwise) if run.learns_edges else NO_EDGES
         return _absent("tracks", title, why, *names)
-    finders = finders_of(run, split, other)
     styles = sorted(STYLES, key=lambda style: style != run.tracking.style)  # the one that was asked for comes first
-    charts = tuple(track_charts(run, split, finders, styles))
-    absent = f"The run beside it has no tracks in the {split} split."
+    where, line = f"the {' and '.join(splits)} split", title_of(run, splits, finders, styles[0])
+    charts = (*track_charts(run, splits, finders, styles), *resolution_charts(run, splits, finders, line))
+    seen = [split for split in run.performance if split not in splits]
+    others = tuple(_rate_tables(finders_of(run, [split]), f"Of the {split} split alone.")[0] for split in seen)
+    absent = dict.fromkeys(names, f"The run beside it has no tracks in {where}.")
+    unfitted = f"No finder has parameters of its tracks, and truth of them, in {where}."
+    absent |= dict.fromkeys(OF_FITS, _why_missing(run, "events", otherwise=unfitted))
     counts = finders[0].counts
     share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
     border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
     lead = (
-        f"{several(counts.events, 'event')} of the {split} split. {_targets(run)} Matching takes {share} of the "
+        f"{several(counts.events, 'event')} of {where}. {_targets(run)} Matching takes {share} of the "
         f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fake and unlabelled "
         "tracks match no particle; most hits of an unlabelled track have no particle in the truth. Both rates are "
         "fractions of the tracks whose fitted pT a target may have. "
@@ -281,14 +288,14 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
         title,
         (lead,),
         _approximate(run, other),
-        tables=_rate_tables(finders),
+        tables=_rate_tables(finders) + others,
         styles=tuple((style, STYLE_MEANINGS[style]) for style in styles),
         charts=charts,
-        left_out=dict.fromkeys([name for name in names if name not in {chart.name for chart in charts}], absent),
+        left_out={name: why for name, why in absent.items() if name not in {chart.name for chart in charts}},
     )
 
 
-def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
+def _rate_tables(finders: list[Finder], note: str = "") -> tuple[ReportTable, ...]:
     """Rates of each finder in each style of matching, and its tracks by the share of their majority particle."""
     rates, majorities = [], []
     for finder in finders:
@@ -318,7 +325,7 @@ def _rate_tables(finders: list[Finder]) -> tuple[ReportTable, ...]:
                 "TrackML score": short(mean_trackml_score(finder.counts)),
             }
         )
-    return ReportTable.of(rates, words=2) + ReportTable.of(majorities)
+    return ReportTable.of(rates, note, words=2) + ReportTable.of(majorities)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:

@@ -60,7 +60,7 @@ def facts(run: RunFiles) -> ReportTable:
     """Network, events, duration, machine and promise of a run; only what its files hold."""
     record, settings = run.record, run.settings
     records = run.records_of("train")
-    steps, of_ranks = "none", ""
+    steps, of_ranks = f"{record.steps:,}" if record.steps else "none", ""
     if records:
         epochs = f" of {settings['epochs']}" if settings.get("epochs") else ""
         steps = f"{records[-1]['step']:,}, in epoch {int(records[-1].get('epoch', 0)) + 1}{epochs}"
@@ -225,9 +225,21 @@ def _left_out(run: RunFiles) -> str:
     return "; ".join(texts) + (" (could not be used)" if texts else "")
 
 
+def not_trained_here(run: RunFiles) -> tuple[str, ...]:
+    """A sentence on where the network comes from, if it was not trained in this directory; else nothing."""
+    record = run.record
+    if record.imported is not None:
+        whence = f"{record.imported['framework']} trained it, and it was imported"
+    elif record.store.given and not record.argv:
+        whence = "it is shipped with domainpar, and the events of its training are not here"
+    else:
+        return ()
+    return (f"This network was not trained here: {whence}. There is nothing to show of ranks and of their times.",)
+
+
 def _store(kept: StoreRecord, digest: str | None = None) -> str:
     """A store by its name and digest."""
-    return f"{kept.absolute or kept.path}, digest {str(digest or kept.digest)[:16]}"
+    return f"{kept.absolute or kept.path or 'a store that is not here'}, digest {str(digest or kept.digest)[:16]}"
 
 
 def _duration(seconds: Any) -> str:

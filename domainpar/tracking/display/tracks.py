@@ -35,6 +35,12 @@ RATES = {
         "duplicates per found target",
         "Further tracks of target particles that already have one, per target particle that was found.",
     ),
+    "share": (
+        "track-quality",
+        "share of the tracks",
+        "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
+        "are of the particle with most of them; and by completeness, the share of that particle's hits on them.",
+    ),
 }
 """Rates: name of the chart, label of its axis, caption."""
 
@@ -43,11 +49,20 @@ QUANTITIES = {
     "eta": "η",
     "phi": "φ [rad]",
     "radius": "production radius [mm]",
+    "d0": "|d0| [mm]",
+    "z0": "z0 [mm]",
+    "vz": "production z [mm]",
+    "hits": "hits",
+    "purity": "purity of the track",
+    "completeness": "completeness of the track",
     "density": "local hit density, hits within 0.1 of η and φ",
     "holes": "holes",
     "border": "distance to a sector border, ΔR",
 }
 """Quantities that rates are counted against, and the labels of their axes."""
+
+QUALITIES = ("hits", "purity", "completeness")
+"""Of a track."""
 
 BORDERS = "borders"
 FINDERS = {
@@ -61,6 +76,7 @@ MARKERS = ("circle", "diamond", "square", "triangle", "cross")
 TICKS = {
     "pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
     "radius": (1, 10, 100, 1000),
+    "d0": (0.01, 0.1, 1, 10, 100),
     "density": (5, 10, 20, 50, 100, 200),
     "border": (0.01, 0.03, 0.1, 0.3, 1),
 }
@@ -118,13 +134,13 @@ class RateCurve:
     high: FloatArray
 
 
-def finders_of(run: RunFiles, split: str, other: RunFiles | None = None) -> list[Finder]:
-    """All finders of tracks in the events of one split, and the network of another run beside them."""
-    ours = run.performance.get(split, {})
+def finders_of(run: RunFiles, splits: Sequence[str], other: RunFiles | None = None) -> list[Finder]:
+    """All finders of tracks in the events of some splits, and the network of another run beside them."""
+    ours = run.pooled(splits)
     names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
     # The network comes first, then that of the other run: they are compared.
     finders = [Finder(name, finder_label(name, run.called(run.how_scored)), False, ours[name]) for name in names]
-    beside = other.performance.get(split, {}) if other else {}
+    beside = other.pooled(splits) if other else {}
     if other is not None and "network" in beside:
         network = Finder("network", finder_label("network", other.called(other.how_scored)), True, beside["network"])
         finders.insert(names.index("network") + 1 if "network" in names else 0, network)
@@ -150,6 +166,7 @@ def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> Rat
         "efficiency": (binned.reconstructed, binned.targets),
         "fake_rate": (binned.fakes, binned.tracks),
         "duplicate_rate": (binned.duplicated, binned.reconstructed),
+        "share": (binned.tracks, (sum(binned.tracks),) * len(binned.tracks)),
     }[rate]
     intervals = [_interval(k, n, rate) for k, n in zip(part, whole, strict=True)]
     value, low, high = np.array(intervals, np.float64).reshape(-1, 3).T
@@ -169,10 +186,13 @@ def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
 
 def quantities_of(rate: str) -> tuple[str, ...]:
     """The quantities that a rate is shown against: a fake has no vertex."""
-    return tuple(name for name in QUANTITIES if (name, rate) != ("radius", "fake_rate"))
+    if rate == "share":
+        return QUALITIES
+    left_out = ("purity", "completeness", *(("radius", "vz") if rate == "fake_rate" else ()))
+    return tuple(name for name in QUANTITIES if name not in left_out)
 
 
-def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
+def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
     both networks, and of the upper_bound, near the borders of sectors."""
     charts = []
@@ -180,25 +200,26 @@ def track_charts(run: RunFiles, split: str, finders: Sequence[Finder], styles: S
         caption += f" Bins with fewer than {FEWEST} are left out."
         for style in styles:
             panels = _panels(finders, style, quantities_of(rate), rate)
-            if rate != "fake_rate" and "pt" in run.tracking.cuts.target:
+            if rate not in ("fake_rate", "share") and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
-            title = _title(run, split, finders, style)
+            title = title_of(run, splits, finders, style)
             charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
     if any(finder.other for finder in finders):
         compared = [finder for finder in finders if finder.name in ("network", "upper_bound")]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
-        rates = [rate for rate in RATES if styles[0] == "atlas" or rate != "duplicate_rate"]
+        rates = [rate for rate in list(RATES)[:3] if styles[0] == "atlas" or rate != "duplicate_rate"]
         of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
-        title = _title(run, split, finders, styles[0])
+        title = title_of(run, splits, finders, styles[0])
         charts.append(Chart(BORDERS, title, of_borders, columns=len(of_borders), on_page=False))
     return charts
 
 
-def _title(run: RunFiles, split: str, finders: Sequence[Finder], style: str) -> str:
-    counts = finders[0].counts
+def title_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], style: str) -> str:
+    """A line on what was counted: events, targets and matching."""
+    counts, what = finders[0].counts, f"{' and '.join(splits)} event"
     targets = several(counts.styles[style].targets, "target particle")
     return (
-        f"{several(counts.events, f'{split} event')}, {targets} ({target_text(run.tracking.cuts.target)}), "
+        f"{several(counts.events, what)}, {targets} ({target_text(run.tracking.cuts.target)}), "
         f"{style.replace('_', '-')} matching, 68.3 % intervals, bins of {FEWEST} or more"
     )
 
@@ -213,9 +234,9 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
         series = []
         for finder, curve in zip(finders, of_finders, strict=True):
             place = measured.index(finder) if finder in measured else 0
-            series.append(_series(finder, curve, quantity, place, len(measured)))
+            series.append(series_of(finder, curve, quantity, place, len(measured)))
         y = ChartAxis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
-        panels.append(Panel(quantity, tuple(series), _axis(quantity, of_finders[0].edges, rate), y))
+        panels.append(Panel(quantity, tuple(series), axis_of(quantity, of_finders[0].edges, rate), y))
     return panels
 
 
@@ -229,10 +250,10 @@ def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float
     return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
 
 
-def _axis(quantity: str, edges: FloatArray, rate: str) -> ChartAxis:
+def axis_of(quantity: str, edges: FloatArray, rate: str) -> ChartAxis:
     """The axis says whose the quantity is: fakes have no true particle."""
     label = QUANTITIES[quantity]
-    if quantity not in ("density", "holes", "border"):
+    if quantity not in ("density", "holes", "border", *QUALITIES):
         label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
     borders = _borders(edges, quantity)
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])
@@ -249,22 +270,24 @@ def _borders(edges: FloatArray, quantity: str) -> FloatArray:
     return borders
 
 
-def _series(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
+def series_of(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
     """The upper bound as a line with a band, apart from what was measured; others as points in their bins."""
     few = curve.whole < FEWEST
     value, low, high = (np.where(few, np.nan, values) for values in (curve.value, curve.low, curve.high))
     borders, interval = _borders(curve.edges, quantity), np.stack([low, high])
     notes = tuple(
-        f"{start:.3g} to {end:.3g}: {rate:.4f} ({part:,.0f} of {whole:,.0f})"
+        f"{start:.3g} to {end:.3g}: {rate:.4f} ({'' if np.isnan(part) else f'{part:,.0f} of '}{whole:,.0f})"
         for start, end, rate, part, whole in zip(curve.edges[:-1], curve.edges[1:], value, curve.part, curve.whole)
     )
+    counted = curve.edges[:-1], curve.edges[1:], curve.value, curve.low, curve.high, curve.part, curve.whole
+    look: dict[str, Any] = {"interval": interval, "notes": notes, "table": np.stack(counted, axis=1)}
     if finder.name == "upper_bound":
-        return Series(finder.label, "steps", finder.colour, borders, value, interval, width=1.2, notes=notes)
+        return Series(finder.label, "steps", finder.colour, borders, value, width=1.2, **look)
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.
     x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
-    look: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "notes": notes}
-    return Series(finder.label, "points", finder.colour, x, value, interval=interval, bins=bins, **look)
+    look |= {"marker": MARKERS[place % len(MARKERS)], "bins": bins}
+    return Series(finder.label, "points", finder.colour, x, value, **look)
 
 
 def target_text(conditions: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ class Particles:
         charge: Sign of the charge, 0 where unknown, int8 [M].
         primary: 1 if it comes from the collision itself, else 0, int8 [M]; None when unknown.
         pdg_id: Number of its kind by the Particle Data Group, 0 where unknown, int64 [M]; None when unknown.
+        phi: Azimuth of its direction at production in rad, NaN where unknown, float32 [M]; None when unknown.
     """
 
     particle_id: IntArray
@@ -42,6 +43,7 @@ class Particles:
     charge: IntArray
     primary: IntArray | None = None
     pdg_id: IntArray | None = None
+    phi: FloatArray | None = None
 
     @classmethod
     def of_table(cls, particle_id: IntArray, table: Mapping[str, Array], at_hits: IntArray) -> Particles:
@@ -75,6 +77,7 @@ class Particles:
             charge=np.nan_to_num(np.sign(column("charge"))).astype(np.int8),
             primary=(column("primary") > 0).astype(np.int8) if "primary" in table else None,
             pdg_id=np.nan_to_num(column("pdg_id")).astype(np.int64) if "pdg_id" in table else None,
+            phi=np.arctan2(py, px).astype(np.float32) if {"px", "py"} <= set(table) else None,
         ).counted_in(at_hits)
         return replace(particles, nhits=np.where(np.isnan(nhits), particles.nhits, nhits).astype(np.int32))
 

@@ -38,9 +38,6 @@ RADIATION_LENGTHS = 0.02  # per surface
 LARGEST_TURN = float(np.pi)  # half a turn: soft tracks do not come back
 STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))  # real events have no barrel hits of prompt tracks beyond |eta| = 3
 
-# Where a track passes several cells their charges fluctuate: the mean moves by up to this share of a cell, in u and v.
-CHARGE_SHARING = np.array([0.35, 0.1])
-
 # Electron, pion, kaon, proton. Secondaries are knocked out of material: more protons, which stop early.
 MASSES = (0.00051, 0.1396, 0.4937, 0.9383)
 PROMPT_SPECIES = (0.0, 0.91, 0.06, 0.03)
@@ -120,7 +117,7 @@ def simulate_event(
     tracks = tracks.take(seen)
     particles = Particles(
         particle_id=np.arange(1, len(seen) + 1, dtype=np.int64),
-        **{name: getattr(tracks, name).astype(np.float32) for name in ("pt", "eta", "vertex")},
+        **{name: getattr(tracks, name).astype(np.float32) for name in ("pt", "eta", "phi", "vertex")},
         nhits=nhits.astype(np.int32),
         charge=tracks.charge.astype(np.int8),
     )
@@ -399,7 +396,7 @@ def _read_out(generator: np.random.Generator, index: IntArray, local: FloatArray
     edge = np.stack([modules["half_outer"], modules["half_v"]], axis=1)
     mean = _cell_average(local[:, :2] + edge, span, pitch)
     several = np.floor((local[:, :2] + edge - span / 2) / pitch) != np.floor((local[:, :2] + edge + span / 2) / pitch)
-    mean += several * generator.uniform(-1.0, 1.0, mean.shape) * CHARGE_SHARING * pitch
+    mean += several * generator.uniform(-1.0, 1.0, mean.shape) * detector.CHARGE_SHARING * pitch
     u, v = (mean - edge).T
     return np.asarray(modules["centre"] + u[:, None] * modules["u_axis"] + v[:, None] * modules["v_axis"])
 

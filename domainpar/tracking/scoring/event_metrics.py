@@ -24,7 +24,7 @@ from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.reco.tracks import TrackOptions
-from domainpar.tracking.scoring.event_tracks import hits_of
+from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
 from domainpar.tracking.scoring.scorer import Judge, Outcome
 from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
@@ -87,6 +87,7 @@ def judge_of(
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         judgement["in_map"] = in_maps.hold(event)
         judgement["field"] = _held_against_field(event, scores)
+        judgement["unfitted"] = why_not_fitted(event) if scores.tracks else None
         return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
 
     return judge
@@ -213,11 +214,13 @@ class EventMetrics:
         return field_warning([np.array(of["halves"]) for of in known], known[0]["name"]) if known else []
 
     def not_counted(self) -> list[str]:
-        """Tracks that are in no table, and why; a sentence each."""
-        reasons = Counter(outcome.judgement["uncounted"] for outcome in self.outcomes.values() if outcome.judgement)
-        lines = [
-            f"tracks of {several(count, 'event')} were not counted: {why}" for why, count in reasons.items() if why
-        ]
+        """Tracks that are in no table, or have no parameters, and why; a sentence each."""
+        lines = []
+        for name, what, how in (("uncounted", "tracks", "counted"), ("unfitted", "parameters of tracks", "fitted")):
+            reasons = Counter(outcome.judgement[name] for outcome in self.outcomes.values() if outcome.judgement)
+            lines += [
+                f"{what} of {several(count, 'event')} were not {how}: {why}" for why, count in reasons.items() if why
+            ]
         for judgements in self._by_split("tracks").values():
             having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
             lines += [

@@ -4,6 +4,8 @@
     trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
     event000000007-tracks.parquet         as `submission` tells; of all events together in the end
     event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
+    event000000007-tracks.csv             ACTS: a track a row, the numbers of its measurements, chi2, momentum
+    event000000007-trackparams.csv        ACTS: parameters of each track at the beam line, with covariances
     event000000007-graph.csv              edges and their scores, as `events.given_edges` tells
 
 acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
@@ -38,6 +40,7 @@ from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.performance.matching import memberships
+from domainpar.tracking.reco.perigee import NAMES, Perigees, fit_perigees
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
 from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
@@ -50,11 +53,11 @@ CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 DATASETS = {"train": "trainset", "val": "valset", "test": "testset"}
 """acorn's name of each split."""
 
-CSV_SUFFIX = "-tracks.csv"
+CSV_SUFFIX, PARAMETERS_SUFFIX = "-tracks.csv", "-trackparams.csv"
 
 BESIDE = {
     "acorn": "acorn's files in a folder of each split, such as testset/ and testset_tracks/",
-    "acts": f"ACTS's lists of tracks, event<name>{CSV_SUFFIX}",
+    "acts": f"ACTS's lists of tracks and of their parameters, event<name>{CSV_SUFFIX} and {PARAMETERS_SUFFIX}",
     "csv": f"tables of hits and tracks, event<name>{CSV_SUFFIX}",
     "edges": f"tables of edges, event<name>{EDGES_SUFFIX}",
 }
@@ -94,6 +97,8 @@ class TrackFinders:
             scores = with_tracks(whole, scores, self.options)
         if self.ckf:
             scores = replace(scores, tracks={**scores.tracks, CKF: self._ckf(whole)})
+        if scores.tracks and why_not_fitted(event) is None:
+            scores = replace(scores, parameters=parameters_of(hits_of(whole), scores))
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
@@ -160,6 +165,28 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     if (label := whole.edges("label")) is not None:
         build(UPPER_BOUND, np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)
+
+
+def why_not_fitted(event: StoredEvent) -> str | None:
+    """Why the tracks of an event have no parameters at the beam line, in a sentence; None where they can be fitted."""
+    if not event.has_positions:
+        return "their hits have no positions"
+    rows = np.arange(event.num_nodes)
+    try:
+        layout_of(event.settings).surface_of(event.read_nodes("volume", rows), event.read_nodes("layer", rows))
+    except ValueError as error:
+        return str(error).removesuffix(".")
+    return None
+
+
+def parameters_of(hits: TrackHits, scores: EventScores) -> dict[str, Perigees]:
+    """The parameters of the tracks of the network and of the CKF; shared hits count on each of their tracks."""
+    fits = {}
+    for finder in (NETWORK, CKF):
+        if (track_id := scores.tracks.get(finder)) is not None:
+            rows, track = memberships(track_id, scores.shared_hits.get(finder))
+            fits[finder] = fit_perigees(hits, track, int(track_id.max(initial=-1)) + 1, rows)
+    return fits
 
 
 def hits_of(whole: WholeEvent) -> TrackHits:
@@ -238,18 +265,37 @@ def write_csv(directory: str | Path, scores: EventScores) -> Path:
 
 
 def write_acts(directory: str | Path, scores: EventScores, position: FloatArray | None) -> Path:
-    """Write tracks by the columns of ACTS's CsvTrackWriter that are known: track_id, nMeasurements, Measurements_ID.
+    """Write tracks by the columns of ACTS's CsvTrackWriter that are known; returns the path.
 
     Measurements_ID are the ids of a track's hits as in `track_lines`, for `--source acts` of measurements, in brackets.
+    Where the tracks were fitted, there are chi2, ndf, chi2/ndf, pT, eta and phi, too, `nan` without a fit, and beside
+    the file one of CsvTrackParameterWriter's: `trackId`, the parameters in mm, rad and 1/GeV, variances, covariances.
 
     Raises:
         ValueError: If the name of the event cannot name a file.
     """
     path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
     lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits.get(NETWORK)).splitlines()
-    rows = (f'{i},{len(line.split())},"[{line.replace(" ", ",")},]"' for i, line in enumerate(lines))
-    write_whole(path, "\n".join(["track_id,nMeasurements,Measurements_ID", *rows, ""]).encode())
+    heading, columns = "", [""] * len(lines)
+    if (fits := scores.parameters.get(NETWORK)) is not None:
+        heading, theta, qop = "chi2,ndf,chi2/ndf,pT,eta,phi,", *fits.value.T[3:]
+        momentum = np.sin(theta) / np.abs(qop), -np.log(np.tan(theta / 2)), fits.value[:, 2]
+        rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, *momentum])
+        columns = ["".join(f"{number:.9g}," for number in row) for row in rows]
+        _write_parameters(path.with_name(path.name.replace(CSV_SUFFIX, PARAMETERS_SUFFIX)), fits)
+    of_tracks = zip(lines, columns, strict=True)
+    table = (f'{i},{len(line.split())},{of}"[{line.replace(" ", ",")},]"' for i, (line, of) in enumerate(of_tracks))
+    write_whole(path, "\n".join([f"track_id,nMeasurements,{heading}Measurements_ID", *table, ""]).encode())
     return path
+
+
+def _write_parameters(path: Path, fits: Perigees) -> None:
+    """The table of parameters, a track a row."""
+    pairs = [(a, a) for a in range(5)] + [(a, b) for a in range(5) for b in range(5) if a != b]
+    names = [f"var_{NAMES[a]}" if a == b else f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]
+    rows = np.column_stack([np.arange(len(fits.value)), fits.value, *(fits.covariance[:, a, b] for a, b in pairs)])
+    lines = [",".join(f"{number:.9g}" for number in row) for row in rows]
+    write_whole(path, "\n".join([",".join(["trackId", *NAMES, *names]), *lines, ""]).encode())
 
 
 def track_lines(

@@ -6,7 +6,9 @@ A directory of scores holds
     timings.json                               seconds per event; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and if asked for ckf_track_id [N] and
-                                               shared_hits [S, 2]; of labels that were trained on node_NAME [N] or
+                                               shared_hits [S, 2], and of each of T tracks track_parameters [T, 5],
+                                               track_covariance [T, 5, 5] and track_chi2 [T], with --ckf the same behind
+                                               ckf_; of labels that were trained on node_NAME [N] or
                                                graph_NAME [1], of classes also node_NAME_logits [N, classes]
 
 While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
@@ -44,6 +46,9 @@ from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
 LIST = SCORES_FILE
 TIMINGS = "timings.json"
 ARRAY_OF_TRACKS = {NETWORK: "track_id", CKF: "ckf_track_id"}
+PREFIX_OF_TRACKS = {NETWORK: "", CKF: "ckf_"}
+ARRAYS_OF_FITS = {"track_parameters": "value", "track_covariance": "covariance", "track_chi2": "chi2"}
+"""The arrays of a file, and the attributes of `Perigees` in them."""
 SCORES_SUFFIX = f".scores{SUFFIX}"
 SCHEMA_VERSION = 1
 FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
@@ -111,6 +116,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
     if NETWORK in scores.shared_hits:
         tracks["shared_hits"] = scores.shared_hits[NETWORK]
+    for finder, fits in scores.parameters.items():
+        tracks |= {f"{PREFIX_OF_TRACKS[finder]}{name}": getattr(fits, of) for name, of in ARRAYS_OF_FITS.items()}
     num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
     attributes = {
         **FORMAT,
@@ -171,6 +178,12 @@ class Scores:
             edges (`infer --ckf`), to compare with; the two number their tracks each for itself.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
             [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
+        track_parameters: d0, z0, phi, theta, q/p of each track at the beam line in mm, rad and 1/GeV, by the
+            definitions of `reco.perigee`, NaN where a track has no fit, float64 [T, 5]; row `track_id`. None where none
+            could be fitted.
+        track_covariance: Their covariance, float64 [T, 5, 5].
+        track_chi2: chi^2 of the hits of each track, of twice their number less 5 degrees of freedom, float64 [T].
+        ckf_track_parameters, ckf_track_covariance, ckf_track_chi2: The same of the tracks `ckf_track_id`.
         labels: Labels that the network tells, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
             class or a number each, and of classes the logits, `node_NAME_logits` [N, classes].
         about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
@@ -190,6 +203,12 @@ class Scores:
     track_id: IntArray | None = None
     ckf_track_id: IntArray | None = None
     shared_hits: IntArray | None = None
+    track_parameters: FloatArray | None = None
+    track_covariance: FloatArray | None = None
+    track_chi2: FloatArray | None = None
+    ckf_track_parameters: FloatArray | None = None
+    ckf_track_covariance: FloatArray | None = None
+    ckf_track_chi2: FloatArray | None = None
     labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     position: FloatArray | None = None

@@ -21,6 +21,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 from domainpar.tracking.events.store import Events, JoinedEvents, StoredEvent, WholeEvent
 from domainpar.tracking.part_loading import all_sectors, load_part, sector_of_tiles, together
+from domainpar.tracking.reco.perigee import Perigees
 from partitioners import Sectors
 
 BETWEEN_SECTORS = -1
@@ -51,6 +52,8 @@ class EventScores:
         tracks: Track of each hit, of several the first, -1 for none, int64 [N], by finder.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but the first, ascending, int64
             [S, 2], by finder; of those alone whose tracks share hits.
+        parameters: Parameters of the tracks at the beam line, a row each, by finder; of none where they cannot be
+            fitted.
         seconds: Time of the network, an equal share of that of a call for several events, and of building tracks from
             its scores, on this rank; compiling is left out.
     """
@@ -65,6 +68,7 @@ class EventScores:
     labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     tracks: Mapping[str, IntArray] = field(default_factory=dict)
     shared_hits: Mapping[str, IntArray] = field(default_factory=dict)
+    parameters: Mapping[str, Perigees] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property

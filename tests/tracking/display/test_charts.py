@@ -74,7 +74,7 @@ def painted(axes, series):
 
 
 def test_every_chart_of_the_page_has_the_numbers_of_its_picture(charts, drawn):
-    assert len({chart.name for chart in charts if chart.on_page}) == 6
+    assert len({chart.name for chart in charts if chart.on_page}) == 10
     for chart in charts:
         if not chart.on_page:
             continue

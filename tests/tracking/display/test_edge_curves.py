@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run
@@ -10,6 +12,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.display.edges import ROC_POINTS, edge_chart, edge_curves
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.training.metrics import EdgeMetrics, metrics_over
+from domainpar.tracking.training.targets import FAKE, OTHER, TARGET
 
 
 @pytest.fixture(scope="module")
@@ -17,22 +20,46 @@ def files(tmp_path_factory):
     return read_run_files(write_run(tmp_path_factory.mktemp("edges"), naive=4))
 
 
-def counts_of(event):
+@pytest.fixture(scope="module")
+def events(files):
+    """The events that training did not see."""
+    return [files.read_event(record) for split in ("val", "test") for record in files.events(split)]
+
+
+def counts_of(*events):
     metrics = EdgeMetrics()
-    metrics.add(event.logit, event.edge_class)
+    for event in events:
+        metrics.add(event.logit, event.edge_class)
     return metrics.count(World.alone().transport)
 
 
-def test_auc_efficiency_and_purity_are_those_of_the_training(files):
+def test_auc_efficiency_and_purity_are_those_of_the_training_over_all_events_that_it_did_not_see(files, events):
     curves = edge_curves(files)
-    event = files.read_event(files.choose_event())
-    counts = counts_of(event)
+    assert curves.events == tuple(event.event_id for event in events)
+    counts = counts_of(*events)
     assert curves.auc == pytest.approx(counts.auc, abs=1e-12)
-    read = [files.read_event(record) for record in files.store.records if record.event in curves.events]
-    told_by_infer = metrics_over([counts_of(event) for event in read])
+    told_by_infer = metrics_over([counts_of(event) for event in events])
     assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc_mean"], abs=1e-12)
     assert curves.efficiency[50] == pytest.approx(counts.efficiency, abs=1e-12)
     assert curves.purity[50] == pytest.approx(counts.purity, abs=1e-12)
+
+
+def test_beside_the_full_roc_curve_is_that_without_true_edges_of_particles_that_are_no_targets(tmp_path):
+    run = write_run(tmp_path)
+    scores = json.loads((run / "scores" / "scores.json").read_text())
+    (run / "scores" / "scores.json").write_text(json.dumps(scores | {"target": "pt: [0.5, .inf]"}))
+    files = read_run_files(run)
+    curves = edge_curves(files)
+    events = [files.read_event(record) for split in ("val", "test") for record in files.events(split)]
+    logit, classes = (np.concatenate([getattr(event, name) for event in events]) for name in ("logit", "edge_class"))
+    assert (classes == OTHER).sum() > 100
+    targets, fakes = logit[classes == TARGET], logit[classes == FAKE]
+    above = (targets[:, None] > fakes).mean() + 0.5 * (targets[:, None] == fakes).mean()
+    assert curves.hard_auc == pytest.approx(above, abs=1e-12)
+    assert curves.hard_auc > curves.auc + 0.01  # this network knows of all true edges
+    names = [series.name for series in edge_chart(files, curves, None, None).panels[0].series]
+    for area, name in zip((curves.auc, curves.hard_auc), names, strict=True):
+        assert f"AUC {area:.4f}" in name
 
 
 def test_the_thinned_roc_curve_keeps_its_ends_and_its_area(files):
@@ -44,12 +71,12 @@ def test_the_thinned_roc_curve_keeps_its_ends_and_its_area(files):
     assert np.trapezoid(curves.roc[1], curves.roc[0]) == pytest.approx(curves.auc, abs=2e-3)
 
 
-def test_every_edge_is_in_one_bin_or_has_no_score(files):
+def test_every_edge_is_in_one_bin_or_has_no_score(files, events):
     curves = edge_curves(files)
-    event = files.read_event(files.choose_event())
     in_bins = int((curves.targets + curves.fakes + curves.others).sum())
-    assert in_bins + curves.unscored == event.num_edges
-    assert int(curves.targets.sum()) + curves.unscored_targets == int((event.edge_class == 1).sum())
+    assert in_bins + curves.unscored == sum(event.num_edges for event in events)
+    targets = sum(int((event.edge_class == TARGET).sum()) for event in events)
+    assert int(curves.targets.sum()) + curves.unscored_targets == targets
     assert curves.unscored_targets > 0
 
 

@@ -83,7 +83,7 @@ def test_every_figure_has_data_of_its_own(page):
     figures = [
         attributes["id"] for tag, attributes in page.tags if tag == "div" and attributes.get("class") == "figure"
     ]
-    assert len(figures) == 15
+    assert len(figures) == 19
     assert {f"{figure}-data" for figure in figures} < set(page.ids("script"))
 
 

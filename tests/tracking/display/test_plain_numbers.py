@@ -111,7 +111,7 @@ def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_rates_are_counts_divided_within_their_intervals(files, style, quantity):
-    network = finders_of(files, "val")[0]
+    network = finders_of(files, ["val"])[0]
     binned = network.counts.binned[style][quantity]
     curve = rate_curve(network.counts, style, quantity, "efficiency")
     there = curve.whole > 0
@@ -129,7 +129,7 @@ def test_rates_are_counts_divided_within_their_intervals(files, style, quantity)
 
 def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tmp_path):
     naive = read_run_files(write_run(tmp_path, naive=4))
-    labels = [finder.label for finder in finders_of(files, "val", naive)]
+    labels = [finder.label for finder in finders_of(files, ["val"], naive)]
     assert labels == [
         "network, halo (exact)",
         "network, naive, 4 sectors (approximate)",

@@ -32,7 +32,7 @@ def test_everything_of_a_whole_run_is_there(run):
     files = read_run_files(run)
     assert files.missing == ("No times of the inference: timings.json is not beside scores.json; infer writes it.",)
     assert len(files.records_of("train")) == 6
-    assert files.split_to_judge() == "val"
+    assert files.splits_to_judge() == ("val", "test")
     assert files.choose_event().event == "002"
     assert set(files.performance) == {"train", "val", "test"}
 

@@ -12,6 +12,7 @@ import zarr
 from killed import killed_at_every_change, names_and_syncs
 
 from domainpar.runs.records import ScoredEvent, ScoresRecord
+from domainpar.tracking.reco.perigee import Perigees
 from domainpar.tracking.scoring.score_files import (
     choose_directory,
     publish,
@@ -20,7 +21,7 @@ from domainpar.tracking.scoring.score_files import (
     write_scores,
     write_timings,
 )
-from domainpar.tracking.scoring.scores import NETWORK, UPPER_BOUND, EventScores
+from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
 
 
 def some_scores(num_edges=5, event_id="7", dtype=np.float32):
@@ -86,6 +87,18 @@ def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
     assert read_scores(tmp_path / "b" / shared.path).shared_hits.tolist() == [[1, 1]]
     none = replace(tracked, shared_hits={NETWORK: np.zeros((0, 2), np.int64)})
     assert read_scores(tmp_path / "c" / write_scores(tmp_path / "c", none, {}).path).shared_hits.shape == (0, 2)
+
+
+def test_parameters_of_tracks_come_back_by_finder(tmp_path):
+    draw = np.random.default_rng(0).normal
+    fits = [Perigees(draw(size=(2, 5)), draw(size=(2, 5, 5)), draw(size=2), np.zeros(2)) for _ in range(2)]
+    tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
+    both = replace(tracked, parameters=dict(zip((NETWORK, CKF), fits)))
+    found = read_scores(tmp_path / write_scores(tmp_path, both, {}).path)
+    for prefix, of in zip(("", "ckf_"), fits):
+        for name, values in (("parameters", of.value), ("covariance", of.covariance), ("chi2", of.chi2)):
+            assert np.array_equal(getattr(found, f"{prefix}track_{name}"), values)
+    assert read_scores(tmp_path / "b" / write_scores(tmp_path / "b", tracked, {}).path).track_parameters is None
 
 
 def test_a_name_that_leaves_the_directory_is_refused(tmp_path):

@@ -10,9 +10,18 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_run import drawn, simulated, write_store
 
 from domainpar.tracking.events.graph import Hits, Particles
-from domainpar.tracking.scoring.event_tracks import acorn_columns, track_lines, write_acorn, write_acts, write_csv
+from domainpar.tracking.reco.perigee import NAMES, Perigees
+from domainpar.tracking.scoring.event_tracks import (
+    acorn_columns,
+    track_lines,
+    why_not_fitted,
+    write_acorn,
+    write_acts,
+    write_csv,
+)
 from domainpar.tracking.scoring.scores import NETWORK, EventScores
 
 POSITION = np.array(
@@ -329,3 +338,44 @@ def test_an_event_without_positions_and_a_missing_library_are_refused(written, t
     with pytest.raises(ValueError, match="install torch-geometric, or choose another format"):
         written(tracked())
     assert not list(tmp_path.iterdir())
+
+
+# --- parameters at the beam line -------------------------------------------------------------------------------------
+
+
+def fitted():
+    """Tracked with parameters of its two tracks, the second of which has no fit."""
+    value, root = np.array([[0.1, 5.0, 0.5, 1.2, -0.4], [np.nan] * 5]), np.random.default_rng(0).normal(size=(5, 5))
+    covariance = np.stack([root @ root.T, np.full((5, 5), np.nan)])
+    return Perigees(value, covariance, np.array([3.0, np.nan]), np.array([1, -1]))
+
+
+def test_the_files_for_acts_have_fitted_momenta_and_parameters_with_covariances(tmp_path):
+    fits = fitted()
+    path = write_acts(tmp_path, replace(tracked().scores, parameters={NETWORK: fits}), POSITION)
+    table = pd.read_csv(path, index_col="track_id")
+    assert table.Measurements_ID.tolist() == ["[10,11,12,]", "[13,14,]"]
+    momentum = [np.sin(1.2) / 0.4, -np.log(np.tan(0.6)), 0.5]
+    np.testing.assert_allclose(
+        table.loc[0, ["chi2", "ndf", "chi2/ndf", "pT", "eta", "phi"]].tolist(), [3, 1, 3, *momentum]
+    )
+    assert table.loc[1, ["chi2", "pT", "eta", "phi"]].isna().all()
+    parameters = pd.read_csv(tmp_path / "event000000007-trackparams.csv", index_col="trackId")
+    assert list(parameters)[:10] == [*NAMES, *(f"var_{name}" for name in NAMES)]
+    np.testing.assert_allclose(parameters.loc[0, list(NAMES)].tolist(), fits.value[0])
+    for i, a in enumerate(NAMES):
+        for j, b in enumerate(NAMES):
+            name = f"var_{a}" if a == b else f"cov_{a}{b}"
+            assert parameters.loc[0, name] == pytest.approx(fits.covariance[0, i, j], rel=1e-8)
+    assert parameters.loc[1].isna().all()
+
+
+def test_why_the_tracks_of_an_event_have_no_parameters_is_said(tmp_path):
+    reasons = {}
+    for graph in (simulated(0), drawn(6, event_id="elsewhere"), drawn(6, positions=False, event_id="nowhere")):
+        store = write_store(tmp_path / graph.hits.event_id, [graph])
+        with store.open(store.records[0]) as event:
+            reasons[event.event_id] = why_not_fitted(event)
+    assert reasons.pop("000") is None
+    assert "which is no surface of the TrackML detector" in reasons.pop("elsewhere")
+    assert reasons == {"nowhere": "their hits have no positions"}

@@ -82,6 +82,7 @@ ARRAYS: dict[str, StoredArray] = {
     "particles/charge": StoredArray(("P",), "int8", "sign of the charge, 0 where unknown"),
     "particles/primary": StoredArray(("P",), "int8", "1 if it comes from the collision, else 0", optional=True),
     "particles/pdg_id": StoredArray(("P",), "int64", "kind by the Particle Data Group, 0 where unknown", optional=True),
+    "particles/phi": StoredArray(("P",), "float32", "azimuth at production in rad, NaN where unknown", optional=True),
 }
 # fmt: on
 """Every array by its name in the file."""

@@ -33,7 +33,7 @@ from domainpar.tracking.reco.performance.matching import (
     matchable_tracks,
     trackml_score,
 )
-from domainpar.tracking.reco.performance.truth import EventTruth, directions, production_vertices
+from domainpar.tracking.reco.performance.truth import EventTruth, directions, production_vertices, true_perigees
 from partitioners import Sectors
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
@@ -45,10 +45,17 @@ EDGES: Mapping[str, tuple[float, ...]] = {
     "radius": (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0, 400.0, 1000.0),
     "density": (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 200.0),
     "holes": (-0.5, 0.5, 1.5, 2.5, 3.5, 5.5),
+    "d0": (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0),
+    "z0": (-500.0, -200.0, -150.0, -100.0, -75.0, *range(-50, 51, 10), 75.0, 100.0, 150.0, 200.0, 500.0),
+    "vz": (-500.0, -200.0, -150.0, -100.0, -75.0, *range(-50, 51, 10), 75.0, 100.0, 150.0, 200.0, 500.0),
+    "hits": (*(number + 0.5 for number in range(21)), 30.5, 60.5),
+    "purity": tuple(i / 20 for i in range(21)),
+    "completeness": tuple(i / 20 for i in range(21)),
     "border": (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
 }
 """Borders of the bins: pT in GeV, eta, phi in rad, distance of the production vertex from the beam line in mm, hits
-within 0.1 of eta and of phi, layers, Delta R. A bin holds its lower border, the last one both."""
+within 0.1 of eta and of phi, layers, |d0|, z0 and the production vertex's z in mm, hits, shares, Delta R. A bin holds
+its lower border, the last one both."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class TrackCounts:
         majority: Counts of gnn_tracking.
         trackml_score: TrackML score of each event, None for one without weights; in the order of the sum.
         weights: Weights of hits in the score: `truth`, or `one per labelled hit` where the source gives no weights.
-        binned: Counts by style and quantity: `pt`, `eta`, `phi`, `border`.
+        binned: Counts by style and quantity, one of `EDGES`.
     """
 
     events: int
@@ -322,14 +329,16 @@ def bins_of(values: FloatArray, edges: tuple[float, ...]) -> IntArray:
 
 
 def fitted(overlaps: Overlaps, truth: EventTruth) -> dict[str, FloatArray]:
-    """pt in GeV, eta and phi of the helix fitted to each track, float64 [T] each; NaN without a fit."""
+    """pt in GeV, eta, phi, |d0| and z0 in mm of the helix fitted to each track, float64 [T] each; NaN without a fit."""
     if truth.position is None:
-        return dict.fromkeys(("pt", "eta", "phi"), np.full(overlaps.num_tracks, np.nan))
+        return dict.fromkeys(("pt", "eta", "phi", "d0", "z0"), np.full(overlaps.num_tracks, np.nan))
     from domainpar.tracking.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
 
     of_members = truth.position[overlaps.member]
     helices = fit_helices(of_members, overlaps.track_of_member, overlaps.num_tracks, truth.field)
-    return {"pt": helices.pt, "eta": helices.eta, "phi": helices.phi}
+    return {
+        "pt": helices.pt, "eta": helices.eta, "phi": helices.phi, "d0": np.abs(helices.d0), "z0": helices.z0,
+    }  # fmt: skip
 
 
 def bin_all(
@@ -338,22 +347,32 @@ def bin_all(
     """The bins of all particles and tracks, for each quantity of `EDGES`.
 
     Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
-    vertex, since tables of particles hold no direction; by the distance of that vertex from the beam line; by the
-    density of hits near theirs; by their holes; and by the smallest border distance of their hits. Tracks are binned
-    by the helix fitted to their hits (`fitted`), by the density around these, by their holes, and by the smallest
-    border distance.
+    vertex, since few tables of particles hold a direction; by the distance of that vertex from the beam line
+    and its z; by |d0| and z0 of their helix, where its direction is known; by their hits, and by the share of these on
+    the track with most of them, and of that track's hits that are theirs; by the density of hits near theirs; by their
+    holes; and by the smallest border distance of their hits. Tracks are binned by the helix fitted to their hits
+    (`fitted`), by their hits, by the share of their majority particle among these, and of its hits on them, by the
+    density around them, by their holes, and by the smallest border distance.
     """
+    vertex = rows_of_table(truth.particles, overlaps.particle_ids, "vertex").T
+    d0, z0 = true_perigees(truth, overlaps.particle_ids)[:, :2].T
+    shares = _shares(overlaps)
     of_particles = {
         "pt": pt,
         "eta": eta,
         "phi": _phi_of_first_hits(overlaps, truth),
-        "radius": np.hypot(*rows_of_table(truth.particles, overlaps.particle_ids, "vertex")[:, :2].T),
+        "radius": np.hypot(*vertex[:2]),
+        "d0": np.abs(d0),
+        "z0": z0,
+        "vz": vertex[2],
+        "hits": overlaps.particle_hits,
+        **shares["particle"],
         "density": np.full(overlaps.num_particles, np.nan),
         "holes": np.full(overlaps.num_particles, np.nan),
         "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
     }
-    unknown = dict.fromkeys(("radius", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
-    of_tracks = {**helices, **unknown}
+    unknown = dict.fromkeys(("radius", "vz", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
+    of_tracks = {**helices, **unknown, "hits": overlaps.track_hits, **shares["track"]}
     if truth.position is not None:
         density = _density(truth.position)
         of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
@@ -379,6 +398,23 @@ def bin_all(
         name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
         for name, edges in EDGES.items()
     }
+
+
+def _shares(overlaps: Overlaps) -> dict[str, dict[str, FloatArray]]:
+    """Purity and completeness of each track with regard to the particle that has most of its hits, and of each particle
+    with regard to the track that has most of its hits; of several that with the fewest others; else 0."""
+    of_track, of_particle = overlaps.track_hits[overlaps.track], overlaps.particle_hits[overlaps.particle]
+    shares: dict[str, dict[str, FloatArray]] = {}
+    for whose, count in (("track", overlaps.num_tracks), ("particle", overlaps.num_particles)):
+        mine = getattr(overlaps, whose)
+        order = np.lexsort((of_track + of_particle, -overlaps.shared, mine))
+        pair = order[np.diff(mine[order], prepend=-1) > 0]
+        shares[whose] = {}
+        for name, hits in (("purity", of_track), ("completeness", of_particle)):
+            shares[whose][name] = np.asarray(
+                np.bincount(mine[pair], overlaps.shared[pair] / hits[pair], count), np.float64
+            )
+    return shares
 
 
 def _density(position: FloatArray) -> FloatArray:

@@ -115,6 +115,21 @@ def production_vertices(truth: EventTruth, particle_ids: IntArray) -> FloatArray
     return vertex
 
 
+def true_perigees(truth: EventTruth, particle_ids: IntArray) -> FloatArray:
+    """d0, z0, phi, theta and q/p of particles at the beam line, as `reco.perigee` defines them, float64 [P, 5].
+
+    They are flown back from their production vertex in the field, without material. NaN where their direction, vertex,
+    momentum or charge is unknown.
+    """
+    if truth.particles is None or truth.particles.phi is None:
+        return np.full((len(particle_ids), 5), np.nan)
+    from domainpar.tracking.reco.perigee import flown_back  # its compiled code is loaded when it is asked for only
+
+    columns = [rows_of_table(truth.particles, particle_ids, name) for name in ("phi", "pt", "eta", "charge")]
+    vertex = rows_of_table(truth.particles, particle_ids, "vertex")
+    return flown_back(np.column_stack([vertex, *columns]), Field.of(truth.field))
+
+
 # --- borders of sectors ----------------------------------------------------------------------------------------------
 
 

@@ -116,9 +116,32 @@ def test_a_second_hit_on_a_layer_is_no_hole_and_unknown_layers_are_in_no_bin():
     assert filled(binned, "targets") == filled(binned, "tracks") == {}
 
 
+def test_tracks_and_particles_are_binned_by_hits_and_by_the_shares_that_they_have_of_each_other():
+    # Track 0 has 4 hits of particle a and 1 of b, track 1 has 3 of b, which has 5 in all; the last hit is on no track.
+    binned = count_tracks(*drawn("aaaabbbbb", "00000111."), TrackCuts(target={}, min_hits=1)).binned["atlas"]
+    assert filled(binned["hits"], "tracks") == {bin_at("hits", 5): 1, bin_at("hits", 3): 1}
+    assert filled(binned["hits"], "targets") == {bin_at("hits", 4): 1, bin_at("hits", 5): 1}
+    for name in ("tracks", "targets"):
+        assert filled(binned["purity"], name) == {bin_at("purity", 0.8): 1, bin_at("purity", 0.99): 1}
+        assert filled(binned["completeness"], name) == {bin_at("completeness", 0.99): 1, bin_at("completeness", 0.6): 1}
+
+
+def test_particles_are_binned_by_the_helix_of_their_truth_where_its_direction_is_known():
+    track_id, truth = drawn("aaaaabbbbb", "0000011111")
+    nowhere = count_tracks(track_id, truth, TrackCuts(target={}, min_hits=1)).binned["atlas"]
+    assert filled(nowhere["d0"], "targets") == filled(nowhere["z0"], "targets") == {}
+    # From (3, 0, 40) along y: |d0| is 3 mm; along x: 0, and z0 is 40 - 3 sinh(eta).
+    table = replace(truth.particles, vertex=np.tile(np.float32([3, 0, 40]), (2, 1)), phi=np.float32([np.pi / 2, 0]),
+                    pt=np.float32([50, 50]), eta=np.float32([0, 2]), charge=np.int8([1, -1]))  # fmt: skip
+    binned = count_tracks(track_id, replace(truth, particles=table), TrackCuts(target={}, min_hits=1)).binned["atlas"]
+    assert filled(binned["d0"], "targets") == {bin_at("d0", 2.9999): 1, bin_at("d0", 0.0): 1}
+    assert filled(binned["z0"], "targets") == {bin_at("z0", 40.0): 1, bin_at("z0", 40 - 3 * np.sinh(2)): 1}
+    assert filled(binned["vz"], "targets") == {bin_at("vz", 40.0): 2}
+
+
 def test_without_positions_tracks_lie_in_no_bin_and_the_totals_still_count_them():
     counts = count_tracks(*drawn("aaaaa.....", "0000011111"))
-    for name in EDGES:
+    for name in set(EDGES) - {"hits", "purity", "completeness"}:
         assert set(counts.binned["atlas"][name].tracks) == set(counts.binned["atlas"][name].fakes) == {0}
     assert sum(counts.binned["atlas"]["phi"].targets) == 0
     assert counts.styles["atlas"].matchable == 2

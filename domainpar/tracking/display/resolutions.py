@@ -1,0 +1,118 @@
+"""Fitted parameters of found tracks against the truth: resolutions and pulls in bins, and the charts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from domainpar.common.words import several
+from domainpar.tracking.display.chart import Chart, ChartAxis, Panel, log_axis
+from domainpar.tracking.display.event_data import EventData
+from domainpar.tracking.display.run_files import RunFiles
+from domainpar.tracking.display.tracks import Finder, RateCurve, axis_of, series_of
+from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.reco.performance.counts import EDGES, bins_of
+from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, matchable_tracks
+from domainpar.tracking.reco.performance.truth import true_perigees
+
+LABELS = {"d0": "d0 [mm]", "z0": "z0 [mm]", "phi": "φ [rad]", "theta": "θ [rad]", "qop": "(q/p) / (q/p)"}
+FEWEST = 20
+"""Bins with fewer tracks are left out."""
+
+ABOUT = (
+    "Tracks are those of which enough hits are of one target particle, at the beam line, where the particle is flown "
+    "to without material; against pT of targets of any pT. Where the store does not know the direction of particles, "
+    f"there are no d0, z0 and φ. Bins with fewer than {FEWEST} tracks are left out."
+)
+CHARTS = {
+    "track-resolution": ("σ of ", "Half of the interval that holds 68.3 % of the differences from the truth. "),
+    "track-pulls": (
+        "width of the pull of ",
+        "Differences from the truth over the error that the fit tells: half of the interval that holds 68.3 %, which "
+        "is 1 where errors are right. ",
+    ),
+    "track-bias": ("median pull of ", "The same: the median, which is 0 without a bias. "),
+}
+"""Charts: what they show of a parameter, and the caption."""
+
+
+def differences(event: EventData, finder: str, cuts: TrackCuts) -> FloatArray | None:
+    """The tracks of an event that match a target of any pT, float64 [n, 13]; None without parameters or truth.
+
+    Columns are pt and eta of the particle, whether it is a target with its pT, differences from the truth, of q/p
+    relative to it, and pulls.
+    """
+    if (truth := event.truth) is None or event.particles is None or finder not in event.fits:
+        return None
+    value, covariance = event.fits[finder]
+    tracks, shared = (event.track_id, event.shared_hits) if finder == "network" else (event.ckf_track_id, None)
+    assert tracks is not None  # they were fitted
+    overlaps = find_overlaps(tracks, truth.particle_id, shared)
+    pure = cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
+    pure &= matchable_tracks(overlaps, cuts)[overlaps.track]
+    pure &= truth.targets_among(overlaps.particle_ids, cuts.target_without_pt)[overlaps.particle]
+    track, ids = overlaps.track[pure], overlaps.particle_ids[overlaps.particle[pure]]
+    true = true_perigees(truth, ids)
+    difference = value[track] - true
+    difference[:, 2] = (difference[:, 2] + np.pi) % (2 * np.pi) - np.pi
+    pulls = difference / np.sqrt(np.einsum("tii->ti", covariance[track]))
+    difference[:, 4] /= np.abs(true[:, 4])
+    pt, eta = (rows_of_table(truth.particles, ids, name) for name in ("pt", "eta"))
+    return np.column_stack([pt, eta, truth.targets_among(ids, cuts.target), difference, pulls])
+
+
+def differences_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]) -> dict[str, FloatArray]:
+    """Those of the events of some splits, by finder; of none that has no parameters in one of them."""
+    rows: dict[str, list[FloatArray | None]] = {finder.name: [] for finder in finders if not finder.other}
+    for record in run.events_to_read(splits)[0]:
+        event = run.read_event(record)
+        for name, of_events in rows.items():
+            of_events.append(differences(event, name, run.tracking.cuts))
+    return {
+        name: np.concatenate([one for one in of_events if one is not None])
+        for name, of_events in rows.items()
+        if of_events and all(one is not None for one in of_events)
+    }
+
+
+def curve_of(values: FloatArray, bins: IntArray, edges: tuple[float, ...], middle: bool) -> RateCurve:
+    """The median of values in each bin, or half of their interval of 68.3 %, with the standard error that normal values
+    would give it; NaN with too few."""
+    whole, value, error = (np.full(len(edges) - 1, empty) for empty in (0.0, np.nan, np.nan))
+    for number in range(len(whole)):
+        of_bin = values[(bins == number) & np.isfinite(values)]
+        whole[number] = len(of_bin)
+        if len(of_bin) >= FEWEST:
+            low, median, high = np.quantile(of_bin, [0.1587, 0.5, 0.8413])
+            value[number] = median if middle else (high - low) / 2
+            error[number] = (1.25 if middle else 0.96) * (high - low) / 2 / len(of_bin) ** 0.5
+    return RateCurve(np.array(edges), np.full(len(whole), np.nan), whole, value, value - error, value + error)
+
+
+def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], title: str) -> tuple[Chart, ...]:
+    """Resolutions and pulls against pT and eta; none without parameters."""
+    found: Mapping[str, FloatArray] = differences_of(run, splits, finders)
+    measured = [finder for finder in finders if not finder.other and finder.name in found]
+    left_out, charts = run.events_to_read(splits)[1], []
+    for chart, (words, caption) in CHARTS.items():
+        panels = []
+        for column, (name, label) in enumerate(LABELS.items()):
+            for place, quantity in enumerate(("pt", "eta")):
+                series, edges = [], EDGES[quantity]
+                for number, finder in enumerate(measured):
+                    rows = found[finder.name]
+                    rows = rows if quantity == "pt" else rows[rows[:, 2] > 0]
+                    values = rows[:, (3 if chart == "track-resolution" else 8) + column]
+                    curve = curve_of(values, bins_of(rows[:, place], edges), edges, chart == "track-bias")
+                    series.append(series_of(finder, curve, quantity, number, len(measured)))
+                y = ChartAxis(words + label.split(" [")[0], *((-1.0, 1.0) if chart == "track-bias" else (0.0, 2.0)))
+                if chart == "track-resolution" and series:
+                    y = log_axis(words + label, np.concatenate([one.y for one in series]))
+                panels.append(
+                    Panel(f"{name}-{quantity}", tuple(series), axis_of(quantity, np.array(edges), "efficiency"), y)
+                )
+        more = f" {several(left_out, 'more event')} not counted here." if left_out else ""
+        charts.append(Chart(chart, title.partition(", 68.3 %")[0], tuple(panels), caption=caption + ABOUT + more))
+    return tuple(charts) if measured else ()
