@@ -29,6 +29,7 @@ from domainpar.tracking.command_line import run_command
 from domainpar.tracking.config import SHIPPED, PrepareConfig
 from domainpar.tracking.config.acorn import default_store
 from domainpar.tracking.config.group import Text
+from domainpar.tracking.config.texts import Spot
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -138,18 +139,22 @@ def _made(config: PrepareConfig, world: "World") -> PrepareConfig:
     numbers = range(config.seed, config.seed + config.simulate)
     with progress(f"ACTS makes {directory}", len(numbers), "event", world.is_root) as advance:
         make_events(directory, numbers, making, world.transport, advance)
-    told = None if len(spot) > 2 else config.beam_spot
+    # Candidate edges go by the beam spot of the collisions; the store keeps the one that is measured.
+    told = Spot(", ".join(map(str, spot)))
     return replace(config, input=str(directory), beam_spot=told, hit_inefficiency=0.0)
 
 
 def _cuts(config: PrepareConfig) -> "Cuts":
     """The cuts of a configuration."""
+    from domainpar.tracking.events.beam_spot import BeamSpot
     from domainpar.tracking.events.construct import Cuts
     from domainpar.tracking.events.sources import layer_pairs_of
 
     given = config.layer_pairs
     pairs = layer_pairs_of(config.source) if given is None else given.value
-    return Cuts(phi_slope=config.phi_slope, z0=config.z0, same_layer=config.same_layer, layer_pairs=pairs)
+    spot = config.beam_spot
+    z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot.value[0], spot.value[-1]).reach)
+    return Cuts(phi_slope=config.phi_slope, z0=z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
 def _selection(config: PrepareConfig) -> "Selection":
@@ -184,7 +189,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "clusters": config.cluster_features,
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
         "field": None if config.field is None else read_field(config.field),
-        "beam_spot": None if config.beam_spot is None else BeamSpot(*config.beam_spot.value),
+        "beam_spot": None if config.beam_spot is None or config.simulate else BeamSpot(*config.beam_spot.value),
         "surfaces": None if config.surfaces is None else read_surfaces(config.surfaces),
     }
     opened = open_source(config.source, **{**arguments, **other})

@@ -570,3 +570,16 @@ def test_sectors_are_a_number_or_a_grid_of_wedges_and_slices(tmp_path):
     assert parse(InferConfig, "", ["--run", "r", "--border-sectors", "8x2"]).border_sectors == "8x2"
     with pytest.raises(ConfigError, match="--border-sectors is 8x; it must be at least 1, or a grid"):
         InferConfig(border_sectors="8x")
+
+
+def test_edges_reach_four_widths_of_a_wide_beam_spot_unless_told_otherwise():
+    from domainpar.prepare import _cuts
+
+    for words, z0 in (
+        ({}, 200),
+        ({"beam_spot": "0, 5.44"}, 200),
+        ({"beam_spot": "-10, 60"}, 250),
+        ({"source": "acts", "simulate": 1, "beam_spot": "0, 5, 60"}, 240),
+        ({"beam_spot": "0, 60", "z0": 100}, 100),
+    ):
+        assert _cuts(PrepareConfig(**words)).z0 == z0, words

@@ -179,8 +179,9 @@ class CandidateFlags(Group):
     phi_slope: float = 6e-4
     """Largest change of phi per change of r along an edge, in rad/mm."""
 
-    z0: float = 200.0
-    """Largest distance from the origin at which the line through an edge meets the beam axis, in mm."""
+    z0: float | None = None
+    """Largest distance from the origin at which the line through an edge meets the beam axis, in mm. Default: 200,
+    or four standard deviations of a --beam-spot that is wider."""
 
     layer_pairs: LayerPairs | None = None
     """Pairs of layers to join, each layer as VOLUME.LAYER: '8.2-8.4, 8.4-8.6'. Default: those layers of TrackML's

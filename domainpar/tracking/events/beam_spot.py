@@ -46,5 +46,10 @@ class BeamSpot(NamedTuple):
         middle = float(known[:, 0].mean())
         return cls(middle, float(np.sqrt(np.mean(known[:, 1] ** 2 + (known[:, 0] - middle) ** 2))))
 
+    @property
+    def reach(self) -> float:
+        """Largest |z| within four widths of its middle, in mm."""
+        return abs(self.z) + 4 * self.width
+
     def __str__(self) -> str:
         return f"z {self.z:.4g} mm, width {self.width:.4g} mm"

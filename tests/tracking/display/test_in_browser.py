@@ -88,7 +88,7 @@ def test_every_figure_draws_points(browser):
         "div.querySelectorAll('.scatterlayer .js-line, .scatterlayer .point, .barlayer .point path').length, "
         "div.querySelectorAll('.xtitle').length, div.querySelectorAll('.legend .traces').length])"
     )
-    assert len(drawn) == 15
+    assert len(drawn) == 19
     for name, points, titles, traces in drawn:
         assert points > 0, name
         assert titles > 0, name

@@ -1,6 +1,7 @@
 """Events that Pythia and ACTS make: the number of an event decides all of it, and what is asked of them is in them."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from domainpar.common.agreement import Gathering, Refused
+from domainpar.testing import find_mpiexec, run_command
 from domainpar.tracking.events import acts, acts_making
 from domainpar.tracking.events.acts_making import MADE, Making, make_events
 from domainpar.tracking.events.acts_program import acts_field
@@ -155,3 +157,19 @@ def test_without_acts_its_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "acts", None)
     with pytest.raises(Refused, match=r"pyacts and pythia8mc"):
         make(tmp_path, [0], ALL_SEEN)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_one_two_and_three_ranks_make_the_same_files_and_store(tmp_path):
+    made = {}
+    for ranks in (1, 2, 3):
+        place = tmp_path / str(ranks)
+        words = "--source acts --simulate 4 --pile-up 1,5 --beam-spot 0,5,60 --noise 0.1 --hit-inefficiency 0.05"
+        command = [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "domainpar.prepare", *words.split()]
+        code, printed = run_command([*command, "--input", f"{place}/acts", "--store", f"{place}/store"], 300)
+        assert code == 0, printed
+        files = {path.name: path.read_bytes() for path in sorted((place / "acts").iterdir())}
+        made[ranks] = files, re.search(r"digest \w+", printed)[0]
+    assert len(made[1][0]) == 4 * 5 + 1
+    assert made[1] == made[2] == made[3]
