@@ -19,11 +19,18 @@ class ScoringFlags(Group):
     """Directory of a training run, or pretrained:NAME for a network that is shipped, which is copied to
     runs/pretrained-NAME. Default: the one in runs/ that was started last."""
 
+    then: str | None = None
+    """A second run: the network of --run is a filter, and this one scores the edges that it leaves, in one process; the
+    same bits as with prepare --source scores in between. Scores go into this run's directory."""
+
+    min_score: float | None = None
+    """Least score of an edge that the filter leaves to --then. Default: the one that --then was trained with."""
+
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""
 
     model: str | None = None
-    """package.module:factory again, if the run's network is code of your own."""
+    """package.module:factory again, if the run's network (that of --then, if given) is code of your own."""
 
     store: str | None = None
     """Store of prepared events. Default: the one the run was trained on; three simulated events, made for it, with
@@ -49,7 +56,12 @@ class ScoringFlags(Group):
     overwrite: bool = False
     """Replace the scores that lie in --out."""
 
-    RULES = rules(Bounded("events_per_call", least=1))
+    RULES = rules(
+        Bounded("events_per_call", least=1),
+        Bounded("min_score", positive=True, below=1),
+        MeansNothing("then", without="run", hint="name the filter: --run DIR"),
+        MeansNothing("min_score", without="then"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +197,7 @@ class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFla
 
     RULES = rules(
         MeansNothing("idle_seconds", without="stream"),
+        MeansNothing("then", beside="mode naive", hint="filter whole events"),
         MeansNothing(
             "tune, overwrite, format colliderml, format acorn",
             beside="stream",
