@@ -7,6 +7,7 @@ Examples:
   python -m domainpar.infer                                        the newest run, on its own events
   mpiexec -n 8 python -m domainpar.infer --run runs/0001 --store stores/full --out scores
   python -m domainpar.infer --run pretrained:quickstart --tracks greedy --ckf    a shipped network
+  python -m domainpar.infer --run runs/0001 --then runs/0002 --min-score 0.02    two networks, the first a filter
   python -m domainpar.infer --run runs/0001 --split val --checkpoint last
   mpiexec -n 8 python -m domainpar.infer --tracks greedy --ckf --split test    tracks, and those of the CKF
   python -m domainpar.infer --run runs/0002 --mode naive --sectors 8 --tracks greedy   a naive run, as it was trained
@@ -46,7 +47,8 @@ def _work(config: InferConfig) -> int:
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
-        if config.store is None and (config.run or "").startswith(SHIPPED):
+        runs = config.run or "", config.then or config.run or ""
+        if config.store is None and all(run.startswith(SHIPPED) for run in runs):
             config = replace(config, store=str(_sample_events(config, world)))
         infer(config, world, allocator)
     return 0
@@ -59,8 +61,9 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
     from domainpar.tracking.scoring.score_files import LIST
     from domainpar.tracking.training.pretrained import least_score_of, source
 
-    on_all(world.transport, lambda: str(source(config.run or "")))  # refuses a name that is not shipped
-    name = (config.run or "").removeprefix(SHIPPED)
+    # Refuses names that are not shipped.
+    on_all(world.transport, lambda: str([source(run) for run in (config.run, config.then) if run]))
+    name = (config.then or config.run or "").removeprefix(SHIPPED)
     store = Path("stores") / f"{name}-sample"
     if world.is_root:
         print(f"events   : {store}, simulated where they are not there yet; --store names others", flush=True)
@@ -73,6 +76,8 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
         return prepare_store(sample, world)
     # Two networks: what the first leaves of the edges is what the second was trained on.
     everything = prepare_store(replace(sample, store=f"{store}-unfiltered"), world)
+    if config.then is not None:  # it is left out here, in memory
+        return everything
     scores = everything.parent / f"{name}-scores"
     if on_root(world.transport, lambda: not (scores / LIST).is_file()):
         infer(InferConfig(run=f"{SHIPPED}{name}-filter", store=str(everything), out=str(scores)), world)

@@ -268,6 +268,8 @@ class ScoresRecord(Record):
         target: Target particles of its training; None for all.
         tasks: What it was trained on (`Tasks`).
         bitwise_problem: Why scores are the same to rounding only; None where they are to the bit.
+        filter: The network that left edges out before this one, its `run` seen from the scores, `parameters_sha256`,
+            and the `min_score` it asked for; None where all were scored.
         filters: The filter of the run's events, and of these, in words; empty for none.
         joined_by: The shipped network whose module map joined the run's events, and not these.
         outside: In what the events lie outside of what the network was trained on, in words.
@@ -295,6 +297,7 @@ class ScoresRecord(Record):
     target: str | None = None
     tasks: Table | None = None
     bitwise_problem: str | None = None
+    filter: Table | None = None
     filters: Sequence[str] = ("", "")
     joined_by: str | None = None
     outside: Sequence[str] = ()

@@ -163,7 +163,7 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
     """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
     _refuse_shipped(asked)
     values: dict[str, Any] = {}
-    presets, run = command.config_class.PRESETS, asked.get("run") or ""
+    presets, run = command.config_class.PRESETS, asked.get("then") or asked.get("run") or ""
     of_run = run.removeprefix(SHIPPED) if run.startswith(SHIPPED) else None
     preset = asked.get("preset", of_run)  # null is none, also of a network that is shipped
     if preset in presets:
@@ -187,7 +187,7 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_shipped(values: Mapping[str, Any]) -> None:
     """Refuse a network that is shipped where a directory is asked for, which would be made under its name."""
     for name, value in values.items():
-        of_run = name in ("run", "beside", "init", "module_map")
+        of_run = name in ("run", "then", "beside", "init", "module_map")
         if not of_run and isinstance(value, str) and value.startswith(SHIPPED):
             what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
             copy = f"runs/{value.replace(':', '-')}"

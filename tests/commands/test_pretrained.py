@@ -228,6 +228,12 @@ def test_a_network_with_a_filter_gets_events_that_have_gone_through_it(tmp_path,
     assert f"note: trained on edges {filtered}, scored here on those of none" in capsys.readouterr().out
     infer(InferConfig(run="shipped/tiny-filter", store=str(place), checkpoint="last", out="otherwise"), world)
     assert f"note: trained on edges of no filter, scored here on those {filtered}" in capsys.readouterr().out
+    both = replace(config, run="pretrained:tiny-filter", then="pretrained:tiny")
+    assert _sample_events(both, world) == unfiltered.path, "nothing is filtered on disk"
+    infer(replace(both, store=str(unfiltered.path), out="in one"), world)
+    for record in store.records:
+        one, two = read_scores("in one", record.event), read_scores("fits", record.event)
+        assert one.edge_logit[one.edge_scored].tobytes() == two.edge_logit.tobytes()
 
 
 def test_a_name_that_is_not_shipped_is_refused_with_those_that_are():

@@ -19,11 +19,18 @@ class ScoringFlags(Group):
     """Directory of a training run, or pretrained:NAME for a shipped network, which is copied to runs/pretrained-NAME.
     Default: the run in runs/ that was started last."""
 
+    then: str | None = None
+    """A second run. The network of --run is a filter, and this network scores the edges that the filter keeps, in one
+    process. The bits are those of two commands with prepare --source scores in between. Scores go to this run."""
+
+    min_score: float | None = None
+    """Smallest score of an edge that the filter keeps for --then. Default: the one that --then was trained with."""
+
     checkpoint: Literal["best", "last"] = "best"
     """best: the weights with the best validation metric. last: the newest."""
 
     model: str | None = None
-    """package.module:factory once more, if the network of the run is code of your own."""
+    """package.module:factory once more, if the network of the run (that of --then, if given) is code of your own."""
 
     store: str | None = None
     """Store of prepared events. Default: the store that the run was trained on; with --run pretrained:NAME, three
@@ -49,7 +56,12 @@ class ScoringFlags(Group):
     overwrite: bool = False
     """Replace the scores that lie in --out."""
 
-    RULES = rules(Bounded("events_per_call", least=1))
+    RULES = rules(
+        Bounded("events_per_call", least=1),
+        Bounded("min_score", positive=True, below=1),
+        MeansNothing("then", without="run", hint="name the filter: --run DIR"),
+        MeansNothing("min_score", without="then"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +202,7 @@ class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFla
 
     RULES = rules(
         MeansNothing("idle_seconds", without="stream"),
+        MeansNothing("then", beside="mode naive", hint="filter whole events"),
         MeansNothing(
             "tune, overwrite, format colliderml, format acorn",
             beside="stream",

@@ -57,7 +57,8 @@ class EdgeCurves:
         efficiency: Share of targets that pass each of `CUTS`, NaN without any.
         purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
         targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].
-        unscored_targets: Targets without a score: they join two sectors of naive mode, and are lost.
+        unscored_targets: Targets without a score, which are lost: a filter dropped them, or they join two sectors of
+            naive mode.
         unscored: Edges without a score.
         upper_bound: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
             where the truth does not know them.

@@ -236,10 +236,11 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
         "particles)."
     )
     if curves.unscored:
-        lead += (
-            f" {curves.unscored:,} edges join two sectors and got no score (approximate: naive mode); "
-            f"{curves.unscored_targets:,} of them are targets, and count as lost."
-        )
+        why = "join two sectors and got no score (approximate: naive mode)"
+        if run.scores is not None and run.scores.record.filter is not None:
+            left = run.scores.record.filter
+            why = f"were dropped by the filter {left['run']}, with scores below {left['min_score']:g}"
+        lead += f" {curves.unscored:,} edges {why}; {curves.unscored_targets:,} of them are targets, and count as lost."
     if curves.left_out:
         lead += f" {several(curves.left_out, 'more event')} of the split not counted here."
     bounds = [

@@ -265,8 +265,9 @@ def _scored(run: RunFiles) -> str:
         return ""
     record = run.scores.record
     same = record.store_digest == run.record.store.digest
+    left = "" if record.filter is None else f", edges that filter {record.filter['run']} left"
     text = (
-        f"{several(len(run.scores.events), 'event')}, {run.how_scored}, {record.checkpoint} checkpoint "
+        f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, {record.checkpoint} checkpoint "
         f"(step {record.step})" + ("" if same else f", of {_store(record.store, record.store_digest)}")
     )
     return "; ".join([text, *(told_of(record.trained_on) if "trained_on" in record.given else [])])

@@ -149,8 +149,11 @@ def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
     return f"{number:,} of these {several(count['events'] or 0, f'{split} event')}"
 
 
-def own_events(run: RunRecord) -> OwnEvents | None:
-    """The events that a run learned from; None where its record does not tell."""
+def own_events(run: RunRecord, before: RunRecord | None = None) -> OwnEvents | None:
+    """The events that a run, or the one before it, learned from; None where a record does not tell."""
+    if before is not None:
+        first, then = own_events(before), own_events(run)
+        return None if first is None or then is None else OwnEvents(first.train + then.train, first.val + then.val)
     own = OwnEvents.read(run.store)
     # Of an event that was left out nothing was trained on. (Of one whose sector was, the others may have been.)
     left_out = {str(skip.get("event")) for skip in run.skipped if skip.get("sample") == skip.get("event")}

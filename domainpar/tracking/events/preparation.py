@@ -43,7 +43,7 @@ from domainpar.tracking.events.store import (
     write_event,
     write_manifest,
 )
-from domainpar.tracking.events.stored_order import default_num_tiles
+from domainpar.tracking.events.stored_order import tiles_of
 from partitioners import SEEDED, Topology, get_partitioner
 from partitioners.topology import IntArray
 
@@ -186,11 +186,9 @@ class _PrepareJob:
         if kept is not None:
             return {"record": kept, "seen": None if self.look is None else self._seen_again(path, self.look)}
         graph = self.source.read(name)
-        num_tiles = default_num_tiles(graph) if self.num_tiles is None else self.num_tiles
         try:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
-            partitioner = self.partitioner or ("metis" if graph.hits.position is None else "phi-eta")
-            assignment = get_partitioner(partitioner, self.seed)(topology, num_tiles)
+            assignment, num_tiles = tiles_of(topology, self.partitioner, self.num_tiles, self.seed)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
             raise EventPlace(graph.hits.event_id).of(ValueError(error)) from error
         digest = self._source_digest(name)

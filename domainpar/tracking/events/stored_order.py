@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from domainpar.tracking.events.graph import EventGraph
+from partitioners import Topology, get_partitioner
 from partitioners.topology import IntArray
 
 
@@ -84,7 +85,20 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
     )
 
 
-def default_num_tiles(graph: EventGraph) -> int:
+def tiles_of(
+    topology: Topology, partitioner: str | None = None, num_tiles: int | None = None, seed: int = 0
+) -> tuple[IntArray, int]:
+    """Tile of each node, [N], and the number of tiles, as `preparation.prepare` makes them where nothing else is said.
+
+    Raises:
+        ValueError, RuntimeError: If the graph cannot be cut.
+    """
+    number = default_num_tiles(topology) if num_tiles is None else num_tiles
+    name = partitioner or ("metis" if topology.position is None else "phi-eta")
+    return get_partitioner(name, seed)(topology, number), number
+
+
+def default_num_tiles(graph: EventGraph | Topology) -> int:
     """Number of tiles that gives about 4,600 edges each: one tile's work then stays in cache. Never more than nodes.
 
     A multiple of 32, since such numbers make good grids in phi and eta. A small event is cut finer, into 32 tiles as

@@ -37,6 +37,10 @@ DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
 
 
+FILTERED = {"edges": "edges", "passing": "kept", "targets": "targets", "found": "targets_kept"}
+"""Counts of what a filter keeps, as those of edges that pass, and their names in metrics."""
+
+
 def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions | None:
     """How tracks are built; None for none. Cuts are those of flags, else as they were `tuned`, else the defaults."""
     if config.tracks is None:
@@ -79,8 +83,10 @@ def judge_of(
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
+        left = count_event(event, np.where(in_stored_order > -np.inf, 1, -1), conditions) if config.then else None
         judgement: dict[str, Any] = {
             "edges": None if counts is None else asdict(counts),
+            "filter": None if left is None else asdict(left),
             "tracks": None,
             "uncounted": None,
         }
@@ -177,6 +183,9 @@ class EventMetrics:
             split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
             for split, judgements in self._by_split("edges").items()
         }
+        for split, judgements in self._by_split("filter").items():
+            of = {name: sum(judgement["filter"][name] for judgement in judgements) for name in FILTERED}
+            metrics.setdefault(split, {})["filter"] = {FILTERED[name]: count for name, count in of.items()}
         for split, judgements in self._by_split("labels").items():
             counts = {
                 task: [judgement["labels"][task.name] for judgement in judgements if task.name in judgement["labels"]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import yaml
@@ -17,6 +17,7 @@ import yaml
 from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE, progress, several
+from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.signals import StopFlag
@@ -53,6 +54,7 @@ from domainpar.tracking.scoring.event_metrics import (
     track_options,
 )
 from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
+from domainpar.tracking.scoring.filtering import Score, score_what_is_left
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
     SCORES_SUFFIX,
@@ -83,6 +85,7 @@ class ScoringJob:
         left_out: Events of the split that are known not to be readable.
         record: Run, network and how it scores, for `scores.json`.
         of_run: What the run says of its training.
+        of_filter: What that of the filter says; None without one.
     """
 
     scorer: Scorer
@@ -91,11 +94,21 @@ class ScoringJob:
     left_out: list[LeftOut]
     record: ScoresRecord
     of_run: RunRecord
+    of_filter: RunRecord | None = None
 
     def with_options(self, options: TrackOptions) -> ScoringJob:
         """The same with tracks built otherwise."""
         finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
         return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
+
+
+class _Chosen(NamedTuple):
+    """A run whose network is asked for: its directory, what it was trained as and on, and what for."""
+
+    run: Path
+    trained: TrainConfig
+    record: RunRecord
+    tasks: Tasks
 
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
@@ -179,7 +192,7 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     judgements = EventMetrics(records, outcomes, Tasks.from_json(job.record.tasks))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
-    own, run = own_events(job.of_run), Path(job.record.run)
+    own, run = own_events(job.of_run, job.of_filter), Path(job.record.run)
     alike = alike_by_name(job.of_run, run, job.scorer.store, records)
     seen = None if own is None else own.counted(records, in_map, alike)
     record = job.record.changed(
@@ -194,7 +207,10 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     # As seen from the scores, which may be moved together with run and store.
     store = StoreRecord.of(**kept_place(job.scorer.store.path, place))
     write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
-    write_list(unfinished, record.changed(run=os.path.relpath(run, place), store=store))
+    listed = record.changed(run=os.path.relpath(run, place), store=store)
+    if record.filter is not None:
+        listed = listed.changed(filter={**record.filter, "run": os.path.relpath(record.filter["run"], place)})
+    write_list(unfinished, listed)
     submitted = _submitted(unfinished, records, job.scorer.store) if config.format == "colliderml" else []
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
@@ -236,15 +252,25 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     Raises:
         Refused: On all ranks alike, if they will not do.
     """
-    run, trained = _choose_run(config, world)
-    of_run = record_of_root(world.transport, lambda: read_run(run))
-    assert of_run is not None  # `read_run` raises where there is none
-    tasks = Tasks.from_json(of_run.tasks)
-    agree(world.transport, _unfit(config, trained, tasks, run))
-    path = on_all(world.transport, lambda: Path(config.store) if config.store else store_of_run(run, of_run.store))
+    chosen = _choose_run(config.then or config.run, config.model, world)
+    before = None if config.then is None else _choose_run(config.run, None, world)
+    run, trained, of_run, tasks = chosen
+    for network in filter(None, (before, chosen)):
+        agree(world.transport, _unfit(config, network))
+    first = before or chosen
+    path = on_all(
+        world.transport, lambda: Path(config.store) if config.store else store_of_run(first.run, first.record.store)
+    )
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
-    model, state = load_network(run, trained, config.checkpoint, store, world)
+    model, step, score = _loaded(chosen, config, store, world)
+    problem = model.exactness(world.transport).problem
+    left: dict[str, Any] = {}
+    if before is not None:
+        filter_model, _, filter_score = _loaded(before, config, store, world)
+        left = on_all(world.transport, lambda: _working_point(config, chosen, before, parameters_sha256(filter_model)))
+        score = partial(score_what_is_left, filter_score, left["min_score"], score)
+        problem = problem or filter_model.exactness(world.transport).problem
     tuned = on_root(world.transport, lambda: read(run))
     options = on_all(world.transport, lambda: track_options(config, tuned))
     # Minutes may pass until the first track is built: what it lacks is reported now.
@@ -253,32 +279,18 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         on_all(world.transport, partial(check_sectors, store, records, sectors))
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, config.sectors, trained.seed))
-    # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
-    model.take_from_root(world)
-    model.to(world.device)
-    set_threads(config.threads or world.cores_for_each())
-    gpus.repeat_bits(world.device)
     origin = {
         "mode": config.mode,
         "sectors": config.sectors,
         "dtype": trained.dtype,
         "precision": trained.precision,
-        "step": state.step,
+        "step": step,
         "parameters_sha256": parameters_sha256(model),
+        **({"filter": left} if left else {}),
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
     in_maps = InMaps.of(of_run, store)
-    score = partial(
-        _labelled,
-        tasks,
-        model.read,
-        sectors=config.sectors,
-        grouping=config.grouping,
-        device=world.device,
-        dtype=DTYPES[trained.dtype],
-        seed=trained.seed,
-    )
     scorer = Scorer(
         score,
         store,
@@ -292,7 +304,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     )
     record = ScoresRecord.of(
         **FORMAT,
-        **origin,
+        **origin | ({"filter": {"run": str(first.run), **left}} if left else {}),
         trained_mode=trained.mode,
         trained_sectors=trained.sectors,
         target=trained.target,
@@ -301,15 +313,55 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         checkpoint=config.checkpoint,
         tasks=tasks.to_json(),
         store_digest=store.digest,
-        filters=[_filter(of_run.store.filter), _filter(store.settings.get("filter"))],
-        outside=outside(of_run.store.surveyed, store.survey),
-        bitwise_problem=model.exactness(world.transport).problem,
+        filters=[_filter(of_run.store.filter), _filter(left or store.settings.get("filter"))],
+        # Of graphs as the first network sees them: what it leaves is not surveyed.
+        outside=outside(first.record.store.surveyed, store.survey),
+        bitwise_problem=problem,
     )
-    return ScoringJob(scorer, options, records, left_out, record, of_run)
+    return ScoringJob(scorer, options, records, left_out, record, of_run, None if before is None else before.record)
 
 
-def _unfit(config: InferConfig, trained: TrainConfig, tasks: Tasks, run: Path) -> Problem | None:
-    """Why a network that was trained on these cannot do what is asked; None if it can."""
+def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: World) -> tuple[EdgeClassifier, int, Score]:
+    """The network of a run, the step of its checkpoint, and what scores events with it. *Collective*."""
+    trained = chosen.trained
+    model, state = load_network(chosen.run, trained, config.checkpoint, store, world)
+    # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
+    model.take_from_root(world)
+    model.to(world.device)
+    set_threads(config.threads or world.cores_for_each())
+    gpus.repeat_bits(world.device)
+    score = partial(
+        _labelled,
+        chosen.tasks,
+        model.read,
+        sectors=config.sectors,
+        grouping=config.grouping,
+        device=world.device,
+        dtype=DTYPES[trained.dtype],
+        seed=trained.seed,
+    )
+    return model, state.step, score
+
+
+def _working_point(config: InferConfig, chosen: _Chosen, before: _Chosen, parameters: str) -> dict[str, Any]:
+    """The weights of a filter, and the score that it asks for: of the flag, else that of the second network's training.
+
+    Raises:
+        Problem: If that network was not trained on what these weights leave, and no flag is given.
+    """
+    trained_on = chosen.record.store.filter or {}
+    if config.min_score is None and trained_on.get("parameters_sha256") != parameters:
+        raise Problem(
+            f"--then {chosen.run} was not trained on what the {config.checkpoint} weights of {before.run} leaves of "
+            "the edges",
+            "say what the filter asks for: --min-score 0.02",
+        )
+    return {"parameters_sha256": parameters, "min_score": config.min_score or float(trained_on["min_score"])}
+
+
+def _unfit(config: InferConfig, chosen: _Chosen) -> Problem | None:
+    """Why a network cannot do what is asked; None if it can."""
+    run, trained, _, tasks = chosen
     if config.events_per_call > 1 and not trained.is_bitwise:
         what = f"--events-per-call {config.events_per_call} joins events, and --model {trained.model} may have norms"
         hint = f"leave it out; networks built on stages can: {', '.join(BITWISE)}"
@@ -341,14 +393,20 @@ def _filter(source: Mapping[str, Any] | None) -> str:
     return f"{source['parameters_sha256'][:16]} at {source['min_score']:g}" if source else ""
 
 
-def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
-    """The run to take the network from, and what it was trained as. *Collective*."""
-    run = Path(on_root(world.transport, lambda: str(as_run(config.run) if config.run else newest_run())))
+def _choose_run(named: str | None, model: str | None, world: World) -> _Chosen:
+    """The run to take a network from, the newest if none is named. *Collective*.
+
+    Args:
+        named: A directory, or a network that is shipped.
+        model: Code of the user's own, if the network is.
+        world: The ranks.
+    """
+    run = Path(on_root(world.transport, lambda: str(as_run(named) if named else newest_run())))
 
     def trained() -> str:
         read_run(run)  # says it better than a missing file does
         try:
-            return resolved_yaml(config_of_run(run, config.model))
+            return resolved_yaml(config_of_run(run, model))
         except ConfigError as error:
             raise Problem(error.what, error.hint) from error
 
@@ -356,7 +414,10 @@ def _choose_run(config: InferConfig, world: World) -> tuple[Path, TrainConfig]:
     values = yaml.safe_load(on_root(world.transport, trained))
     if world.is_root and state_of(run, read_run(run)) == "died":
         print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
-    return run, TrainConfig(**values | ({} if config.model is None else {"model": config.model}))
+    record = record_of_root(world.transport, lambda: read_run(run))
+    assert record is not None  # `read_run` raises where there is none
+    config = TrainConfig(**values | ({} if model is None else {"model": model}))
+    return _Chosen(run, config, record, Tasks.from_json(record.tasks))
 
 
 def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:

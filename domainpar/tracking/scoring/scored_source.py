@@ -13,6 +13,7 @@ from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
+from domainpar.tracking.scoring.filtering import kept_by
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores
 
 
@@ -46,6 +47,8 @@ def scored_events(path: str | Path, min_score: float) -> Source:
 
     # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
     by = {"parameters_sha256": record.parameters_sha256, "min_score": min_score}
+    if record.filter is not None:
+        by["after"] = {name: record.filter[name] for name in ("parameters_sha256", "min_score")}
     if record.mode == "naive":
         by["sectors"] = record.sectors
     return Source(
@@ -62,7 +65,7 @@ def scored_events(path: str | Path, min_score: float) -> Source:
 def _graph(store: EventStore, record: EventRecord, scores: Path, min_score: float) -> EventGraph:
     """An event with those of its edges whose score is high enough, in the order of its source."""
     arrays, _ = read_arrays(scores)
-    kept = arrays["edge_scored"] & (arrays["edge_score"] >= min_score)
+    kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
     with store.open(record) as event:
         whole = WholeEvent(event)
         features, edge_features, label = whole.nodes("features"), whole.edges("features"), whole.edges("label")

@@ -38,7 +38,7 @@ def first_lines(
         f"note: trained on {trained_on} of an event, scored on whole events here; "
         f"as it was trained: --mode naive --sectors {sectors}"
     )
-    learned, here = record.filters
+    (learned, here), left = record.filters, record.filter
     unlike = (
         f"note: trained on edges {f'that filter {learned} left' if learned else 'of no filter'}, scored here on those "
         f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
@@ -48,6 +48,7 @@ def first_lines(
         f"{means_of(world.device)} each, {mode}",
         f"network  : {record.run}, {record.checkpoint} checkpoint (step {record.step}){trained}, "
         f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
+        *([] if left is None else [_filter_line(left)]),
         *([otherwise] if sectors and record.mode == "halo" else []),
         *([unlike] if learned != here else []),
         *other_events(record.outside, record.joined_by),
@@ -56,6 +57,12 @@ def first_lines(
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
     ]
+
+
+def _filter_line(left: Mapping[str, Any]) -> str:
+    """The network that scores first, and what it asks for."""
+    of = f"edges with a score of at least {left['min_score']:g} are left"
+    return f"filter   : {left['run']}, {of}, parameters sha256 {left['parameters_sha256'][:16]}"
 
 
 def other_events(outside: Sequence[str], joined_by: str | None) -> list[str]:
@@ -148,6 +155,7 @@ def last_lines(
             for split, values in record.metrics.items()
             if "edge_auc_mean" in values
         ),
+        *(_kept_line(split, values["filter"]) for split, values in record.metrics.items() if "filter" in values),
         *(_labels_line(split, values) for split, values in record.metrics.items() if values.get("labels")),
         *(
             _ceiling_line(split, values["segments"])
@@ -196,6 +204,15 @@ def _metrics_line(split: str, values: Mapping[str, Any], record: ScoresRecord) -
     return (
         f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
         f"edges among the candidates; AUC: the mean over events{approximate})"
+    )
+
+
+def _kept_line(split: str, counts: Mapping[str, int]) -> str:
+    """What the filter left, of edges whose truth is known."""
+    share = short(counts["targets_kept"] / counts["targets"] if counts["targets"] else None)
+    return (
+        f"split={split} filter kept {counts['kept']:,} of {counts['edges']:,} edges, {counts['targets_kept']:,} of "
+        f"{counts['targets']:,} target edges among them ({share}); the others count as lost"
     )
 
 

@@ -10,6 +10,7 @@ same versions of the libraries gives the same bytes.
 """
 
 from domainpar.tracking.events.store.event import StoredEvent, WholeEvent, inspect_event
+from domainpar.tracking.events.store.filtered import FilteredEvent
 from domainpar.tracking.events.store.joined import Events, JoinedEvents
 from domainpar.tracking.events.store.layout import (
     MANIFEST,
@@ -30,8 +31,8 @@ from domainpar.tracking.events.store.survey import EventSurvey, outside
 from domainpar.tracking.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
 
 __all__ = [
-    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "EventSurvey", "Events", "JoinedEvents",
-    "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name", "file_sha256",
-    "inspect_event", "names_in", "outside", "read_arrays", "read_attributes", "settings_digest", "standardised_by",
-    "write_arrays", "write_event", "write_manifest",
+    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "EventSurvey", "Events", "FilteredEvent",
+    "JoinedEvents", "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name",
+    "file_sha256", "inspect_event", "names_in", "outside", "read_arrays", "read_attributes", "settings_digest",
+    "standardised_by", "write_arrays", "write_event", "write_manifest",
 ]  # fmt: skip

@@ -1,0 +1,101 @@
+"""Two networks one after the other, in one process: what the first, the filter, leaves of the edges the second scores.
+
+The bits are those of two commands with a store in between (`prepare --source scores`): the edges that are left are cut
+into the tiles that the store would have. But scores are of all edges of the event: those that the filter dropped have
+none, as those between two sectors, and count as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domainpar.common.compiling import clock
+from domainpar.parallel.transport import Transport
+from domainpar.plan import BoolArray
+from domainpar.tracking.events.store import FilteredEvent, StoredEvent, WholeEvent
+from domainpar.tracking.events.stored_order import tiles_of
+from domainpar.tracking.part_loading import together
+from domainpar.tracking.scoring.scores import EventScores
+from partitioners import Topology
+
+Score = Callable[..., list[EventScores] | None]
+"""`score_events` with its network: called with the events of a call, the transport of the ranks that share them, and
+`root`."""
+
+
+def kept_by(edge_score: npt.NDArray[np.floating], edge_scored: BoolArray, min_score: float) -> BoolArray:
+    """Which edges a filter keeps, bool [E]."""
+    return edge_scored & (edge_score >= min_score)
+
+
+def score_what_is_left(
+    first: Score, min_score: float, second: Score, events: Sequence[StoredEvent], transport: Transport, *, root: int = 0
+) -> list[EventScores] | None:
+    """Score the edges that a filter keeps, of some events. *Collective* over the ranks that share them.
+
+    Args:
+        first: The filter.
+        min_score: Score that it asks for, at least.
+        second: The network whose scores are wanted.
+        events, transport, root: As of `score_events`.
+
+    Returns:
+        The scores of each event on `root`, None elsewhere.
+    """
+    began = clock()
+    everything = first(events, transport, root=root)
+    left = [
+        _left(event, transport, root, None if everything is None else everything[number], min_score)
+        for number, event in enumerate(events)
+    ]
+    seconds = (clock() - began) / len(events)
+    scores = second(left, transport, root=root)
+    if scores is None or everything is None:
+        return None
+    return [_of_all_edges(before, after, min_score, seconds) for before, after in zip(everything, scores)]
+
+
+def _left(
+    event: StoredEvent, transport: Transport, root: int, scores: EventScores | None, min_score: float
+) -> FilteredEvent:
+    """An event with the edges that its scores, on `root`, keep. *Collective*."""
+
+    def cut() -> bytes | None:
+        # By one rank for all: METIS promises the same bits on one machine only.
+        if scores is None:
+            return None
+        kept = kept_by(scores.edge_score, scores.edge_scored, min_score)
+        edges, position = scores.edge_index[:, kept], WholeEvent(event).nodes("position")
+        assignment, num_tiles = tiles_of(Topology(edges, event.num_nodes, position))
+        head = np.array([num_tiles], np.int64)
+        return head.tobytes() + assignment.astype(np.int32).tobytes() + np.packbits(kept).tobytes()
+
+    told = transport.broadcast(together(transport, event.place, cut), root)
+    of_nodes = 8 + 4 * event.num_nodes
+    kept = np.unpackbits(np.frombuffer(told[of_nodes:], np.uint8), count=event.num_edges).astype(np.bool_)
+    assignment = np.frombuffer(told[8:of_nodes], np.int32)
+    return FilteredEvent(event, kept, assignment, int(np.frombuffer(told[:8], np.int64)[0]))
+
+
+def _of_all_edges(before: EventScores, after: EventScores, min_score: float, seconds: float) -> EventScores:
+    """The scores of the edges that are left as scores of all edges of the event."""
+    kept = kept_by(before.edge_score, before.edge_scored, min_score)
+
+    def spread(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        all_of = np.zeros(len(kept), values.dtype)
+        all_of[kept] = values
+        return all_of
+
+    return replace(
+        after,
+        edge_index=before.edge_index,
+        edge_logit=spread(after.edge_logit),
+        edge_score=spread(after.edge_score),
+        edge_scored=spread(after.edge_scored),
+        seconds={**after.seconds, "filter": seconds},
+    )
