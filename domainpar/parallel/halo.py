@@ -146,10 +146,10 @@ class CompleteHalo(Halo):
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
-        if plan.policy != "incident":
+        if plan.edge_policy != "incident":
             raise ValueError(
-                f"the complete form of a halo needs 'incident' plans, got {plan.policy!r}: an owned node must see all "
-                "its edges. Build the plan with policy='incident', or use AdjointHalo."
+                f"the complete form of a halo needs 'incident' plans, got {plan.edge_policy!r}: an owned node must see all "
+                "its edges. Build the plan with edge_policy='incident', or use AdjointHalo."
             )
         super().__init__(plan, transport, device)
 

@@ -80,7 +80,7 @@ def filled_like(watch: Watch, call: Call) -> Any:
 def room(watch: Watch) -> int:
     """The length of new tensors of nodes: sums over edges at ghosts need a place, which nobody reads: `Watch.owned`."""
     plan = watch.part.plan
-    return plan.num_local if plan.policy == "incident" else plan.num_owned
+    return plan.num_local if plan.edge_policy == "incident" else plan.num_owned
 
 
 @rule("arange", takes="start end step")
