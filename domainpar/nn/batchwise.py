@@ -35,7 +35,7 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     """The first layer's bias and norm, and all layers after it.
 
     Args:
-        mlp: The mlp_program.
+        mlp: The MLP.
         product: Result of the first layer's product, [rows, out].
         products: Type of the later products, but for a readout, if not that of the parameters.
         noise: Dropout of hidden layers.

@@ -193,7 +193,7 @@ class EdgeCall(ABC):
     """MLPs on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The mlp_programs. Only the last one may be a readout, of the states before it. Or one MLP twice,
+        chain: The MLPs. Only the last one may be a readout, of the states before it. Or one MLP twice,
             for both ways of each edge: it takes node states alone.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.

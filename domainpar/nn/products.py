@@ -54,7 +54,7 @@ _wide_outer, _narrow_outer = _strip_of(WIDE, True), _strip_of(NARROW, True)
 
 @njit(inline="always")
 def _in_wide_blocks(table: Table) -> int:
-    """The number of columns of a table that go into lanes_of blocks."""
+    """The number of columns of a table that go into wide blocks."""
     # Numbers of 64 bits fill twice as many registers as a lanes_of block has.
     return 0 if table.itemsize == 8 else table.shape[1] // _WIDE_COLUMNS * _WIDE_COLUMNS
 

@@ -101,7 +101,7 @@ class _Case:
     """An MLP and the inputs it may get.
 
     Attributes:
-        mlp: The mlp_program.
+        mlp: The MLP.
         node_width: Width of node states at either end; 0 for none.
         widths: Widths of the tables after them.
         kind: Type of these tables.
