@@ -133,7 +133,7 @@ class Verification:
         gradients = f", gradients too ({_number(self.gradients.difference)})" if self.gradients else ""
         return (
             f"exact on {self.ranks}: no layer differs by more than {self.tolerance:g}{gradients}; "
-            f"{self.exchanges} exchanges and {self.sums} sums over ranks a forward pass."
+            f"{self.exchanges} exchanges and {self.sums} sums over ranks in a forward pass."
         )
 
     @property

@@ -93,7 +93,7 @@ def verify(
     # At random most edges are cut. Of more than two parts there is a rank more, for which no number is drawn.
     at_random = torch.Generator().manual_seed(seed)
     empty = ", one of which owns nothing" if parts > 2 else ""
-    several = f"{parts + (parts > 2)} ranks ({edge_policy} edges, nodes dealt at random{empty})"
+    several = f"{parts + (parts > 2)} ranks{empty} ({edge_policy} edges, parts of nodes drawn at random)"
     trial = Trial(
         module=_doubled_module(module),
         edge_index=edge_index,
