@@ -1,4 +1,4 @@
-"""One call of a stage on one part: what both engines, tile by tile on CPU and in batches on GPU, have to do."""
+"""One call of a stage on one part: the common part of both engines, tile by tile on CPU and in batches on GPU."""
 
 from __future__ import annotations
 

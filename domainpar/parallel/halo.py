@@ -149,8 +149,8 @@ class CompleteHalo(Halo):
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
         if plan.edge_policy != "incident":
             raise ValueError(
-                f"a CompleteHalo needs a plan with edge_policy='incident', got {plan.edge_policy!r}: an owned node must "
-                "see all its edges. Build such a plan, or use AdjointHalo."
+                f"a CompleteHalo needs a plan with edge_policy='incident', got {plan.edge_policy!r}: a part needs "
+                "all edges of its nodes. Build such a plan, or use AdjointHalo."
             )
         super().__init__(plan, transport, device)
 

@@ -1,4 +1,4 @@
-"""A module before it runs: reasons to refuse it, the tensors that it holds, and parameters with a row for each node."""
+"""Checks of a module before it runs, the tensors that it holds, and its parameters with a row for each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that treat each row by itself: the rows of the result are those of the arguments."""
+"""Calls that treat each row by itself: the result has the rows of the arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products: of each row with weights, of rows with themselves, and products that sum over rows."""
+"""Matrix products: of each row with weights, of rows with each other, and products that sum over rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sizes that know which rows they count, and new tensors of as many rows: of one value, of numbers, drawn at random.
+"""Sizes that remember which rows they count, and new tensors with these rows: of one value, of row numbers, or random.
 
-Random numbers do not depend on who draws them: they are the same for a row wherever it is.
+Random numbers do not depend on the rank that draws them: a row has the same numbers on every rank.
 """
 
 from __future__ import annotations

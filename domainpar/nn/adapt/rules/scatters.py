@@ -1,4 +1,4 @@
-"""Sums, means and extremes of edges at nodes, and of rows at graphs: `scatter_add`, `index_add` and their kin."""
+"""Sums, means and extremes of edges at nodes, and of rows at graphs: `scatter_add`, `index_add` and similar calls."""
 
 from __future__ import annotations
 

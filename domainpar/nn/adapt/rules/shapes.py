@@ -1,4 +1,4 @@
-"""Calls that move dimensions about: where the rows go, and that nothing is merged with them."""
+"""Calls that change the order or number of dimensions. Rows are never merged with other numbers."""
 
 from __future__ import annotations
 
