@@ -55,7 +55,7 @@ def check_module(module: nn.Module) -> None:
     modules = [(name or "the model", child) for name, child in module.named_modules()]
     if scripted := [name for name, child in modules if isinstance(child, torch.jit.ScriptModule)]:
         raise NotExact(
-            f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
+            f"{', '.join(scripted)}: a module of torch.jit.script, and calls inside of it cannot be watched. Set "
             "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
     check_whole(module)

@@ -162,11 +162,11 @@ class GraphParallel(nn.Module):
             if rows_of(tensor) is None and was_written(tensor):
                 part.inputs.remember("an argument that is the same everywhere, changed in place,", tensor)
         state = bytes(5) if self._replicas is None else self._replicas.state()
-        told = part.inputs.compare(state + bytes(was_written(tensor) for tensor in arguments))
+        of_ranks = part.inputs.compare(state + bytes(was_written(tensor) for tensor in arguments))
         if self._replicas is not None:
-            self._replicas.compare([of_rank[:5] for of_rank in told], part.transport)
+            self._replicas.compare([of_rank[:5] for of_rank in of_ranks], part.transport)
         # What one rank has written all ranks have: they read the same.
-        written = [any(of_ranks) for of_ranks in itertools.zip_longest(*(of_rank[5:] for of_rank in told))]
+        written = [any(flags) for flags in itertools.zip_longest(*(of_rank[5:] for of_rank in of_ranks))]
         late = {id(tensor) for tensor, any_rank in zip(arguments, written) if any_rank}
         if not late:
             return args, kwargs  # the very objects that were given
@@ -314,10 +314,10 @@ def _part_of(arguments: Any) -> GraphPart:
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(
-                f"an argument of shape {tuple(tensor.shape)} is not marked; say what its rows are with part.nodes, "
-                "part.edges or, for a tensor that every rank has, part.replicate; edges are part.edge_index, or "
-                "part.src and part.dst by themselves. A mark does not outlive a torch call outside of the model: what "
-                "that makes of marked tensors and results (x + model(x)) is to be made in the model, or in place."
+                f"an argument of shape {tuple(tensor.shape)} is not marked; mark it by part.nodes, part.edges or, "
+                "if it is the same on every rank, part.replicate; edges are part.edge_index, or part.src and part.dst. "
+                "Torch calls outside of the model make tensors without a mark (x + model(x)): compute them in the "
+                "model, or write in place."
             )
         if rows is not None:
             parts[id(rows.axis.part)] = rows.axis.part

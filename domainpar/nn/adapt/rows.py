@@ -151,7 +151,7 @@ class Axis:
 
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
-        name = f"some of the {self.name.removeprefix('some of the ')}"
+        name = f"selected {self.name.removeprefix('selected ')}"
         counted = None if self.counted is None else self.counted[mask]
         keys, origin = self.keys[mask], (self, mask)
         return Axis(self.part, name, counted, keys, leaves=self.leaves, selected_from=origin, apart=self.apart)

@@ -77,7 +77,7 @@ def _source(watch: Any, usual: Any, function: Any, *args: Any, **kwargs: Any) ->
     original: Callable[..., Any] | None = getattr(function, "_torchdynamo_inline", None)
     if original is None or torch.jit._state._try_get_jit_cached_function(original) is None:
         raise NotExact(
-            f"{function.name} is a traced or loaded function (torch.jit), and torch tells nothing of what runs inside; "
+            f"{function.name} is a traced or loaded function (torch.jit), and calls inside of it cannot be watched; "
             "call the function that it was made from."
         )
     return original(*args, **kwargs)

@@ -144,10 +144,10 @@ class Watch(TorchFunctionMode):
             return None
         if rows is UNKNOWN or _of_foreign_function(tensor):
             raise NotExact(
-                f"a tensor of shape {tuple(tensor.shape)} comes from where torch does not tell (an extension, an "
-                "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
-                "same on every rank; make it of torch functions, register it as a buffer, or pass it as an argument "
-                "marked by part.nodes, part.edges or part.replicate."
+                f"a tensor of shape {tuple(tensor.shape)} was not made by a watched call of torch (but by an "
+                "extension, an autograd.Function, a global of a module), so nobody knows whether its rows are "
+                "nodes, edges or the same on every rank; make it by torch functions, register it as a buffer, or pass "
+                "it as an argument marked by part.nodes, part.edges or part.replicate."
             )
         if rows is not None and rows.axis.part is not self.part:
             raise NotExact(

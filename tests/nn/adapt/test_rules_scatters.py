@@ -56,13 +56,13 @@ def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(sc
     check(both)
     check(lambda e, dst: scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[0])
     which = lambda e, dst: e[scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[1]]  # noqa: E731
-    check(which, refused="tells on a split graph which number is the largest, not whose it is")
+    check(which, refused="gives on a split graph the largest number, but not its row")
 
     def without_edges(e, dst):
         top, which = scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)
         return top + 1.0 * (which == e.size(0))
 
-    check(without_edges, refused="not whose it is")
+    check(without_edges, refused="but not its row")
 
 
 def test_products_of_torch_scatter_are_exact(scatter_ops):
