@@ -286,7 +286,10 @@ REFUSED = {
         lambda x, dst, c: x.new_zeros(x.size(0)).index_add(0, dst, torch.ones(40, dtype=x.dtype)),
         "same on every rank",
     ),
-    "at nodes that nobody named": (lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x), "nobody knows"),
+    "at nodes that nobody named": (
+        lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x),
+        "not known to be numbers of",
+    ),
     "means at graphs": (
         lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "mean"),
         "no exact form",
@@ -295,7 +298,7 @@ REFUSED = {
     "rows by a constant index": (lambda x: x.index_add(0, torch.zeros(13, dtype=torch.long), x), "does not number"),
     "one row written": (lambda x: put(x, 0, 1.0), "use torch.where"),
     "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "use torch.where"),
-    "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
+    "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "not known to be numbers of"),
     "row numbers written into a list": (
         lambda src: put(torch.zeros(41, dtype=torch.long), slice(1, None), src),
         "before split_graph",
