@@ -1,6 +1,7 @@
-"""One collision event split over many ranks: training and inference with the result of one rank, to the last bit.
+"""Training and inference on one graph that is split over many ranks, with the result of one rank.
 
-The names below are loaded when they are first used: importing the package starts nothing and loads no torch.
+Networks on stages give that result to the last bit, any other module up to rounding. The names below are loaded when
+they are first used: importing the package starts nothing and does not load torch.
 """
 
 # ruff: noqa: I001

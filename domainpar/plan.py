@@ -1,8 +1,8 @@
-"""Who owns what: the lists behind an exchange, in numpy, without a rank running.
+"""Who owns what: the lists behind an exchange of rows, in numpy. No rank has to run.
 
-A plan is made from an assignment of nodes to parts and the edges one part computes on. What a part
-must *send* it cannot know from its own edges: graphs here are directed, so need is not mutual. Each
-part declares what it needs and learns from the others what it owes (`Ask`).
+A plan is made from an assignment of nodes to parts and from the edges that one part computes on. A part cannot see in
+its own edges what it has to *send*: edges are directed, so a part may need rows of another part that needs none of its
+rows. So each part asks the others for the nodes that it needs, and learns from them what to send (`Ask`).
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from partitioners.topology import EdgePolicy as EdgePolicy
 from partitioners.topology import IntArray as IntArray
 
 Ask = Callable[[list[IntArray]], list[IntArray]]
-"""Hand part `p` the ids wanted from it, `wanted[p]`; returns the ids each part wants from here. *Collective*."""
+"""Takes the ids that this part needs from each part, returns the ids that each part needs from it. *Collective*."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionPlan:
-    """The nodes and edges of a part, its ghosts, and the rows that it owes to others.
+    """The nodes and edges of one part, its ghost nodes, and the rows that it sends to other parts.
 
-    Local rows follow one order everywhere:
+    A ghost node, or halo node, is a copy of a node that another part owns. Local rows have one order everywhere:
 
         [0, num_owned)                       owned nodes, by global id
-        [num_owned, num_owned + num_ghosts)  ghosts, by (owner, global id)
+        [num_owned, num_owned + num_ghosts)  ghost nodes, by (owner, global id)
 
-    Ghosts lie grouped by owner, so a received buffer is already a block of rows.
+    Ghost nodes lie grouped by owner, so a received buffer is a block of these rows as it stands.
 
     Attributes:
-        part: This part, in [0, num_parts).
-        num_parts: Parts the event is split into.
-        policy: Which edges are local: `incoming` or `incident`.
+        part: Number of this part, in [0, num_parts).
+        num_parts: Number of parts that the graph is split into.
+        edge_policy: Which edges are local. `incoming`: edges whose `dst` is owned; `incident`: edges with an owned end.
         owned_ids: Global ids of the owned nodes, int64 [num_owned], increasing.
-        ghost_ids: Global ids of the ghosts, int64 [num_ghosts].
+        ghost_ids: Global ids of the ghost nodes, int64 [num_ghosts].
         edge_ids: Global ids of the local edges, int64 [num_edges], increasing.
-        edge_rows: `src` and `dst` rows of each local edge, int64 [2, num_edges].
-        edge_owned: Whether this part owns, and so counts, the edge, bool [num_edges]: its `dst` is owned.
+        edge_rows: Local rows of `src` and `dst` of each local edge, int64 [2, num_edges].
+        edge_owned: Whether this part owns, and so counts, each local edge, bool [num_edges]: whether its `dst` is
+            owned.
         send_rows: Owned rows to send, int64 [num_sent], grouped by receiver.
-        send_counts: Rows sent to each part, int64 [num_parts]. Zero is common and legal.
-        recv_counts: Ghosts received from each part, int64 [num_parts].
+        send_counts: Number of rows sent to each part, int64 [num_parts]. Zeros are common.
+        recv_counts: Number of ghost rows received from each part, int64 [num_parts].
     """
 
     part: int
     num_parts: int
-    policy: EdgePolicy
+    edge_policy: EdgePolicy
     owned_ids: IntArray
     ghost_ids: IntArray
     edge_ids: IntArray
@@ -68,7 +69,7 @@ class PartitionPlan:
 
     @property
     def num_local(self) -> int:
-        """Rows of a local node table: owned and ghosts."""
+        """Rows of a local node table: owned nodes and ghost nodes."""
         return self.num_owned + self.num_ghosts
 
     @property
@@ -77,7 +78,10 @@ class PartitionPlan:
 
     @cached_property
     def degrees(self) -> IntArray:
-        """Local edges that end and that begin at each owned node, int64 [num_owned, 2]; all, of an `incident` plan."""
+        """Number of local edges that end, and that begin, at each owned node, int64 [num_owned, 2].
+
+        With `incident` these are all edges of the graph at the node; with `incoming` only the first column is.
+        """
         ends = (self.edge_rows[1], self.edge_rows[0])
         return np.stack([np.bincount(end, minlength=self.num_local)[: self.num_owned] for end in ends], axis=1)
 
@@ -89,12 +93,12 @@ class PartitionPlan:
 
 @dataclass(frozen=True, eq=False)
 class LocalEdges:
-    """The edges one part computes on, before it knows its ghosts.
+    """The edges that one part computes on, before its ghost nodes are known.
 
     Attributes:
-        edge_ids: Global ids, int64 [num_edges], increasing.
-        src: Global id of the `src` node of each, int64 [num_edges].
-        dst: Global id of the `dst` node of each, int64 [num_edges].
+        edge_ids: Global id of each edge, int64 [num_edges], increasing.
+        src: Global id of the node where each edge begins, int64 [num_edges].
+        dst: Global id of the node where each edge ends, int64 [num_edges].
     """
 
     edge_ids: IntArray
@@ -103,45 +107,47 @@ class LocalEdges:
 
 
 def build_plan(
-    edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy, ask: Ask
+    edges: LocalEdges, assignment: IntArray, part: int, num_parts: int, edge_policy: EdgePolicy, ask: Ask
 ) -> PartitionPlan:
-    """Build the plan of one part from its own edges. *Collective* through `ask`.
+    """Build the plan of one part from its own edges. *Collective*, because `ask` is.
 
     Args:
-        edges: This part's local edges under `policy`.
-        owner: Part of every node of the event, [N], in [0, num_parts); -1 for a node that is not taken at all.
-        part: The part to build for. It may own nothing.
+        edges: This part's local edges under `edge_policy`.
+        assignment: Part of each node of the graph, [N], in [0, num_parts); -1 for a node that no part takes.
+        part: The part to build the plan for. It may own nothing.
         num_parts: Number of parts.
-        policy: `incoming`: edges whose `dst` is owned; `incident`: edges with an owned end.
-        ask: Tells the other parts what this one needs.
+        edge_policy: `incoming`: edges whose `dst` is owned; `incident`: edges with an owned end.
+        ask: Exchanges with the other parts which nodes each one needs (`Ask`).
 
     Raises:
-        ValueError: If `owner` names a part that does not exist, an edge names a node that does not, or an edge is not
-            local to this part under the policy. Raised before anything is asked.
+        ValueError: If `assignment` names a part that does not exist, an edge names a node that does not, or an edge is
+            not local to this part under the policy. Raised before `ask` is called.
     """
-    return complete_plan(draft_plan(edges, owner, part, num_parts, policy), ask)
+    return complete_plan(draft_plan(edges, assignment, part, num_parts, edge_policy), ask)
 
 
-def draft_plan(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy) -> PartitionPlan:
-    """The plan of a part that does not know yet what the others need, and sends nothing; see `build_plan`."""
-    _check_owner(owner, num_parts)
-    _check_local(edges, owner, part, policy)
-    return _draft(edges, owner, part, num_parts, policy)
+def draft_plan(
+    edges: LocalEdges, assignment: IntArray, part: int, num_parts: int, edge_policy: EdgePolicy
+) -> PartitionPlan:
+    """A plan that sends nothing yet: what other parts need is not known. Arguments as for `build_plan`."""
+    _check_owner(assignment, num_parts)
+    _check_local(edges, assignment, part, edge_policy)
+    return _draft(edges, assignment, part, num_parts, edge_policy)
 
 
 def complete_plan(draft: PartitionPlan, ask: Ask) -> PartitionPlan:
-    """A plan that was drafted, with the rows that it sends. *Collective* through `ask`."""
+    """The plan of `draft_plan` with the rows that the part has to send. *Collective*, because `ask` is."""
     return _complete(draft, ask(_wanted(draft)))
 
 
 def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> PartitionPlan:
-    """Plan how a part gets rows of a tensor that lies in slices over the parts. *Collective* through `ask`.
+    """Plan how a part gets rows of a tensor of which each part holds a slice. *Collective*, because `ask` is.
 
     Args:
-        wanted: Global ids of the rows that the part needs, each any number of times, in any order.
-        bounds: First row of each part's slice, and the end of the last, int64 [num_parts + 1].
-        part: The part to build for.
-        ask: Tells the other parts what this one needs.
+        wanted: Global ids of the rows that the part needs, in any order; an id may occur several times.
+        bounds: First row of each part's slice, then the end of the last slice, int64 [num_parts + 1].
+        part: The part to build the plan for.
+        ask: Exchanges with the other parts which rows each one needs (`Ask`).
 
     Returns:
         A plan without edges: `owned_ids` is the part's slice, `ghost_ids` what it needs of others' slices.
@@ -152,7 +158,7 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
     draft = PartitionPlan(
         part=part,
         num_parts=num_parts,
-        policy="incoming",
+        edge_policy="incoming",
         owned_ids=np.arange(first, last),
         ghost_ids=ghost_ids,
         edge_ids=none,
@@ -168,11 +174,11 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
 def build_plans(
     edge_index: IntArray, assignment: IntArray, num_parts: int, edge_policy: EdgePolicy
 ) -> list[PartitionPlan]:
-    """Build the plan of every part of one event in one process, for tests and small tools.
+    """Build the plans of all parts of one graph in one process, for tests and small tools.
 
     Args:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
-        assignment: Part of each node, [N], in [0, num_parts); -1 for a node that is not taken at all.
+        assignment: Part of each node, [N], in [0, num_parts); -1 for a node that no part takes.
         num_parts: Number of parts.
         edge_policy: `incoming` or `incident`: which edges a part computes on.
 
@@ -187,17 +193,17 @@ def build_plans(
     _check_ends(edge_index[0], edge_index[1], len(owner))
     local = [select_edges(edge_index, owner, part, edge_policy) for part in range(num_parts)]
     drafts = [_draft(own, owner, part, num_parts, edge_policy) for part, own in enumerate(local)]
-    # Each send list is read off the receivers' ghosts. Seen from the sender's own edges
-    # it would be wrong: our edges are directed, so need is not mutual.
+    # Each send list is read off the receivers' ghosts. The sender's own edges would give a wrong one: edges are
+    # directed, so a part may need rows of another part that needs none of its rows.
     wanted = [_wanted(draft) for draft in drafts]
     return [_complete(draft, [ids[draft.part] for ids in wanted]) for draft in drafts]
 
 
-def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgePolicy) -> LocalEdges:
-    """Pick one part's local edges from all edges of an event, int64 [2, E] in global order."""
+def select_edges(edge_index: IntArray, owner: IntArray, part: int, edge_policy: EdgePolicy) -> LocalEdges:
+    """Pick one part's local edges from all edges of a graph, int64 [2, E] in global order."""
     owner_of_src, owner_of_dst = owner[edge_index[0]], owner[edge_index[1]]
     local = owner_of_dst == part
-    if policy == "incident":
+    if edge_policy == "incident":
         local |= owner_of_src == part
     # Neither end may be a node that is not taken at all, as outside of a sector.
     local &= (owner_of_src >= 0) & (owner_of_dst >= 0)
@@ -205,8 +211,8 @@ def select_edges(edge_index: IntArray, owner: IntArray, part: int, policy: EdgeP
     return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
 
 
-def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy: EdgePolicy) -> PartitionPlan:
-    """The plan of a part that does not know yet what the others need: it sends nothing."""
+def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, edge_policy: EdgePolicy) -> PartitionPlan:
+    """The plan of a part before the needs of the others are known: it sends nothing."""
     owned_ids = np.flatnonzero(owner == part)
     # Ghosts by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
     touched = np.zeros(len(owner), dtype=bool)
@@ -223,7 +229,7 @@ def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy
     return PartitionPlan(
         part=part,
         num_parts=num_parts,
-        policy=policy,
+        edge_policy=edge_policy,
         owned_ids=owned_ids,
         ghost_ids=ghost_ids,
         edge_ids=edges.edge_ids,
@@ -236,17 +242,17 @@ def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, policy
 
 
 def _wanted(plan: PartitionPlan) -> list[IntArray]:
-    """The ghosts that a part needs from each part."""
+    """Global ids of the ghost nodes that a part needs, one array for each owner."""
     return list(np.split(plan.ghost_ids, np.cumsum(plan.recv_counts)[:-1]))
 
 
 def _complete(plan: PartitionPlan, owed: Sequence[IntArray]) -> PartitionPlan:
-    """The plan with what each part asked for: `owed[p]` holds the ids that part `p` needs from here."""
+    """The plan with the rows to send: `owed[p]` holds the ids that part `p` needs from this one."""
     send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
     if len(strangers := send_ids[~np.isin(send_ids, plan.owned_ids)]):
         raise RuntimeError(
             f"part {plan.part} was asked for node {strangers[0]}, which it does not own; "
-            "the parts hold different assignments of one event."
+            "the parts hold different assignments of one graph."
         )
     send_counts = np.array([len(ids) for ids in owed], dtype=np.int64)
     # Owned ids are ascending, and a row is a place among them.
@@ -266,12 +272,12 @@ def _check_ends(src: IntArray, dst: IntArray, num_nodes: int) -> None:
         if len(ends) and not (ends.min() >= 0 and ends.max() < num_nodes):
             bad = int(np.flatnonzero((ends < 0) | (ends >= num_nodes))[0])
             raise ValueError(
-                f"edge {bad} has {name} {ends[bad]} but the event has {num_nodes} nodes; "
+                f"edge {bad} has {name} {ends[bad]} but the graph has {num_nodes} nodes; "
                 "edge ids are global node ids, counted from 0."
             )
 
 
-def _check_local(edges: LocalEdges, owner: IntArray, part: int, policy: EdgePolicy) -> None:
+def _check_local(edges: LocalEdges, owner: IntArray, part: int, edge_policy: EdgePolicy) -> None:
     _check_ends(edges.src, edges.dst, len(owner))
     left_out = (owner[edges.src] < 0) | (owner[edges.dst] < 0)
     if left_out.any():
@@ -279,11 +285,11 @@ def _check_local(edges: LocalEdges, owner: IntArray, part: int, policy: EdgePoli
             f"edge {edges.edge_ids[left_out][0]} of part {part} touches a node that no part owns; leave such edges out."
         )
     local = owner[edges.dst] == part
-    if policy == "incident":
+    if edge_policy == "incident":
         local |= owner[edges.src] == part
     if not local.all():
         raise ValueError(
-            f"edge {edges.edge_ids[~local][0]} is not local to part {part} under policy {policy!r}; "
+            f"edge {edges.edge_ids[~local][0]} is not local to part {part} under edge_policy={edge_policy!r}; "
             "pass the edges whose dst is owned (incoming) or with an owned end (incident)."
         )
     if len(edges.edge_ids) > 1 and np.diff(edges.edge_ids).min() <= 0:

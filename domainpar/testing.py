@@ -1,4 +1,4 @@
-"""Run a function on several ranks and look at what each returns: for tests of this package and of your own layers."""
+"""Run a function on several ranks and get what each returns: for tests of this package and of layers of your own."""
 
 from __future__ import annotations
 
@@ -37,19 +37,22 @@ def run_ranks(
     timeout: float = 60.0,
     domain_size: int | None = None,
 ) -> list[Any]:
-    """Call `function(world, *args)` on every rank, one thread each.
+    """Call `function(world, *args)` on every rank, with one thread of torch each.
 
-    `threads` costs milliseconds; `gloo` and `mpi` start processes and cost seconds, so let one function loop over many
-    cases. What a process returns is pickled.
+    Ranks as `threads` cost milliseconds. `gloo` and `mpi` start processes and cost seconds, so let one function loop
+    over many cases. The results of processes are pickled. Threads share torch's random generator: draw before
+    `run_ranks`, or from a generator of your own.
 
     Args:
-        function: The work of a rank. For processes: importable by name (not a lambda, not nested), like its arguments;
-            one of the script itself is, if the script calls `run_ranks` under `if __name__ == "__main__":`.
-        num_ranks: Ranks to run.
-        *args: Passed on, the same to every rank; with `threads` they are the same objects, so leave them unchanged.
+        function: The work of a rank. Processes import it by name, so it may be neither a lambda nor nested, and its
+            arguments may not be either. One of the script itself is possible if the script calls `run_ranks` under
+            `if __name__ == "__main__":`.
+        num_ranks: Number of ranks.
+        *args: Arguments that every rank gets after the world. With `threads` they are the same objects on all ranks, so
+            do not change them.
         transport: `threads`, `gloo` or `mpi`.
-        timeout: Seconds after which everything is ended, on a machine that does nothing else (`patient`).
-        domain_size: Ranks that share one event, as for `World.over`.
+        timeout: Seconds after which all ranks are ended. On a busy machine it is longer (`patient`).
+        domain_size: Number of ranks that share a graph, as for `World.over`.
 
     Returns:
         What each rank returned, in the order of ranks.
@@ -72,10 +75,10 @@ def run_ranks(
 
 
 def patient(seconds: float) -> float:
-    """A time limit of a test, meant for a machine that does nothing else, on this machine as busy as it is.
+    """A time limit that is meant for an idle machine, made longer by the load of this one.
 
-    The unit is the load: as many times longer as twice the programs that wanted to run over the last minute, or want to
-    now, outnumber the processors. Twice, since more of them may come. Never shorter.
+    It is multiplied by twice the number of programs that want to run, over the last minute or now, per processor;
+    twice, because more of them may come. It never becomes shorter.
     """
     load = os.getloadavg()[0]
     with suppress(OSError):  # of Linux: those that want to run at this moment
@@ -84,7 +87,7 @@ def patient(seconds: float) -> float:
 
 
 def _check_importable(function: Callable[..., Any]) -> None:
-    """Refuse what processes would fail at one by one, or what would start ranks of ranks without end."""
+    """Refuse a function that no process could import, and a script whose ranks would start ranks without end."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     # Python's own mark of a process that reads the script which started it; set in `_mpi_rank`, too.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -198,16 +201,16 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
     """Run a program that starts ranks, with a hard time limit on all of them.
 
     Args:
-        command: What to run.
-        timeout: Seconds after which the program and everything it started is killed, on a machine that does nothing
-            else (`patient`).
+        command: The program and its arguments.
+        timeout: Seconds after which the program and everything it started is killed; longer on a busy machine
+            (`patient`).
         **environment: Variables to add.
 
     Returns:
         Exit code, and standard output and error together.
 
     Raises:
-        TimeoutError: If the time was not enough; holds the output so far.
+        TimeoutError: If the time was not enough; its text holds the output so far.
     """
     defaults = {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

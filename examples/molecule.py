@@ -1,7 +1,7 @@
-"""Atoms that move: energies of a cloud of atoms, whose graph is built anew from their positions in every step.
+"""Energies of a cloud of moving atoms: the graph is built and split anew from their positions in every step.
 
 Start it with `python`, `mpiexec -n 4 python` or `torchrun --nproc-per-node 4`, then `examples/molecule.py`. A model
-that looks for neighbours in its own forward pass would see those of one rank: look before, as here, and split them.
+that searches for neighbours in its forward pass would find those of one rank only. So find them first, then split.
 """
 
 import argparse
@@ -15,7 +15,7 @@ REACH, NUM_ATOMS, KINDS, WIDTH = 1.6, 300, 4, 16
 
 
 class Energy(nn.Module):
-    """Energy of each atom: messages of its neighbours, weighed by functions of their distance."""
+    """Energy of each atom, [N], from messages of its neighbours that are weighted by functions of their distance."""
 
     def __init__(self, rounds: int = 2) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ with World.session() as world:
         src, dst = edges = (torch.cdist(place, place).fill_diagonal_(2 * REACH) < REACH).nonzero().T
         away = (place[src] - place[dst]).norm(dim=1)
         pairs = (torch.exp(1.6 - 2 * away) - torch.exp(0.8 - away)) * (1 - away / REACH) ** 2 * (1 + kind[src])
-        part = split_graph(edges, NUM_ATOMS, world)  # anew: some thousand edges, milliseconds
+        part = split_graph(edges, NUM_ATOMS, world)  # a new graph in each step: some thousand edges take milliseconds
         energy = part.owned_nodes(torch.zeros(NUM_ATOMS).index_add(0, dst, pairs))
         loss = part.node_mean_share((model(part.nodes(place), part.nodes(kind), part.edge_index) - energy) ** 2)
         optimizer.zero_grad()

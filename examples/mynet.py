@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class Mine(nn.Module):
-    """Node states, summed along edges a few times; a logit for each edge."""
+    """A few iterations in which each node sums its neighbours' states; then a logit for each edge."""
 
     def __init__(self, node_features: int, edge_features: int, hidden: int, graph_iters: int) -> None:
         super().__init__()

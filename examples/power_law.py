@@ -18,7 +18,7 @@ NUM_NODES, NUM_LINKS, NUM_CLASSES = 2000, 4, 5
 def preferential_attachment(seed: int = 0) -> tuple[Tensor, Tensor]:
     """A graph in which each new node links to nodes that have many links, mostly of its own class; and the classes."""
     rng = np.random.default_rng(seed)
-    ends = [[label] for label in range(NUM_CLASSES)]  # of each class, every node once for each link it has
+    ends = [[label] for label in range(NUM_CLASSES)]  # nodes of each class, each of them once per link
     links = []
     for node in range(NUM_CLASSES, NUM_NODES):
         own = node % NUM_CLASSES
@@ -37,7 +37,7 @@ steps = parser.parse_args().steps
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 edge_index, label = preferential_attachment()
-x = one_hot(label, NUM_CLASSES) + 2 * torch.randn(NUM_NODES, NUM_CLASSES)  # too noisy to tell without neighbours
+x = one_hot(label, NUM_CLASSES) + 2 * torch.randn(NUM_NODES, NUM_CLASSES)  # too noisy without the neighbours
 is_train = torch.rand(NUM_NODES) < 0.5
 with World.session() as world:
     part = split_graph(edge_index, NUM_NODES, world)

@@ -5,8 +5,8 @@
     python -m domainpar.train --store stores/showers --task node-class --label origin --aux energy:0.3
     python -m domainpar.train --store stores/showers --task graph-regression --label total
 
-An event has a few electrons or photons, whose showers are narrow and begin early, and a few hadrons, whose are wide and
-deep. A cell that reads more than the noise is a node; its six nearest in each direction are its neighbours.
+An event has a few electrons or photons, whose showers are narrow and begin early, and a few hadrons, whose showers are
+wide and deep. A cell that reads more than the noise is a node. It has edges from and to its six nearest cells.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 LAYERS, SIDE, CELL = 10, 40, 20.0  # layers in depth, cells along an edge, mm
-NOISE, READ = 0.02, 0.05  # GeV: deviation of the noise of a cell, and the least that is read out
-FEW_PARTICLES = (1, 3)  # of each kind, from and to
-DEPTH = {"electromagnetic": (2.0, 1.2), "hadronic": (5.0, 2.2)}  # layer of the maximum, deviation
+NOISE, READ = 0.02, 0.05  # GeV: std of the noise of a cell, and the threshold of readout
+FEW_PARTICLES = (1, 3)  # particles of each kind, from and to
+DEPTH = {"electromagnetic": (2.0, 1.2), "hadronic": (5.0, 2.2)}  # layer of the maximum, std
 WIDTH = {"electromagnetic": 0.7, "hadronic": 1.9}  # cells
 
 
@@ -39,7 +39,7 @@ def shower(kind: str, energy: float, generator: np.random.Generator) -> np.ndarr
 
 
 def event(seed: int) -> dict[str, torch.Tensor]:
-    """One event as a graph: cells that read something, their neighbours, and what caused them."""
+    """One event as a graph: cells above the threshold, edges between neighbours, and labels."""
     generator = np.random.default_rng(seed)
     deposits = {kind: np.zeros((LAYERS, SIDE, SIDE)) for kind in DEPTH}
     for kind, cells in deposits.items():

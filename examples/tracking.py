@@ -14,7 +14,7 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 
 
 class InteractionNetwork(MessagePassing):
-    """Edges look at the hits at both ends; hits sum the edges that end at them and, apart, those that begin there."""
+    """Each edge reads the hits at both ends; each hit sums the edges that end at it, and those that begin there."""
 
     def __init__(self, width: int = 32, iterations: int = 3) -> None:
         super().__init__(aggr="sum")
@@ -48,8 +48,8 @@ with World.session() as world:
         x, edge_attr, label = (torch.tensor(a).double() for a in (event.features, event.edge_features, event.label))
         part = split_graph(torch.tensor(event.edge_index), len(x), world, edge_policy="incident")  # sums at both ends
         logits = model(part.nodes(x), part.edge_index, part.edges(edge_attr))
-        each = binary_cross_entropy_with_logits(logits, part.owned_edges(label), reduction="none")
-        loss = part.edge_mean_share(each, weights=1 + part.owned_edges(label))  # a true edge counts twice
+        losses = binary_cross_entropy_with_logits(logits, part.owned_edges(label), reduction="none")
+        loss = part.edge_mean_share(losses, weights=1 + part.owned_edges(label))  # a true edge counts twice
         optimizer.zero_grad()
         loss.backward()
         model.reduce_gradients()

@@ -1,7 +1,7 @@
-"""Ranks that agree: every rank's values, and one refusal on all ranks where any of them has a problem.
+"""Agreement of ranks: compare their values, and raise one error on all ranks if any of them has a problem.
 
-Nothing here knows how ranks talk: whoever can give every rank a payload of each will do. All functions that take
-`Ranks` are *collective*.
+This module does not know how ranks communicate: any object that can gather a payload of each rank will do. All
+functions that take `Ranks` are *collective*.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Gathering:
 
 
 class Refused(Problem):
-    """Work that all ranks refuse alike; the text is for the user, the exit code is 2.
+    """An error that all ranks raise alike. The text is for the user; the exit code is 2.
 
     Attributes:
-        ranks: Ranks of the run with a problem; empty where nobody in particular has it.
-        size: Ranks of the run.
-        first: The problem of the first of them alone; `what` tells those of all.
-        not_written: Whether a disk was full, or a place could not be written, on any.
+        ranks: Ranks of the run with a problem; empty if it belongs to none in particular.
+        size: Number of ranks of the run.
+        first: The problem of the first of them alone; `what` has those of all.
+        not_written: Whether on any of them a disk was full, or a place could not be written.
     """
 
     def __init__(

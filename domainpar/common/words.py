@@ -1,4 +1,4 @@
-"""Phrases of the sentences that commands print, and signs of life of what takes long."""
+"""Phrases for the sentences that commands print, and progress messages of long work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row of a check in the doctor's table: how ranks' rows become one, and how all are printed and written."""
+"""One row of the doctor's table: how the rows of all ranks become one, and how the table is printed and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of calls that ranks make together, and by them how fast a transport is."""
+"""Times of collective calls, and the speed of a transport that follows from them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Stages on a GPU: many tiles at once, in plain torch, with sums whose order is fixed.
+"""Stages on a GPU in plain torch: many tiles at once, and sums in a fixed order.
 
-The same formulas as in `tilewise`: a factorised first layer, only a stage's inputs kept, each batch computed again in
-backward. Batches are large, for a GPU needs much work at a time. A sum at a node runs over its edges in global order,
-without atomics, so that two runs give the same; equal to those on CPU to rounding.
+The formulas are those of `tilewise`: a factorised first layer, only a stage's inputs kept, each batch computed again in
+backward. Batches are large, because a GPU needs much work at a time. A sum at a node runs over its edges in global
+order, without atomics, so two runs give the same bits. They agree with those on CPU up to rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _through(mlp: MLP, product: Tensor, products: torch.dtype | None, noise: Noi
     """The first layer's bias and norm, and all layers after it.
 
     Args:
-        mlp: The mlp_program.
+        mlp: The MLP.
         product: Result of the first layer's product, [rows, out].
         products: Type of the later products, but for a readout, if not that of the parameters.
         noise: Dropout of hidden layers.

@@ -79,7 +79,7 @@ def fold(
     """Fold an MLP over `[x_src, x_dst, table_1, table_2, ...]`.
 
     Args:
-        mlp: The mlp_program.
+        mlp: The MLP.
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
         products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.

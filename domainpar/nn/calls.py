@@ -1,4 +1,4 @@
-"""One call of a stage on one part: what both engines, tile by tile on CPU and in batches on GPU, have to do."""
+"""One call of a stage on one part: the common part of both engines, tile by tile on CPU and in batches on GPU."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class EdgeCall(ABC):
     """MLPs on the local edges, each on what the one before it made.
 
     Attributes:
-        chain: The mlp_programs. Only the last one may be a readout, of the states before it. Or one MLP twice,
+        chain: The MLPs. Only the last one may be a readout, of the states before it. Or one MLP twice,
             for both ways of each edge: it takes node states alone.
         graph: The part.
         nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.

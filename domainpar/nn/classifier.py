@@ -1,4 +1,4 @@
-"""A network that scores the edges of a part, be it built on stages or a user's own, as a run sees it."""
+"""What a run needs of its network, built on stages or a user's own: it scores the edges of a part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Exactness(NamedTuple):
 
 
 class Differs(ValueError):
-    """A network does not compute the same whole and split; says in which layer it begins."""
+    """A network gives different results whole and split. The text names the first layer that differs."""
 
 
 class Gradients(Protocol):

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step by formula: 2 m n k for each product of matrices, nothing for all else."""
+"""Floating-point operations of a step, by formula: 2 m n k for each matrix product, and 0 for everything else."""
 
 from __future__ import annotations
 

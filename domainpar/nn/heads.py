@@ -1,4 +1,4 @@
-"""What a network is read for: scores of edges, and numbers of nodes and of whole graphs beside them."""
+"""The outputs of a network: scores of edges, and labels of nodes or whole graphs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from domainpar.parallel.transport import Transport
 
 
 class Head(NamedTuple):
-    """One thing that a network is read for.
+    """One output of a network.
 
     Attributes:
         name: Its name.
-        of: Whether edges, nodes or the graph as a whole have it.
-        columns: Numbers of each: one for each class, else 1.
-        usual_nodes: Of the graph as a whole: nodes of a usual one, see `pooled`.
+        of: Whether it belongs to edges, to nodes or to the graph as a whole.
+        columns: Number of values: the number of classes, else 1.
+        usual_nodes: For the graph as a whole: the number of nodes of a typical graph, see `pooled`.
     """
 
     name: str

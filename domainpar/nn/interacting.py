@@ -1,4 +1,4 @@
-"""What an interaction network does with its stages: encode, iterate, read out; that of its own, and acorn's."""
+"""How interaction networks use their stages: encode, iterate, read out. For that of this package and acorn's."""
 
 from __future__ import annotations
 

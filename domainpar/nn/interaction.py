@@ -23,15 +23,15 @@ from domainpar.parallel.local import LocalGraph
 
 
 class InteractionNetwork(OnStages):
-    """Scores every edge of an event.
+    """A network on stages that scores every edge of an event, with the same bits on any number of ranks.
 
-    `InteractionModule` is its definition, and holds the layers of its stages.
+    `InteractionModule` has its formulas, and the layers of its stages.
 
     Args:
-        node_features: Features of a node.
-        edge_features: Features of an edge; may be 0.
-        options: Its options; `hidden` is a multiple of 16, and `norm` is `layer` or `none`.
-        changes: Options by name, in place of those: `InteractionNetwork(3, hidden=64, seed=1)`.
+        node_features: Number of features of a node.
+        edge_features: Number of features of an edge; may be 0.
+        options: Its options (`NetworkOptions`); `hidden` is a multiple of 16, and `norm` is `layer` or `none`.
+        changes: Options by name that replace those: `InteractionNetwork(3, hidden=64, seed=1)`.
 
     Attributes:
         options: Its options.

@@ -1,4 +1,4 @@
-"""The memory of a training step on one rank, predicted from the sizes of a network and of a part."""
+"""The memory of a training step on one rank, predicted from the sizes of the network and of the part."""
 
 from __future__ import annotations
 

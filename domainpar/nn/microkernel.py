@@ -1,7 +1,7 @@
 """The innermost piece of a matrix product: a few rows times some columns, summed up in registers.
 
 Every number of a result is a chain of fused multiply-adds in the order of the products' index. What block it is
-computed in, how lanes_of this machine's vectors are and what lies beside it changes no bit of it: rule 1 of
+computed in, how wide this machine's vectors are and what lies beside it changes no bit of it: rule 1 of
 `docs/same_bits.md` by construction, on one machine and between machines.
 """
 

@@ -1,7 +1,6 @@
-"""The parameters of multi-layer MLPs; `blocks` computes with them, on blocks of rows.
+"""The parameters of an MLP as kernels use them; `blocks` computes with them, on blocks of rows.
 
-Inside a block every result is a multiple of 16 columns wide. Parameters keep their true shapes; padding happens on the
-fly.
+Inside a block every result has a multiple of 16 columns. Parameters keep their true shapes and are padded when used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be chosen of a network, in one record: from flags, or from a program of one's own, to its layers."""
+"""The options of a network in one record, from flags or from a program."""
 
 from __future__ import annotations
 

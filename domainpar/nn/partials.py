@@ -1,7 +1,7 @@
-"""A tile's partial sums of parameter gradients in a program, and their sums over tiles, as integers.
+"""A tile's partial sums of parameter gradients in a program, and their sums over tiles as integers.
 
-Partials lie as products make them, [in, padded out] for a weight; a parameter is [out, in], and some of its columns may
-be summed elsewhere. So of each parameter it is written down once which partial each of its numbers is: an *order*.
+Partials lie as products make them, [in, padded out] for a weight, whereas a parameter is [out, in] and some of its
+columns may be summed elsewhere. An *order* gives the partial of each number of a parameter.
 """
 
 from __future__ import annotations

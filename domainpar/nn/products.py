@@ -1,8 +1,8 @@
-"""Matrix products of an MLP on a strip of rows, written here so that a row's bits are its own.
+"""Matrix products of an MLP on a strip of rows, written here so that the bits of a row do not depend on other rows.
 
-A library picks another order of sums for another number of rows, and most keep compiled code for each shape they
-meet; these do neither, and are faster: 240 GFLOP/s a core where oneDNN reached 210 and MKL 95 ([4608, 64] times
-[64, 64], float32, Zen 5). See `microkernel` for why no bit depends on how a product is cut into blocks.
+A library chooses another order of sums for another number of rows, and most keep compiled code for each shape. These
+products do neither, and are faster: 240 GFLOP/s a core where oneDNN reached 210 and MKL 95 ([4608, 64] times
+[64, 64], float32, Zen 5). `microkernel` says why no bit depends on how a product is cut into blocks.
 
 uint16 stands for bfloat16: its numbers are multiplied exactly and summed as float32.
 """
@@ -54,7 +54,7 @@ _wide_outer, _narrow_outer = _strip_of(WIDE, True), _strip_of(NARROW, True)
 
 @njit(inline="always")
 def _in_wide_blocks(table: Table) -> int:
-    """The number of columns of a table that go into lanes_of blocks."""
+    """The number of columns of a table that go into wide blocks."""
     # Numbers of 64 bits fill twice as many registers as a lanes_of block has.
     return 0 if table.itemsize == 8 else table.shape[1] // _WIDE_COLUMNS * _WIDE_COLUMNS
 

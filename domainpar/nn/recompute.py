@@ -1,4 +1,4 @@
-"""Iterations that are computed twice to save memory, without exchanging anything twice."""
+"""Iterations of stages that are computed twice to save memory; nothing is exchanged twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Does this machine keep the promise that rule 1 of `docs/same_bits.md` rests on?
+"""Self-test of rule 1 of `docs/same_bits.md` on this machine.
 
-A row of a block must not depend on the block's other rows nor on where it lies, in products and kernels as they are
-compiled here; and all ranks must compute the same. Some milliseconds on the model's own shapes: it samples, it does
-not prove.
+In products and kernels as they are compiled here, a row of a block must depend neither on the other rows of the block
+nor on its place, and all ranks must compute the same. The test takes some milliseconds on the shapes of the model. It
+samples; it proves nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Case:
     """An MLP and the inputs it may get.
 
     Attributes:
-        mlp: The mlp_program.
+        mlp: The MLP.
         node_width: Width of node states at either end; 0 for none.
         widths: Widths of the tables after them.
         kind: Type of these tables.

@@ -1,8 +1,9 @@
-"""Stages: one step of a model over all tiles of a part, forward and backward.
+"""Stages: one step of a network over all tiles of a part, forward and backward.
 
-A stage is one node of autograd's graph. Inside, the order of every sum and of every exchange is written out
-(`docs/same_bits.md`, rules 2 to 5): new states and sums forward; in backward first the gradient of the sums travels to
-the ghosts, so that every copy of an edge has its whole gradient, then states get theirs without another exchange.
+A stage is one node of autograd's graph. Inside of it the order of every sum and every exchange is written out
+(`docs/same_bits.md`, rules 2 to 5). The forward pass makes new states and sums. In the backward pass the gradient of
+the sums first travels to the ghost nodes, so that every copy of an edge has its whole gradient. Then the states get
+their gradients without another exchange.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Stage(GradSink):
     """An MLP on all rows of a part.
 
     Attributes:
-        mlp: The mlp_program.
-        keeps_layers: Keep its layers for backward, where they are few, instead of computing them again.
+        mlp: The MLP.
+        keeps_layers: Whether it keeps the results of its layers for backward, where they are few, instead of computing
+            them again.
     """
 
     keeps_layers = True
@@ -55,10 +57,10 @@ class Stage(GradSink):
         return [parameter for parameter in self.mlp.all_parameters() if parameter.requires_grad]
 
     def why_in_torch(self) -> str | None:
-        """Why kernels of a GPU do not compute it there; None if they do.
+        """Why the GPU's kernels do not compute this stage; None if they do.
 
-        What the MLP says is asked once for each type of parameters. What the machine says is no fact of the
-        stage, which may be copied to another one.
+        The answer for the MLP is kept for each type of parameters. The answer for the machine is not kept, because a
+        stage may be copied to another one.
         """
         kind = self.mlp.layers[0].linear.weight.dtype
         if kind not in self._refused:
@@ -67,12 +69,12 @@ class Stage(GradSink):
 
 
 class NodeStage(Stage):
-    """An MLP on the owned nodes: `mlp([table_1, table_2, ...])`, tile by tile.
+    """An MLP on the owned nodes, `mlp([table_1, table_2, ...])`, computed tile by tile.
 
     Args:
-        mlp: The mlp_program. One that is a readout reads states out.
-        residual: Add its results to a table, which is as wide: an update of states.
-        states: Number of this table.
+        mlp: The MLP. If its last layer is a readout, the stage returns numbers such as logits instead of states.
+        residual: Whether the result is added to one of the tables, which has its width.
+        states: Number of that table, counted from 0.
     """
 
     def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
@@ -80,9 +82,9 @@ class NodeStage(Stage):
         self.residual, self.states = residual, states
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
-        """Node tables, each [num_owned, width], side by side into the MLP; returns [num_owned, out].
+        """Apply the MLP to the node tables, each [num_owned, width], side by side; returns [num_owned, out].
 
-        With a key, numbers are dropped at random as the MLP's `dropout` says.
+        With a `key` of random numbers dropout is applied, as the MLP's `dropout` says.
 
         Raises:
             ValueError: If the tables do not fit the MLP.
@@ -95,9 +97,10 @@ class NodeStage(Stage):
 
     @torch.no_grad()
     def of_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
-        """The same for ghosts whose tables, each [num_ghosts, width], are here anyway; returns [num_ghosts, out].
+        """The same for ghost nodes whose tables, each [num_ghosts, width], are on this rank; returns [num_ghosts, out].
 
-        The bits of their owners, without an exchange and without a gradient: that is their owners' to make.
+        The results have the bits of their owners without an exchange. They have no gradient, because the owners compute
+        it.
         """
         self._check(tables)
         contiguous = [table.detach().contiguous() for table in tables]
@@ -112,23 +115,23 @@ class NodeStage(Stage):
 
 
 class EdgeStage(Stage):
-    """An MLP on the local edges, `mlp([x_src, x_dst, edge])`, and the sums of what it makes at both ends.
+    """An MLP on the local edges, `mlp([x_src, x_dst, edge])`, and sums of its results at both ends of each edge.
 
-    A readout of one column may be a *gate*: with a = sigmoid of it, its sums are those of `a edge` at
-    both ends, of the states that it reads, or of `a x_src` at `dst` and of `a x_dst` at `src`.
+    A readout of one column may be a *gate*. With a = sigmoid(readout), the stage then sums `a edge` at both ends, where
+    `edge` are the states that the gate reads; or `a x_src` at `dst`, and `a x_dst` at `src`.
 
     Args:
-        mlp: The mlp_program.
-        products: Type of edge states and of their products, if not that of the parameters.
-        residual: Add its results to the edge states that come in, which are as wide.
-        aggregate: How sums at nodes are scaled.
-        gates: `edges` or `nodes`: what its results weigh in sums; None: it is no gate.
-        both_ways: Take each edge both ways, of node states alone: sums at `dst` are of `mlp([x_src, x_dst])`, those at
-            `src` of `mlp([x_dst, x_src])`. It makes no edge states.
+        mlp: The MLP.
+        products: Type of edge states and of their products, if it is not the type of the parameters.
+        residual: Whether the result is added to the edge states that come in, which have its width.
+        aggregate: How sums at nodes are scaled: `sum`, `mean` or `root` (see `NetworkOptions`).
+        gates: What the gate weighs in the sums, `edges` or `nodes`; None: the stage is no gate.
+        both_ways: Apply the MLP to node states alone, in both directions of each edge: `mlp([x_src, x_dst])` is summed
+            at `dst`, `mlp([x_dst, x_src])` at `src`. The stage then makes no edge states.
 
     Raises:
-        ValueError: If an MLP with another output is to be a gate, or a stage both ways has options that it cannot
-            have.
+        ValueError: If an MLP with another output is to be a gate, or `both_ways` is combined with an option that it
+            excludes.
     """
 
     def __init__(
@@ -160,23 +163,23 @@ class EdgeStage(Stage):
         sums: bool = True,
         key: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One step over all local edges. *Collective* in backward, with `sums`.
+        """Apply the MLP to all local edges. *Collective* in backward, if `sums` is set.
 
         Args:
-            nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if the MLP takes
-                none and there are no sums.
+            nodes: States of owned nodes, [num_owned, node width], on their way to the ghost nodes; None if the MLP
+                takes none and there are no sums.
             edges: States of the local edges, [num_edges, edge width]; None if the MLP takes none.
             graph: The part.
-            sums: Also sum the new edge states, or the messages of a gate, at `dst` and at `src` of each edge.
-            key: Drop numbers at random, as the MLP's `dropout` says; None: drop nothing.
+            sums: Whether to sum the new edge states, or the messages of a gate, at `dst` and at `src` of each edge.
+            key: Key of the random numbers of dropout; None: no dropout.
 
         Returns:
-            New edge states [num_edges, out] and the sums at owned nodes, [num_owned, 2 width]: at `dst`, then at `src`.
-            [num_owned, 0] without `sums`. A stage both ways gives [num_edges, 0] for edge states.
+            New edge states, [num_edges, out], and the sums at owned nodes, [num_owned, 2 width]: at `dst`, then at
+            `src`. Without `sums` these are [num_owned, 0]. With `both_ways` the edge states are [num_edges, 0].
 
         Raises:
-            ValueError: If the states do not fit the MLP, or sums are asked of a stage that knows no halo or of a
-                readout that is no gate.
+            ValueError: If the states do not fit the MLP, or if sums are asked for without a halo, or of a readout that
+                is no gate.
         """
         keeps = not self.both_ways
         results = run_chain([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
@@ -196,26 +199,26 @@ def run_chain(
     keys: Sequence[int | None],
     calls_hooks: bool = True,
 ) -> EdgeResults:
-    """Several stages on the same node states in one pass over the edges. *Collective* in backward, with `sums`.
+    """Apply several stages to the same node states in one pass over the edges. *Collective* in backward, with `sums`.
 
-    What one stage makes for the next never leaves the caches, and nothing of it is kept for backward.
+    The states that one stage makes for the next stay in the caches, and none of them is kept for backward.
 
     Args:
         stages: Each takes the edge states that the one before it made. Only the last may be a readout of them.
-        nodes: States of owned nodes, [num_owned, node width], on their way to the ghosts; None if no stage takes any
-            and there are no sums.
+        nodes: States of owned nodes, [num_owned, node width], on their way to the ghost nodes; None if no stage takes
+            any and there are no sums.
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
         graph: The part.
-        sums: Also sum the last edge states at their `dst` and at their `src`, scaled as the stage that made them says;
-            or the messages of the last stage, if that is a gate.
-        keeps: Also give back these states.
-        overwrites: They may take the place of `edges`, where no backward pass needs those.
-        keys: Of random numbers for dropout, one for each stage; None: drop nothing.
-        calls_hooks: Call the stages one by one where one of them is watched by a hook of torch.
+        sums: Whether to sum the last edge states at `dst` and at `src` of each edge, scaled as the stage that made them
+            says; or the messages of the last stage, if that is a gate.
+        keeps: Whether to return the last edge states as well.
+        overwrites: Whether these may take the memory of `edges`, where no backward pass needs that.
+        keys: Keys of the random numbers of dropout, one for each stage; None: no dropout.
+        calls_hooks: Whether to call the stages one by one if one of them has a hook of torch.
 
     Raises:
-        ValueError: If states do not fit a stage, or sums are asked of what knows no halo, or makes no states and is no
-            gate.
+        ValueError: If states do not fit a stage, or if sums are asked for without a halo, or of a stage that makes no
+            states and is no gate.
     """
     if calls_hooks and any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
@@ -264,7 +267,7 @@ def _one_by_one(
     keeps: bool,
     keys: Sequence[int | None],
 ) -> EdgeResults:
-    """`run_chain`, for who watches each stage: hooks of a module see what it is called with and what it makes."""
+    """`run_chain` for stages with hooks, which see what a module is called with and what it returns."""
     at_ends, readout, made_states = graph.features.new_empty(graph.num_owned, 0), None, False
     for position, (stage, key) in enumerate(zip(stages, keys, strict=True)):
         width, sums_here = 0 if edges is None else edges.shape[1], sums and position == _summing(stages)
@@ -334,7 +337,7 @@ def _check_residual(mlp: MLP, width: int) -> None:
 
 
 def _refuse_second_gradients() -> None:
-    """In a pass back: refuse to make gradients that have gradients, at once, for those of parameters pass autograd by.
+    """In the backward pass: refuse `create_graph`, because gradients of parameters do not go through autograd here.
 
     Raises:
         RuntimeError: Under `create_graph`, on all ranks alike.

@@ -1,4 +1,4 @@
-"""Input features brought to one scale by constants that belong to a network."""
+"""Standardisation of input features by constants that belong to a network."""
 
 from __future__ import annotations
 

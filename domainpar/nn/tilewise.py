@@ -1,8 +1,8 @@
 """Stages on CPU: a program over the tiles of a part, forward and backward.
 
-Only a stage's inputs are kept for backward, where each strip is computed again; of small parts its layers are kept as
-well, which saves a third of the work. The bits are the same. Tiles that need no ghost come first,
-while ghosts are on their way: `docs/same_bits.md`, rule 2, says why their order changes no bit.
+For backward only a stage's inputs are kept, and each strip is computed again. On small parts its layers are kept as
+well, which saves a third of the work; the bits are the same. Tiles that need no ghost node are computed first, while
+ghost rows are on their way. `docs/same_bits.md`, rule 2, says why this order changes no bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Optimisers, modes and backward passes that need nothing of torch's compiler: nothing is compiled here.
+"""Optimisers, modes and backward passes that do not load torch's compiler.
 
-Torch imports it, or sympy for it, where it asks the compiler to leave a function alone and where gradients of several
-tensors are given. That takes a second of every rank, and some 70 MiB. A release of torch that asks in another way
-imports it again; nothing else changes.
+Torch imports the compiler, or sympy for it, where it marks a function as not compiled and where gradients of several
+tensors are given. This takes a second and some 70 MiB on every rank. If a release of torch imports it for another
+reason, only this gain is lost.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The C library's way with large blocks of memory that a rank frees: set up once, when a command starts.
+"""What the C library does with large blocks of memory that a rank frees: set up once, when a command starts.
 
-glibc gives them back to the system. A training step frees tensors of many megabytes and asks for them again, and each
-time gets them as zeroed pages, one fault a page: that makes a step of plain PyG three times as long. Kept, they cost
-nothing from the second step on. The price is memory: torch asks for aligned blocks, and glibc (2.36) does not put one
-into the gap that another of the same size has left. So a pass that is computed again to save memory would save little:
-there blocks are given back at once, at the price of time. Stages of our own keep their tables apart (`tables`) and do
-not depend on this.
+glibc returns such blocks to the system. A training step frees tensors of many megabytes and asks for as many again, and
+gets zeroed pages, with a page fault for each: a step of plain PyG then takes three times as long. If freed blocks are
+kept instead, they cost no time from the second step on, but more memory: torch asks for aligned blocks, and glibc
+(2.36) does not put one into the gap that another one of the same size has left. Recomputation would then save little
+memory, so for it blocks are returned at once, which takes time. Stages keep their tables apart (`tables`) and do not
+depend on this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The board: the doings of every rank, kept where all can read them, so that survivors can say who is missing."""
+"""The board: a status of every rank that all ranks can read, so that the surviving ones can say which is missing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Answer = TypeVar("Answer")
 
 
 class Mark(NamedTuple):
-    """The last words of a rank on what it was about to do.
+    """The last note of a rank on what it is about to do.
 
     Attributes:
         step: Number of the step, from 0.
         phase: One word: `load`, `forward`, ...
-        event: The event it is about, if it is about one.
+        event: The event that it works on, if there is one.
         posted: Seconds since 1970 on the clock of that rank.
     """
 
@@ -40,14 +40,15 @@ class Mark(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A rank as its watcher sees it, whatever the rank itself is doing.
+    """A rank as its watcher thread reports it, whatever the rank itself is doing.
 
     Attributes:
-        beat: Grows as long as the process lives.
-        calls: Collective calls it has begun.
-        waiting: Seconds it has been waiting for other ranks; None if it is not.
+        beat: A number that grows as long as the process lives.
+        calls: Number of collective calls that it has begun.
+        waiting: Seconds that it has been waiting for other ranks; None if it does not wait.
         doing: The call that it waits in.
-        place: The user's line that it is in, with the call, `model(...) at train.py:41`; empty if none is theirs.
+        place: The line of the user's program where it is, with the call: `model(...) at train.py:41`; empty if it is in
+            none.
     """
 
     beat: int
@@ -59,14 +60,14 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """All that the board knows of a rank.
+    """What the board has about one rank.
 
     Attributes:
         rank: The rank.
-        host: Where it runs; empty if unknown.
-        mark: The last thing it said.
-        life: The last thing its watcher said; None without a watcher.
-        alive: Whether the watcher said anything while the board was read; None if that was not looked at.
+        host: The machine that it runs on; empty if unknown.
+        mark: The last note of the rank itself.
+        life: The last report of its watcher; None without a watcher.
+        alive: Whether the watcher reported while the board was read; None if that was not checked.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Errors of ranks that cannot go on together: what was sent arrives changed, or ranks part, fail or do not come."""
+"""Errors of ranks that cannot continue together: messages arrive changed, or ranks differ, fail or are missing."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from domainpar.parallel.board import Entry
 
 
 class Garbled(Problem, RuntimeError):
-    """Something did not arrive as it was sent; says what, and over which transport."""
+    """A message did not arrive as it was sent. The text names the transport."""
 
 
 class RanksDiffer(Problem, RuntimeError):
-    """Ranks do not make the same calls, or no longer hold the same; says which and where. Raised on all of them."""
+    """Ranks do not make the same calls, or no longer hold the same values. All ranks raise it, with which and where."""
 
 
 class RanksFailed(RuntimeError):
-    """Another rank failed, so this one cannot go on. Says which and why; the cause is reported there."""
+    """Another rank failed, so this one cannot continue. The text names it; the failed rank reports the cause."""
 
 
 class RankMissing(RuntimeError):
-    """A rank that others wait for did not come, or its connection is gone.
+    """A rank that others wait for did not come, or its connection was lost.
 
     Attributes:
-        seen: The observation of the rank that raises it.
-        first: Board entries of the ranks that are waited for; empty where nobody knows.
-        board: The whole board in words; empty where there is none.
-        frames: Place of the rank that is waited for in its program; empty where it does not answer.
+        seen: What the rank that raises it has observed.
+        first: Board entries of the ranks that are waited for; empty where they are unknown.
+        board: The whole board as text; empty where there is none.
+        frames: Where in its program the awaited rank is; empty if it does not answer.
     """
 
     def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "", frames: str = "") -> None:

@@ -1,7 +1,7 @@
-"""A GPU for each rank: told apart by their own numbers, whatever each process calls the ones that it sees.
+"""A GPU for each rank. Ranks identify GPUs by UUID, because each process may number the visible ones differently.
 
-Some launchers show every rank of a machine all of its GPUs, others show each rank one, which it calls number 0. So the
-ranks tell each other which they see, and all come to the same result.
+Some launchers show every rank all GPUs of a machine. Others show each rank one, which it calls number 0. So the ranks
+exchange which GPUs they see, and all compute the same assignment.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The halo: owners hand node rows to ghosts, ghosts hand sums back.
+"""The halo exchange: owners send rows of nodes to the ghost copies, which send sums back.
 
-Two verbs, adjoint to each other: `fill_ghosts` (owner -> ghost, a copy) and `sum_to_owners` (ghost -> owner, a
-sum), each also as a `start`/`finish` pair so that compute can run in between. Rows travel packed and unpadded, to
-neighbours only. On top of them stand the two backward forms of `docs/same_bits.md`, rule 3, as two small classes:
-`AdjointHalo` for any model, `CompleteHalo` for models that are the same to the last bit on any number of ranks.
+It has two operations, adjoint to each other: `fill_ghosts` (owner -> ghost, a copy) and `sum_to_owners` (ghost ->
+owner, a sum). Each is also a `start`/`finish` pair, so that a rank can compute meanwhile. Rows travel without padding,
+to neighbours only. Two classes build on them the two backward passes of `docs/same_bits.md`, rule 3: `AdjointHalo` for
+any model, `CompleteHalo` for models with the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from domainpar.plan import Ask, IntArray, PartitionPlan
 
 
 class HaloRows:
-    """Rows of owned nodes that are on their way to their ghosts.
+    """Rows of owned nodes, and the ghost rows that are on their way to this rank.
 
     Attributes:
-        halo: Carries them.
-        owned: The owned rows, [num_owned, width], as autograd knows them.
-        local: Owned rows, then ghosts', [num_local, width]; those of ghosts mean nothing before `finish`.
+        halo: The halo that carries them.
+        owned: The owned rows as autograd knows them, [num_owned, width].
+        local: Owned rows, then ghost rows, [num_local, width]; ghost rows are not valid before `finish`.
     """
 
     def __init__(self, halo: CompleteHalo, owned: Tensor, local: Tensor, pending: Pending | None = None) -> None:
@@ -36,16 +36,16 @@ class HaloRows:
         self._pending = pending
 
     def known_as(self, owned: Tensor) -> HaloRows:
-        """The same rows, of which autograd knows the owned ones as these."""
+        """The same rows, with another tensor as the one that autograd knows, [num_owned, width]."""
         return HaloRows(self.halo, owned, self.local, self._pending)
 
     def progress(self) -> None:
-        """Move what is under way while this rank computes; waits for nothing."""
+        """Let messages move while this rank computes. Does not wait."""
         if self._pending is not None:
             self._pending.progress()
 
     def finish(self) -> Tensor:
-        """Wait for the ghosts' rows and return them, [num_ghosts, width]; may be called again."""
+        """Wait for the ghost rows and return them, [num_ghosts, width]. It may be called again."""
         if self._pending is not None:
             self._pending.finish()
             self._pending = None
@@ -55,12 +55,12 @@ class HaloRows:
 class Halo:
     """The two exchanges of one part's plan over one transport, without autograd.
 
-    Making a halo is *collective*: the parts compare, per pair, how many rows and which nodes they will exchange,
-    and all raise the same error if any two disagree. Every exchange is *collective* too.
+    Making a halo is *collective*: each pair of parts compares how many rows, and which nodes, it will exchange. If two
+    disagree, all ranks raise the same error. Every exchange is *collective* too.
 
     Args:
         plan: This part's plan; part `p` lives on rank `p` of the transport.
-        transport: Joins the ranks that share the event.
+        transport: Joins the ranks that share the graph.
         device: Where the rows live.
     """
 
@@ -79,7 +79,7 @@ class Halo:
         _check_plans_agree(plan, transport)
 
     def start_fill(self, owned: Tensor, ghosts: Tensor | None = None) -> Pending:
-        """Start `fill_ghosts`; `finish` returns the rows. `ghosts` [num_ghosts, width], if given, is where they go."""
+        """Start `fill_ghosts`; `finish` of the result returns the rows. `ghosts` as there."""
         self._check_owned(owned)
         packed = owned.index_select(0, self._send_rows)  # a copy: `owned` may change before `finish`
         if ghosts is None:
@@ -94,19 +94,19 @@ class Halo:
             )
 
     def fill_ghosts(self, owned: Tensor, ghosts: Tensor | None = None) -> Tensor:
-        """Copy every owner's row to its ghosts. *Collective*.
+        """Copy the row of each owned node to its ghost copies on other ranks. *Collective*.
 
         Args:
-            owned: Rows of the owned nodes, [num_owned, width].
-            ghosts: Where to receive, [num_ghosts, width], contiguous; a new tensor if None.
+            owned: Rows of the owned nodes, [num_owned, ...].
+            ghosts: Contiguous buffer that receives the rows, [num_ghosts, ...]; None: a new tensor.
 
         Returns:
-            Rows of the ghosts, [num_ghosts, width].
+            Rows of this part's ghost nodes, [num_ghosts, ...].
         """
         return self.start_fill(owned, ghosts).finish()
 
     def start_sum(self, ghosts: Tensor) -> Pending:
-        """Start `sum_to_owners`; `finish` returns the received rows, still to be added by `add_received`."""
+        """Start `sum_to_owners`; `finish` of the result returns the received rows, for `add_received`."""
         if len(ghosts) != self.plan.num_ghosts:
             raise ValueError(
                 f"ghost rows on rank {self.plan.part}: expected {self.plan.num_ghosts}, got {len(ghosts)}; "
@@ -117,18 +117,19 @@ class Halo:
         return self.transport.start(ghosts, self._recv_counts, received, self._send_counts)
 
     def sum_to_owners(self, ghosts: Tensor) -> Tensor:
-        """Add every ghost's row to its owner's sum, the adjoint of `fill_ghosts`. *Collective*.
+        """Add up the ghost rows of all ranks at their owners, the adjoint of `fill_ghosts`. *Collective*.
 
         Args:
-            ghosts: Rows of the ghosts, [num_ghosts, width].
+            ghosts: Rows of this part's ghost nodes, [num_ghosts, ...].
 
         Returns:
-            Sum over each owned node's ghosts in order of their ranks, [num_owned, width]; 0 where there is none.
+            For each owned node the sum over its ghost copies, in the order of their ranks, [num_owned, ...]; 0 without
+            any.
         """
         return self.add_received(self.start_sum(ghosts).finish())
 
     def add_received(self, received: Tensor) -> Tensor:
-        """Sum the rows that `start_sum` brought, [num_sent, width], into [num_owned, width]."""
+        """Add up the rows that `start_sum` received, [num_sent, ...], for each owned node, [num_owned, ...]."""
         sums = received.new_zeros(self.plan.num_owned, *received.shape[1:])
         # Rows lie by rank of their sender, and are added in that order. One rank sends a row once: where a GPU adds by
         # atomics, no two meet.
@@ -139,31 +140,31 @@ class Halo:
 
 
 class CompleteHalo(Halo):
-    """The halo of models built on stages: every copy of an edge carries the complete gradient.
+    """The halo exchange of networks on stages: each of both copies of a cut edge gets its complete gradient.
 
-    Ghosts' gradients are dropped; instead owners hand out the gradient of their aggregates, so that no float is
-    ever added across ranks. That takes every edge of an owned node: `incident` plans.
+    In the backward pass ghost nodes return nothing. Instead owners send them the gradient of the sums at their nodes,
+    so no float is ever added across ranks. For this a part needs every edge of its nodes: a plan with `incident` edges.
     """
 
     def __init__(self, plan: PartitionPlan, transport: Transport, device: torch.device | str = "cpu") -> None:
-        if plan.policy != "incident":
+        if plan.edge_policy != "incident":
             raise ValueError(
-                f"the complete form of a halo needs 'incident' plans, got {plan.policy!r}: an owned node must see all "
-                "its edges. Build the plan with policy='incident', or use AdjointHalo."
+                f"a CompleteHalo needs a plan with edge_policy='incident', got {plan.edge_policy!r}: a part needs "
+                "all edges of its nodes. Build such a plan, or use AdjointHalo."
             )
         super().__init__(plan, transport, device)
 
     def spread(self, owned: Tensor) -> HaloRows:
-        """Start to copy owned rows [num_owned, width] to their ghosts. *Collective*.
+        """Start to copy owned rows, [num_owned, width], to their ghost copies. *Collective*.
 
-        Autograd does not see it: in backward a stage spreads the gradient of the sums it made, and so has a ghost's
-        whole gradient without adding anything that came from another rank.
+        Autograd does not see the copy. In the backward pass a stage spreads the gradient of the sums that it made, so
+        that ghost nodes have their whole gradient and nothing is added that came from another rank.
         """
         local = self._table_for(owned)
         return self._spread(owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
 
     def join(self, owned: Tensor, ghosts: Tensor) -> HaloRows:
-        """Owned rows and the rows that came to the ghosts before; nothing is exchanged."""
+        """Owned rows beside ghost rows that were received earlier. Nothing is exchanged."""
         local = self._table_for(owned)
         local[self.plan.num_owned :] = ghosts
         return self._spread(owned, local)
@@ -173,7 +174,7 @@ class CompleteHalo(Halo):
         return HaloRows(self, owned if owned.requires_grad else local[: self.plan.num_owned], local, pending)
 
     def _table_for(self, owned: Tensor) -> Tensor:
-        """A table of local rows with the owned ones filled in; those themselves if there is no ghost."""
+        """A table of local rows with the owned rows filled in; the owned rows themselves if there is no ghost node."""
         self._check_owned(owned)
         states = owned.detach()
         if self.plan.num_ghosts == 0:  # no tail to receive into, so no copy
@@ -184,16 +185,16 @@ class CompleteHalo(Halo):
 
 
 class AdjointHalo(Halo):
-    """The halo of any differentiable model: ghosts return partial gradients, which the owner sums."""
+    """The halo exchange of any differentiable model: ghost nodes return partial gradients, which their owner sums."""
 
     def extend(self, owned: Tensor) -> Tensor:
-        """Owned rows [num_owned, width] -> local rows [owned | ghosts]. *Collective*, forward and backward."""
+        """Owned rows [num_owned, ...] -> owned and ghost rows [num_local, ...]. *Collective*, backward too."""
         table: Tensor = _ExtendAdjoint.apply(owned, self)  # type: ignore[no-untyped-call]
         return table
 
 
 class _ExtendAdjoint(torch.autograd.Function):
-    """Owner -> ghost copy. Ghosts return partial gradients, which the owner sums."""
+    """Owner -> ghost copy. In backward ghost nodes return partial gradients, which their owner sums."""
 
     @staticmethod
     def forward(ctx: Any, owned: Tensor, halo: Halo) -> Tensor:
@@ -210,10 +211,11 @@ class _ExtendAdjoint(torch.autograd.Function):
 
 
 class _ReturnAdjoint(torch.autograd.Function):
-    """Ghost -> owner sum. Each of the two is the adjoint of the other, so a gradient has gradients of any order.
+    """Ghost -> owner sum. Each of the two functions is the adjoint of the other, so gradients of any order exist.
 
-    Ranks exchange in one order in all of them: of what is ready, autograd takes what was made last, and whatever uses a
-    tensor was made after it. So it goes back through all that a rank made, and ranks make exchanges in one order.
+    All ranks make the exchanges of a backward pass in one order. Of the nodes that are ready, autograd runs the one
+    that was made last, and whatever uses a tensor was made after it. So it goes back through all calls in reverse
+    order.
     """
 
     @staticmethod
@@ -227,7 +229,7 @@ class _ReturnAdjoint(torch.autograd.Function):
 
 
 def ask_owners(transport: Transport) -> Ask:
-    """The `Ask` of `build_plan` over a transport: tells owners which of their nodes are needed here."""
+    """The `Ask` of `build_plan` over a transport: it asks the owners for the nodes that this part needs."""
 
     def ask(wanted: list[IntArray]) -> list[IntArray]:
         if len(wanted) != transport.size:
@@ -240,14 +242,14 @@ def ask_owners(transport: Transport) -> Ask:
 
 
 def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
-    """Give every rank a table of its own. *Collective*.
+    """Send every rank a table of integers of its own: an all-to-all with sizes that differ. *Collective*.
 
     Args:
-        tables: One for each rank, int64 [any number, columns], all of as many columns; may be empty.
+        tables: One table for each rank, int64 [any number, columns], all with the same number of columns; may be empty.
         transport: Joins the ranks.
 
     Returns:
-        What each rank gave to this one, in the order of ranks.
+        The tables that the ranks sent to this one, in the order of ranks.
     """
     counts = np.array([len(table) for table in tables], dtype=np.int64)
     owed = _counts_of_all(counts, transport)[:, transport.rank]
@@ -265,15 +267,15 @@ def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray
 
 
 def _counts_of_all(counts: IntArray, transport: Transport) -> IntArray:
-    """Row `p`: the counts that rank `p` passed, [size, size]. *Collective*."""
+    """The counts of all ranks, int64 [size, counts]: row `p` is what rank `p` passed. *Collective*."""
     gathered = transport.all_gather(np.asarray(counts, dtype=np.int64).tobytes())
     return np.stack([np.frombuffer(row, dtype=np.int64) for row in gathered])
 
 
 def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
-    """Compare (count, crc32 of the ids) of every pair before anything is exchanged. *Collective*.
+    """Compare (count, crc32 of the ids) of every pair of ranks before anything is exchanged. *Collective*.
 
-    gloo and MPI both accept a message that is shorter than expected, and any swap of equal sizes, in silence.
+    gloo and MPI accept without an error a message that is shorter than expected, and rows in another order.
     """
     sent = _fingerprints(plan.owned_ids[plan.send_rows], plan.send_counts)
     received = _fingerprints(plan.ghost_ids, plan.recv_counts)

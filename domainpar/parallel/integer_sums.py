@@ -1,8 +1,8 @@
 """Sums of floats that do not depend on the order of their terms: `docs/same_bits.md`, rule 4.
 
-A float partial becomes two int64 limbs, hi = round(v 2^20) and lo = round((v - hi 2^-20) 2^72), and limbs are
-added as integers over tiles, iterations, events and ranks. Integer sums are associative, so the result is one
-number whatever the grouping. The resolution is 2^-73 absolute; magnitudes up to 2^26 per partial are accepted.
+A float, called a partial, becomes two int64 limbs: hi = round(v 2^20) and lo = round((v - hi 2^-20) 2^72). Limbs are
+added as integers over tiles, iterations, events and ranks. Integer sums are associative, so the result does not depend
+on the grouping. The absolute resolution is 2^-73; a partial may have a magnitude of up to 2^26.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CARRY_EVERY = 1024  # a lo limb is at most 2^51, so 2^11 of them fit; carried we
 
 
 class IntegerSums:
-    """Exact sums of `size` numbers, each a sum of any number of float partials.
+    """Exact sums of `size` numbers, each of them a sum of any number of float partials.
 
-    A partial that is not finite, or larger than 2^26 in magnitude, is left out and counted: as an integer it
-    would vanish or wrap in silence. The counter is reduced with the sums, so every rank learns of it alike.
+    A partial that is not finite, or larger than 2^26 in magnitude, is left out and counted, because as an integer it
+    would be lost or overflow without an error. The counter is reduced with the sums, so all ranks know of it.
 
-    Several threads of a rank may call `add`, in any order; a lock serialises the calls, as two unlocked updates of a
-    limb would lose a partial.
+    Several threads of a rank may call `add`, in any order. A lock serialises the calls: two updates of a limb at the
+    same time would lose a partial.
     """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:

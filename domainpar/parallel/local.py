@@ -1,4 +1,4 @@
-"""One part of an event as tensors: what a rank computes on."""
+"""One part of an event as tensors: what a rank computes on, for networks on stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN_ROWS = 4096  # of foreign tiles that are computed at a time; no bit depe
 
 @dataclass(frozen=True)
 class NodeTile:
-    """The nodes of one owned tile: `rows` of every node table. Never empty."""
+    """The nodes of one owned tile: they are `rows` of every node table. Never empty."""
 
     tile: int
     rows: slice
@@ -59,14 +59,14 @@ class EdgeTile:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of one part, in ascending order, and where the edges of each are summed.
+    """The tiles of one part in ascending order, and where their edges are summed.
 
     Attributes:
-        nodes: Owned tiles that hold a node.
-        edges: Tiles that hold a local edge, owned and foreign.
-        pair_of_edge: (tile, `src`) pair of each edge, int64 [num_edges]; -1 where `src` is a ghost, whose sum belongs
-            to another part.
-        pair_rows: Owned row of each (tile, `src`) pair, int64 [num_pairs], ascending within a tile.
+        nodes: Owned tiles that have a node.
+        edges: Tiles that have a local edge, owned ones and foreign ones.
+        pair_of_edge: Number of the (tile, `src`) pair of each edge, int64 [num_edges]; -1 where `src` is a ghost node,
+            whose sum belongs to another part.
+        pair_rows: Owned row of the `src` of each (tile, `src`) pair, int64 [num_pairs], ascending within a tile.
     """
 
     nodes: tuple[NodeTile, ...]
@@ -133,17 +133,18 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph:
-    """One part of an event: owned nodes, ghosts and local edges, with their raw data.
+    """One part of an event with its data: owned nodes, ghost nodes and local edges. `localise` makes one.
 
     Attributes:
         plan: Who owns what.
-        tiles: The tiles this part works on.
+        tiles: The tiles of this part.
         src, dst: Local rows of the two ends of each edge, int64 [num_edges].
-        features: Node features of owned nodes and ghosts, [num_local, F].
-        edge_features: Edge features, [num_edges, G].
-        label: 1 for true segments, -1 where that is not known, int8 [num_edges]; None without truth.
-        event_id: The event this is a part of.
-        made: What was made of its nodes and edges for later calls; the same object in copies with other features.
+        features: Features of owned nodes, then of ghost nodes, [num_local, F].
+        edge_features: Features of the local edges, [num_edges, G].
+        label: 1 for true segments, 0 for others, -1 where it is not known, int8 [num_edges]; None without truth.
+        event_id: Name of the event that this is a part of.
+        made: Values that were computed from its nodes and edges, kept for later calls. Copies with other features share
+            it.
     """
 
     plan: PartitionPlan
@@ -165,7 +166,7 @@ class LocalGraph:
         return self.plan.num_edges
 
     def cached(self, name: Any, make: Callable[[], T]) -> T:
-        """What `make` gave when it was first asked for by this name."""
+        """The value that `make` returned when it was first asked for under this name."""
         if name not in self.made:
             self.made[name] = make()
         value: T = self.made[name]
@@ -242,14 +243,17 @@ def localise(
     """Put one part of an event on a device.
 
     Args:
-        plan: The part.
-        tiles: Tile ranges of the stored event and the grouping that the plan was built from.
-        features: Features of owned nodes and ghosts in the plan's row order, [num_local, F].
+        plan: The plan of the part.
+        tiles: Tile ranges of the stored event, with the grouping that the plan was built from.
+        features: Features of the local nodes in the order of the plan, [num_local, F].
         edge_features: Features of the local edges, [num_edges, G].
         label: Labels of the local edges, [num_edges], or None.
         event_id: Name of the event, for messages.
         device: Where to put it.
         dtype: Type of the features, float32 or float64.
+
+    Returns:
+        The part.
 
     Raises:
         ValueError: If an array does not have one row per local node or edge, or holds a value that is not finite.

@@ -1,4 +1,4 @@
-"""The meeting of the ranks of a run: by MPI, or at an address where rank 0 serves a store."""
+"""How the ranks of a run find each other: by MPI, or at an address where rank 0 serves a store."""
 
 from __future__ import annotations
 

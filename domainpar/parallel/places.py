@@ -1,4 +1,4 @@
-"""Places in the user's program: the line of theirs that called, and the call of ours that it is in, in their words."""
+"""Where in the user's program a rank is: the line of the program that called, and the call of this package it is in."""
 
 from __future__ import annotations
 

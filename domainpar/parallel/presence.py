@@ -1,4 +1,4 @@
-"""A rank as the others see it: its marks, the call that it waits in, and how it leaves: by parting, or by failing."""
+"""A rank as the others see it: its marks, the call that it waits in, and how it ends, by closing or by failing."""
 
 from __future__ import annotations
 

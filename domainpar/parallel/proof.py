@@ -1,7 +1,7 @@
-"""A transport is tried, once, when its ranks meet: libraries may carry and add up wrong numbers without an error.
+"""Every transport is tested once when its ranks meet, because libraries may transfer or add up numbers wrongly.
 
-It happens. MPICH 5.0.2, where the system refuses it the memory of other processes, leaves sums of some thousand numbers
-unfinished and reports that all is well; a few numbers it sends another way, and those are right.
+An example is MPICH 5.0.2 on a system that forbids it the memory of other processes: it leaves sums of some thousand
+numbers unfinished and reports success. Sums of a few numbers go another way and are right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The shared memory of a machine, /dev/shm: MPICH takes it without a look at the room, and leaves some behind.
+"""The shared memory of a machine, /dev/shm: MPICH does not check how much is free, and aborted runs leave files there.
 
-Where too little is left its ranks end by SIGBUS or SIGSEGV inside of `MPI_Init` or later, at random.
+Where too little is free its ranks end by SIGBUS or SIGSEGV, inside of `MPI_Init` or at any later time.
 """
 
 from __future__ import annotations

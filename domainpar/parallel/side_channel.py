@@ -1,4 +1,4 @@
-"""The opening of a side channel: the store that rank 0 serves to all ranks, and the network that leads there."""
+"""Opens the side channel: the store that rank 0 serves to all ranks, and the network interface to reach it."""
 
 from __future__ import annotations
 

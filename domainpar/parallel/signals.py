@@ -1,4 +1,4 @@
-"""Being asked to stop: a flag set by a signal, read at step boundaries, never a collective inside a handler."""
+"""Requests to stop: a signal sets a flag that is read at step boundaries. No handler makes a collective call."""
 
 from __future__ import annotations
 

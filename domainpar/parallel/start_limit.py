@@ -1,4 +1,4 @@
-"""A time limit on the start of MPI, which waits for all ranks, for ever, and lets no Python run meanwhile."""
+"""A time limit for the start of MPI, which waits for all ranks without end and lets no Python code run meanwhile."""
 
 from __future__ import annotations
 

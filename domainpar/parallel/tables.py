@@ -1,13 +1,13 @@
-"""Tables of rows whose memory is used again, within a step and from step to step.
+"""Memory for tables of rows that is used again, within a step and from step to step.
 
-A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as fresh
-zeroed pages, which costs a quarter of a step on CPU; so freed blocks are kept here for the next table of about the
-same size, and given back when none has come for a while. Events of many sizes want blocks of many sizes: all of them
-together, lent and free, are never more than the most that were lent at once.
+A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as zeroed
+pages, which takes a quarter of a step on CPU. So freed blocks are kept here for the next table of about the same size,
+and returned to the system if none comes for a while. Lent and free blocks together are never more than the most that
+were lent at once.
 
-Where memory is short, tables lie in files: `lie_in_files`. Whoever goes through tables from one end to the other calls
-`let_go` on the way; what was read and written then gives its memory back, to the system's own copies of files. These
-it drops or writes to the disk as others need the room.
+Where memory is short, tables lie in files: `lie_in_files`. Code that goes through tables from one end to the other
+calls `let_go` on the way. The memory of rows that were read and written is then left to the system's page cache, which
+writes them to the disk when others need the room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The promises of every transport, and their common part: checks, host copies, counters, the words of a timeout."""
+"""What every transport promises, and the common part of all: checks, host copies, counters, texts of time-outs."""
 
 from __future__ import annotations
 
@@ -94,31 +94,31 @@ class OfThisProcess:
 
 
 class Transport(OfThisProcess, ABC):
-    """The talk of the ranks of one group. Moves bytes and adds integers; no float is ever added by a transport.
+    """The communication of the ranks of one group. It moves bytes and adds integers; no transport ever adds floats.
 
-    All ranks of the group call the same methods in the same order; that includes `start`, also where this rank has
-    nothing to send or to receive. Messages between two ranks are matched in that order. Several exchanges and sums
-    may be in flight, with blocking calls in between, and each rank finishes them in any order. Only one thread
-    of a rank uses a transport and what it started.
+    All ranks of the group call the same methods in the same order. That includes `start`, also where a rank has nothing
+    to send or to receive. Messages between two ranks are matched in that order. Several exchanges and sums may be under
+    way, with blocking calls in between, and each rank may finish them in any order. Only one thread of a rank uses a
+    transport and what it started.
 
     Attributes:
-        name: What it is called in flags and messages.
-        remedy: What to do where it is wrong.
-        library: What moves its bytes, with its version.
+        name: Its name in flags and messages.
+        remedy: What to do if it transfers wrong numbers.
+        library: The library that moves its bytes, with its version.
         rank: This rank, in [0, size).
-        size: Ranks in the group.
-        world_ranks: What each rank of the group is called in messages to the user: its rank in the whole world.
-        deadline: Seconds that anything may wait for other ranks before it raises.
+        size: Number of ranks in the group.
+        world_ranks: The rank in the whole world of each rank of the group, for messages.
+        deadline: Seconds that any call may wait for other ranks before it raises.
         board: Where every rank was last seen; set by the `World`, read when a deadline passes.
-        doing: What this rank is doing, in words for those who check calls; set by the `World`.
-        before_close: What ranks compare when all have come to close, alike on all; *collective*, with no argument.
+        doing: What this rank is doing, in words, for the check of calls; set by the `World`.
+        before_close: What ranks compare when all of them close, alike on all; *collective*, without arguments.
         waiting_since: When this rank began to wait for others, on the monotonic clock; None if it does not wait.
         waiting_in: The call that it waits in.
-        num_calls: Collective calls begun so far.
-        seconds_exchanging: Time spent packing, copying, posting and in `progress`; the caller resets it.
-        seconds_waiting: Time spent waiting in `finish` and in all other collective calls; the caller resets it.
-        bytes_sent: Bytes of rows handed to other ranks by `start`; the caller resets it.
-        num_exchanges: Calls of `start` so far.
+        num_calls: Number of collective calls begun so far.
+        seconds_exchanging: Time spent on packing, copying, posting and in `progress`; the caller resets it.
+        seconds_waiting: Time spent on waiting in `finish` and in all other collective calls; the caller resets it.
+        bytes_sent: Bytes of rows that `start` sent to other ranks; the caller resets it.
+        num_exchanges: Number of calls of `start` so far.
     """
 
     name: ClassVar[str] = "?"

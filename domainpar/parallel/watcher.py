@@ -1,4 +1,4 @@
-"""A thread beside the work of each process: a sign of life for the others, and an eye on theirs."""
+"""A thread in each process that reports a sign of life to the other ranks and watches for theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a run as a grid: who this one is, who shares its events, and the ways to come by a world."""
+"""The ranks of a run as a grid: this rank, the ranks that share its graph, and the constructors of a world."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExchangeCounters:
-    """Cost of talking of a rank since it was last asked.
+    """Cost of the communication of a rank since the counters were last read.
 
     Attributes:
-        seconds_exchanging: Packing, copying and posting.
-        seconds_waiting: Waiting for other ranks.
-        bytes_sent: Bytes of rows handed to other ranks.
+        seconds_exchanging: Seconds of packing, copying and posting messages.
+        seconds_waiting: Seconds of waiting for other ranks.
+        bytes_sent: Bytes of rows sent to other ranks.
     """
 
     seconds_exchanging: float
@@ -53,18 +53,19 @@ class ExchangeCounters:
 
 @dataclass(frozen=True, eq=False)
 class World(OfThisProcess):
-    """All ranks of a run, as a grid of data groups and domain groups, with the ways to come by one.
+    """All ranks of a run, as a grid of data groups and domain groups.
 
-    The ranks of a domain group share one event; data groups take different events. As a context
-    manager, a world ends all its ranks if one of them fails in the block, and is closed at its end; with one rank the
-    error goes on to the caller as it is.
+    `session`, `from_process_group` and `alone` make one. The ranks of a domain group share one graph or event; the
+    groups take different ones (`data_group` numbers them). A world is a context manager: at the end of the block it is
+    closed, and if one rank raises an error in the block, all ranks end. With a single rank the error goes on to the
+    caller.
 
     Attributes:
-        transport: Joins all ranks.
-        domain: Joins the ranks that share this one's event; the same object as `transport` when that is all of them.
-        groups: Ranks of each domain group: those of one machine together, in the order of ranks.
-        device: Where this rank computes.
-        presence: This rank as the others see it.
+        transport: Communication of all ranks.
+        domain: Communication of the ranks that share this rank's graph; the same object as `transport` if all do.
+        groups: Ranks of each domain group, those of one machine together, in the order of ranks.
+        device: The device on which this rank computes.
+        presence: The state of this rank that others can see.
     """
 
     transport: Transport
@@ -75,7 +76,7 @@ class World(OfThisProcess):
 
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> Self:
-        """A world of one rank, on the same code path as any other."""
+        """A world of one rank. It runs the same code as any other world."""
         return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SideChannel.of_threads(1))
 
     @classmethod
@@ -86,12 +87,12 @@ class World(OfThisProcess):
         domain_size: int | None = None,
         marks: SideChannel | None = None,
     ) -> Self:
-        """Arrange the ranks of a transport as a grid; *collective*.
+        """Arrange the ranks of a transport as a grid. *Collective*.
 
         Args:
-            transport: Joins all ranks.
-            device: Where this rank computes.
-            domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
+            transport: Communication of all ranks.
+            device: The device on which this rank computes.
+            domain_size: Number of ranks that share one graph, a divisor of their number. Default: the largest up to 8.
             marks: The side channel, if there is one.
 
         Raises:
@@ -105,7 +106,7 @@ class World(OfThisProcess):
         return cls(transport, domain, groups, torch.device(device), Presence(transport, domain, marks))
 
     def regrouped(self, domain_size: int) -> Self:
-        """The same ranks in domain groups of another size, in place of this world; *collective*.
+        """The same ranks in domain groups of another size; it replaces this world. *Collective*.
 
         Raises:
             ValueError: If `domain_size` does not divide the number of ranks.
@@ -126,22 +127,23 @@ class World(OfThisProcess):
         join_seconds: float = timeouts.JOIN,
         share_gpu: bool = False,
     ) -> Self:
-        """Join the other processes that a launcher started (mpiexec, torchrun, srun); alone without one; *collective*.
+        """Join the processes that a launcher started (mpiexec, torchrun, srun). *Collective*.
 
-        End with `close`: ranks whose rank 0 is gone end themselves with an error.
+        Without a launcher it is a world of one rank. Call `close` at the end: a rank that sees rank 0 gone ends with an
+        error. `session` does both.
 
         Args:
-            transport: `auto` takes NCCL on GPUs, MPI under an MPI launcher, gloo otherwise.
-            device: `cpu`, `cuda` (a GPU of this rank), or `auto` for `cuda` if there is one for each rank.
-            domain_size: Ranks that share one event, a divisor of their number. Default: the largest up to 8.
-            timeout: Seconds that a rank may wait for the others before it raises (see `set_deadline`).
-            join_seconds: Seconds in which all ranks must have come.
-            share_gpu: Let several ranks of a machine use one GPU.
+            transport: `auto`, `mpi`, `gloo` or `nccl`. `auto` takes NCCL on GPUs, MPI under an MPI launcher, else gloo.
+            device: `cpu`, `cuda` (a GPU for this rank), or `auto`: `cuda` if there is a GPU for each rank, else `cpu`.
+            domain_size: Number of ranks that share one graph, a divisor of their number. Default: the largest up to 8.
+            timeout: Seconds that a rank may wait for the others before it raises an error (see `set_deadline`).
+            join_seconds: Seconds within which all ranks have to join.
+            share_gpu: Whether several ranks of a machine may use one GPU.
 
         Raises:
             ValueError: If an argument is wrong, on every rank alike.
-            Refused: If launcher and MPI library do not belong together, the ranks cannot meet, or what they send each
-                other arrives changed.
+            Refused: If launcher and MPI library do not belong together, the ranks cannot meet, or messages between them
+                arrive changed.
         """
         joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
         ranks = cls.over(joined, own_device, domain_size, marks)
@@ -165,18 +167,20 @@ class World(OfThisProcess):
         domain_size: int | None = None,
         timeout: float = timeouts.FIRST_STEP,
     ) -> Self:
-        """Use a `torch.distributed` group that the program already has; *collective* over that group.
+        """Use a `torch.distributed` group that the program already has. *Collective* over that group.
 
         Args:
-            group: A gloo or NCCL group, None for the default one. It stays the caller's: `close` leaves it alone.
-            device: Where this rank computes. A GPU becomes the current one of the program; `cuda` is the one that is.
+            group: A gloo or NCCL group; None: the default group. It stays the caller's, and `close` does not destroy
+                it.
+            device: The device on which this rank computes. A GPU becomes the program's current one; `cuda` means the
+                one that is current.
             domain_size: As for `launch`.
-            timeout: As for `launch`; a shorter time limit of the group itself comes first. What GPUs wait for over NCCL
-                is bounded by the group's limit alone: nothing here watches a program's own processes.
+            timeout: As for `launch`. If the time limit of the group itself is shorter, that ends the wait. Waits of
+                GPUs for NCCL end by the group's limit alone.
 
         Raises:
             ValueError: If there is no such group.
-            Refused: On every rank, if the group spoils what it carries.
+            Refused: On every rank, if messages of the group arrive changed.
         """
         from domainpar.parallel.process_group import of_group  # torch.distributed is for those who use it
 
@@ -202,19 +206,23 @@ class World(OfThisProcess):
         num_ranks: int | None = None,
         same: Mapping[str, str] | None = None,
     ) -> Iterator[Self]:
-        """`launch`, `agree_on`, and the block of a world in one, for programs; *collective*.
+        """A context manager for programs: `launch`, a comparison of versions and code, and `close`. *Collective*.
 
-        What is refused before work is printed once and becomes exit code 2, another expected error exit code 1.
+        An error on one rank ends all ranks. What is refused before the work is printed once, with exit code 2; any
+        other expected error has exit code 1.
 
         Args:
-            transport: As this and the next five for `launch`.
-            device: Where each rank computes.
-            domain_size: Ranks that share one event.
-            timeout: Seconds that a rank waits for others.
-            join_seconds: Seconds that ranks wait for each other at first.
-            share_gpu: Whether ranks may share a GPU.
-            num_ranks: How many ranks there must be; None: as many as there are.
-            same: What must be the same on every rank, besides versions and code.
+            transport: As for `launch`.
+            device: As for `launch`.
+            domain_size: As for `launch`.
+            timeout: As for `launch`.
+            join_seconds: As for `launch`.
+            share_gpu: As for `launch`.
+            num_ranks: How many ranks there have to be; None: any number.
+            same: Further values, by name, that have to be the same on every rank.
+
+        Yields:
+            The world.
         """
         try:
             ranks = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
@@ -250,17 +258,17 @@ class World(OfThisProcess):
 
     @property
     def size(self) -> int:
-        """All ranks of the run."""
+        """Number of all ranks of the run."""
         return self.transport.size
 
     @property
     def data_group(self) -> int:
-        """Which group of events this rank works on, in [0, num_data_groups)."""
+        """Number of the domain group of this rank, in [0, num_data_groups): which graph or events it works on."""
         return self.group_of(self.rank)
 
     @property
     def num_data_groups(self) -> int:
-        """Domain groups in the world."""
+        """Number of domain groups in the world."""
         return len(self.groups)
 
     def group_of(self, rank: int) -> int:
@@ -269,7 +277,7 @@ class World(OfThisProcess):
 
     @property
     def is_root(self) -> bool:
-        """Whether this is rank 0, which talks to the user."""
+        """Whether this is rank 0, the one that prints."""
         return self.rank == 0
 
     @property
@@ -278,34 +286,34 @@ class World(OfThisProcess):
         return self.presence.host
 
     def cores_for_each(self) -> int:
-        """Cores that this rank may use without taking one from another rank of its machine, at least 1. *Collective*.
+        """Number of cores that this rank may use without taking one from another rank, at least 1. *Collective*.
 
-        A launcher that binds ranks to cores has given each its own; else the ranks of a machine share what there is.
+        If the launcher bound ranks to cores these are its own; else the ranks of a machine share all cores.
         """
         cores = cores_here()
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
         return max(1, len(cores) // self.transport.all_gather(mine).count(mine))
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
-        """Say what this rank is about to do, as `Presence.mark`."""
+        """Note what this rank is about to do, for the status dump of all ranks; arguments as for `Presence.mark`."""
         self.presence.mark(phase, step, event)
 
     def set_deadline(self, seconds: float) -> None:
-        """Set how long this rank waits for others: a first step takes longer than those after it."""
+        """Set how many seconds this rank waits for others before it raises; first steps take longer."""
         self.transport.deadline = self.domain.deadline = seconds
 
     def step_boundary(self, values: Tensor) -> Tensor:
-        """Add up a few int64 values of all ranks (stop flag, non-finite, counts) in one reduction; *collective*.
+        """Sum a few int64 values (stop flag, non-finite gradients, counts) over all ranks at once. *Collective*.
 
         Returns:
-            The sums, the same on every rank; `values` stay as they are.
+            The sums, the same on every rank. `values` do not change.
         """
         total = values.clone()
         self.transport.all_reduce(total)
         return total
 
     def take_counters(self) -> ExchangeCounters:
-        """Sum the counters of this rank's transports and set them back to zero."""
+        """The sums of the counters of this rank's transports, which are set back to zero."""
         transports = self.presence.transports
         for transport in transports:
             transport.settle()
@@ -320,7 +328,7 @@ class World(OfThisProcess):
         return counters
 
     def close(self) -> None:
-        """Meet once more, then give back what the transports hold; *collective*. A second call does nothing."""
+        """Wait for all ranks, then release what the transports hold. *Collective*. A second call does nothing."""
         self.presence.close()
 
     def __enter__(self) -> Self:
@@ -336,7 +344,7 @@ class World(OfThisProcess):
             self.close()
 
     def _report_what_nobody_catches(self) -> None:
-        """End all ranks when this one ends by an error outside of `guard`, and say where a crash in C++ happened."""
+        """End all ranks if this one ends by an error outside of `guard`; print where a crash in C++ happened."""
         usual = sys.excepthook
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
@@ -352,10 +360,10 @@ class World(OfThisProcess):
 
 
 def _groups_of(transport: Transport, domain_size: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each domain group, ascending; on one machine if possible. *Collective*.
+    """Ranks of each domain group, ascending; on one machine where possible. *Collective*.
 
-    They talk more than others. Launchers that deal ranks to machines in turn would else have every group talk between
-    machines.
+    The ranks of a group communicate most. Some launchers give consecutive ranks to different machines: without sorting
+    by host every group would then communicate between machines.
     """
     order = list(range(transport.size))
     if 1 < domain_size < transport.size:

@@ -1,6 +1,6 @@
-"""Checkpoints: weights, optimiser and place of a run, the same bytes from 1 and from 8 ranks.
+"""Checkpoints: weights, optimiser and position of a run, with the same bytes from 1 and from 8 ranks.
 
-Rank 0 writes. Nothing that depends on ranks, times or hosts goes in, so that a run can resume on any other ranks.
+Rank 0 writes them. They contain nothing that depends on ranks, times or hosts, so a run can resume on other ranks.
 `checkpoint_files` writes the files, and checks them when they are read.
 """
 

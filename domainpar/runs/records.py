@@ -1,7 +1,7 @@
-"""The records of runs and of scores: `run.json` and `scores.json` as frozen values, read and written here alone.
+"""The records of runs and scores: `run.json` and `scores.json` as frozen values, read and written here alone.
 
-A record says what its file says. What a file lacks has the default of its field, and is not written: a record that is
-read and written again is the same bytes, also of another version, whose names are kept.
+A field that a file lacks has its default, and is not written. So a record that is read and written again has the same
+bytes, even that of another version, whose unknown names are kept.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def test_a_plan_of_another_part_is_refused():
 
 def _incoming_plan_in_complete_form(world):
     plan = build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incoming")[world.rank]
-    with pytest.raises(ValueError, match="needs 'incident' plans, got 'incoming'"):
+    with pytest.raises(ValueError, match="needs a plan with edge_policy='incident', got 'incoming'"):
         CompleteHalo(plan, world.transport)
 
 

@@ -19,7 +19,7 @@ LARGE = random_edges(np.random.default_rng(0), 60_000, 3_000), random_assignment
 def test_the_drawn_event_has_the_plans_written_out_by_hand(policy, by_hand):
     plans = build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, policy)
     for part, (plan, expected) in enumerate(zip(plans, by_hand)):
-        assert (plan.part, plan.num_parts, plan.policy) == (part, 3, policy)
+        assert (plan.part, plan.num_parts, plan.edge_policy) == (part, 3, policy)
         for name, values in expected.items():
             np.testing.assert_array_equal(getattr(plan, name), values, err_msg=f"part {part}: {name}")
 
@@ -104,7 +104,7 @@ def test_an_assignment_to_parts_that_do_not_exist_is_refused(assignment, num_par
 
 
 def test_an_edge_to_a_node_that_does_not_exist_is_refused_with_its_number():
-    with pytest.raises(ValueError, match="edge 1 has dst 3 but the event has 3 nodes"):
+    with pytest.raises(ValueError, match="edge 1 has dst 3 but the graph has 3 nodes"):
         build_plans(np.array([[0, 1], [1, 3]]), np.zeros(3, np.int64), 1, "incident")
 
 
@@ -115,7 +115,7 @@ def _nobody(wanted):
 @pytest.mark.parametrize(
     ("edge_ids", "src", "dst", "message"),
     [
-        ([4], [1], [2], "edge 4 is not local to part 0 under policy 'incoming'"),
+        ([4], [1], [2], "edge 4 is not local to part 0 under edge_policy='incoming'"),
         ([5, 4], [2, 2], [0, 0], "not in increasing order"),
         ([4, 5, 5], [2, 2, 2], [0, 0, 0], "not in increasing order"),
         ([4], [3], [0], "touches a node that no part owns"),

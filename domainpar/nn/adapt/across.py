@@ -1,4 +1,4 @@
-"""Sums over the ranks that autograd knows of: each rank's use of a sum sends back its share of the gradient."""
+"""Sums over ranks with a gradient: backward adds up the gradients that all ranks have of the sum."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _NUMBERS = itertools.count()
 
 
 class GroupRank(OfThisProcess):
-    """One of the ranks that share a graph, and its talk with the others.
+    """One of the ranks that share a graph, and its communication with the others.
 
     Args:
         transport: Joins the ranks.
 
     Attributes:
-        index: The number of this one.
-        number: Another number for each object of this class in a process.
-        num_parts: Ranks that share the graph.
-        num_exchanges: How often ghosts were filled in forward passes.
+        index: Number of this rank among them.
+        number: A number that tells this object from all others of its class in the process.
+        num_parts: Number of ranks that share the graph.
+        num_exchanges: How often ghost rows were fetched in forward passes.
         num_sums: How often something was summed or compared over ranks in forward passes.
     """
 

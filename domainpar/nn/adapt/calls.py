@@ -1,4 +1,4 @@
-"""Torch calls as the rules see them: by one name each, with arguments wherever they were given."""
+"""Torch calls as rules see them: one name for each function, and each argument by name, wherever it was given."""
 
 from __future__ import annotations
 

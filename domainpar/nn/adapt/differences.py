@@ -1,4 +1,4 @@
-"""Differences of a run on ranks from a run on the whole graph: results, gradients, buffers, and calls of layers."""
+"""Differences between a run on ranks and a run on the whole graph: results, gradients, buffers, and calls of layers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def largest(values: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Differences:
-    """Everything that a run leaves, compared with that of a run on the whole graph; relative to the largest values.
+    """What a run leaves, compared with a run on the whole graph; differences are relative to the largest value.
 
     Attributes:
-        results: Of each tensor that the module returned.
-        gradients: Of each input and parameter; empty if they were not computed.
-        state: Of each buffer and parameter after the run.
+        results: The difference of each tensor that the module returned.
+        gradients: The difference of the gradient of each input and parameter; empty if they were not computed.
+        state: The difference of each buffer and parameter after the run.
     """
 
     results: tuple[Worst, ...]

@@ -1,4 +1,4 @@
-"""Gradients and changes of buffers summed over ranks, the same bits on all; parameters that stay alike on all."""
+"""Sums over ranks of gradients and of changes of buffers, with the same bits on all; checks that parameters agree."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ DECIDE = "decide on every rank by what all of them have: part.all_reduce(loss) i
 
 
 class GradientSums:
-    """The gradients that backward passes left in the parameters of a module, to be summed over ranks.
+    """Sums over ranks the gradients that backward passes left in the parameters of a module.
 
     Args:
-        module: Its parameters that want a gradient, in order, are what is summed.
+        module: Its parameters that require a gradient, in order, are summed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -116,10 +116,10 @@ def _sparse(total: Tensor, rows: Tensor) -> Tensor:
 
 
 class Replicas:
-    """What every rank holds alike of a module: its parameters; over groups that take graphs of their own, its buffers.
+    """The tensors of a module that have to agree on all ranks: its parameters, and between groups of ranks its buffers.
 
     Args:
-        module: The module, as it is now on every rank.
+        module: The module, which is the same on every rank now.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -137,10 +137,10 @@ class Replicas:
         self._summed = True
 
     def state(self) -> bytes:
-        """What ranks tell each other in every pass: a checksum of the parameters, and whether the sum is missing.
+        """What ranks compare in every pass: a checksum of the parameters, and whether `reduce_gradients` was left out.
 
-        Of those that torch has not counted a change of, the checksum is that of the last time, but for every 100th
-        pass: `.data` changes them behind its back.
+        Parameters whose version torch has not counted up keep their last checksum. Every 100th pass computes all
+        checksums anew, because changes through `.data` are not counted.
         """
         if self._passes % LOOK_EVERY == 0:
             self._known.clear()
@@ -266,14 +266,15 @@ def _exponents(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 class StepBuffers:
-    """Makes a step change the buffers of a module in one way, whichever ranks compute which of its samples.
+    """Makes the change of a module's buffers in one step independent of which ranks compute which samples.
 
-    Each sample begins with the buffers of the step's beginning. In the end a buffer of floats has changed by the mean
-    of what the samples changed, one of integers by their sum. With one sample that is what torch does.
+    Each sample starts from the buffers as they were at the beginning of the step. At the end a buffer of floats has
+    changed by the mean of the changes of all samples, one of integers by their sum. For one sample this is what torch
+    does.
 
     Args:
-        buffers: Those of the module that may change.
-        before: As its step begins; None: as they are now.
+        buffers: The buffers of the module that may change.
+        before: Their values at the beginning of the step; None: their values now.
     """
 
     def __init__(self, buffers: Sequence[Tensor], before: Sequence[Tensor] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""An edge network applied block by block: of what it makes of an edge only the result is kept, the rest made again."""
+"""A network on edges, applied to one block of edges after the other: only its results are kept for backward."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ _here = threading.local()
 
 
 def in_blocks(module: nn.Module, edges_per_block: int, whole: Sequence[str] | None = None) -> InBlocks:
-    """Apply a module to blocks of edges, one after the other, each computed again in backward: to save memory.
+    """Apply a module to one block of edges after the other, each computed again in the backward pass, to save memory.
 
-    Call it like the module. The numbers are the same, to rounding: the module has to treat each edge by itself. Of all
-    that it makes, the memory of one block is needed at a time; its arguments and its result are kept. So it should read
-    the nodes itself:
+    Call the result like the module. The numbers are the same, up to rounding, if the module treats each edge by itself.
+    For the backward pass only its arguments and its result are kept; all else needs the memory of one block at a time.
+    So the module should read the node states itself:
 
         edge = domainpar.in_blocks(self.edge, edges_per_block=65_536)
         e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
 
-    On a split graph and off it. On a split graph dropout falls as it does without blocks, and the number of edges that
-    the module sees is that of the whole graph; off it, that of a block. Made where it is called, as here, it leaves the
-    names of parameters as they are.
+    It works on a split graph and without one. On a split graph dropout takes the same numbers as without blocks, and
+    the module sees the number of edges of the whole graph; otherwise it sees that of a block. If it is made where it is
+    called, as here, the names of parameters stay as they are.
 
     Args:
-        module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one end), and tables of nodes.
-            Returns a tensor with a row for each edge, or several.
-        edges_per_block: Edges of a block on one rank.
-        whole: Names of its arguments that each block is given whole; None: `x`, if there is one of that name. A
-            table of nodes under another name has to be named: off the split graph nobody knows it from one of edges.
+        module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one row of it), and tables of
+            nodes, [N, ...]. Returns a tensor with a row for each edge, [E, ...], or several.
+        edges_per_block: Number of edges of a block on one rank.
+        whole: Names of the arguments that each block is given whole; None: `x`, if the module has such an argument.
+            Name every other table of nodes: without a split graph nothing tells it from a table of edges.
+
+    Returns:
+        The module in blocks.
 
     Raises:
-        ValueError: If a block is to have no edge, or the module has no such arguments.
+        ValueError: If `edges_per_block` is below 1, or the module has no such arguments.
     """
     if edges_per_block < 1:
         raise ValueError(f"edges_per_block={edges_per_block}: a block needs at least one edge.")
@@ -67,13 +70,13 @@ class InBlocks(nn.Module):
         """The module's result for all edges, in their order. *Collective* on a split graph.
 
         Args:
-            *args: The module's arguments; what is no tensor is given to each block.
-            **kwargs: The same by name.
+            *args: The module's arguments. What is not a tensor is given to each block.
+            **kwargs: Arguments by name, in the same way.
 
         Raises:
-            ValueError: If there is no tensor of edges, or their numbers differ.
-            NotExact: On a split graph, if something is cut that is to stay whole, or the other way round, or the
-                module does not treat each edge by itself.
+            ValueError: If there is no tensor of edges, or their numbers of edges differ.
+            NotExact: On a split graph, if a whole argument has rows of edges or another one has not, or if the module
+                does not treat each edge by itself.
         """
         given = self._takes.bind(*args, **kwargs)
         whole = {name: value for name, value in given.arguments.items() if name in self.whole}
@@ -100,7 +103,7 @@ class InBlocks(nn.Module):
 
 
 def in_a_block() -> bool:
-    """Whether a block of edges is computed in this thread: what is seen there is a piece of what a layer makes."""
+    """Whether this thread computes a block of edges, so that a layer sees only a piece of its rows."""
     return getattr(_here, "is_block", False)
 
 

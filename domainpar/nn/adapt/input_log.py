@@ -1,4 +1,4 @@
-"""Whole tensors as the ranks' input, which must be the same on all of them: remembered by checksum, and compared."""
+"""A log of the whole tensors that a rank was given, by checksum, for a comparison of all ranks."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Alike(Protocol):
 
 
 class InputLog:
-    """The whole tensors that parts took since the ranks last compared them.
+    """The whole tensors that the parts on this rank were given since the ranks last compared them.
 
-    A checksum costs a look at every byte, 0.16 s for 256 MB. It is kept for a tensor that is taken again unchanged.
+    A checksum reads every byte, 0.16 s for 256 MB. It is kept for a tensor that is given again unchanged.
 
     Args:
-        transport: Joins the ranks that share the graph. One rank remembers nothing.
+        transport: Joins the ranks that share the graph. With one rank the log stays empty.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -104,13 +104,13 @@ class InputLog:
         """Compare what all ranks were given since the last time. *Collective*.
 
         Args:
-            beside: Something to tell all ranks on the way.
+            beside: Bytes that every other rank gets as well.
 
         Returns:
-            What each rank told, in their order.
+            These bytes of each rank, in the order of ranks.
 
         Raises:
-            Refused: On all ranks alike, naming the first call that differs, where it is and on which rank.
+            Refused: On all ranks alike, with the first call that differs, its line and the rank.
         """
         if self._transport.size == 1:
             return [beside]

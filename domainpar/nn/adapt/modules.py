@@ -1,4 +1,4 @@
-"""A module before it runs: reasons to refuse it, the tensors that it holds, and parameters with a row for each node."""
+"""Checks of a module before it runs, the tensors that it holds, and its parameters with a row for each node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_module(module: nn.Module) -> None:
     modules = [(name or "the model", child) for name, child in module.named_modules()]
     if scripted := [name for name, child in modules if isinstance(child, torch.jit.ScriptModule)]:
         raise NotExact(
-            f"{', '.join(scripted)}: a module of torch.jit.script, and torch tells nothing of what runs inside. Set "
+            f"{', '.join(scripted)}: a module of torch.jit.script, and calls inside of it cannot be watched. Set "
             "the environment variable PYTORCH_JIT=0 before torch is imported, or give the module as it was before."
         )
     check_whole(module)

@@ -1,4 +1,4 @@
-"""Tensors inside other values: lists and tuples, dictionaries, dataclasses and PyG `Data`, to any depth."""
+"""Find and replace tensors inside lists, tuples, dictionaries, dataclasses and PyG `Data`, to any depth."""
 
 from __future__ import annotations
 

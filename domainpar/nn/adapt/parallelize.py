@@ -1,4 +1,4 @@
-"""A module that computes on a split graph what it computes on the whole one."""
+"""Run a module on a split graph as if on the whole graph: `parallelize`, and the `GraphParallel` that it returns."""
 
 from __future__ import annotations
 
@@ -55,24 +55,29 @@ def parallelize(
     node_parameters: Sequence[str] = (),
     recompute_every: int | None = None,
 ) -> GraphParallel:
-    """Let a module, unchanged, run on a split graph: the result of one rank, to rounding. *Collective*.
+    """Make a module run on a split graph, unchanged, with the result of one rank up to rounding. *Collective*.
 
-    Its parameters and buffers are set to those of rank 0; rows of a part that it keeps, a static graph say, stay what
-    they are. Give the result tensors of a `GraphPart`; see `GraphParallel`.
+    Its parameters and buffers get the values of rank 0. Tensors with rows of a part that the module keeps, such as the
+    edges of a graph that never changes, stay as they are. Call the returned module with tensors of a `GraphPart`.
 
     Args:
-        module: Any module of torch and torch_geometric functions.
-        world: The ranks; gradients are summed over all of them.
-        seed: Of dropout.
-        node_parameters: Names of parameters and buffers with a row for each node of the whole graph, such as
-            `embedding.weight`. Every rank holds them whole; what the module reads of them is this rank's rows.
-        recompute_every: To save memory, keep of every K iterations what the first one begins with, and compute all else
-            again in backward, from rows that came before; the same bits. An iteration begins where edges read what was
-            summed at nodes. None: keep all but what the module itself checkpoints.
+        module: Any module that is made of functions of torch and torch_geometric.
+        world: The ranks. `reduce_gradients` sums over all of them.
+        seed: Seed of dropout and of all other random numbers of the forward pass.
+        node_parameters: Names of parameters and buffers with a row for each node of the whole graph, [N, ...], such as
+            `embedding.weight`. Every rank holds them whole; in the forward pass the module reads this rank's rows of
+            them.
+        recompute_every: To save memory: keep for the backward pass only the states with which every K-th iteration
+            begins, and compute all others again, with the same bits and without an exchange. An iteration begins where
+            edges read states of nodes that were summed from edges. None: keep all but what the module itself
+            checkpoints.
+
+    Returns:
+        The module on a split graph. `state_dict()` of its `module` is what to save.
 
     Raises:
-        ValueError: If `recompute_every` is below 1, the module is parallel already, sizes of parameters are not known
-            yet or they are sharded over ranks (FSDP), there are hooks on gradients, or nothing has a given name.
+        ValueError: If `recompute_every` is below 1, the module is parallel already, its parameters have no size yet or
+            are sharded over ranks (FSDP), it has hooks on gradients, or it has no parameter or buffer of a given name.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type.
     """
     if any(isinstance(child, GraphParallel) for child in module.modules()):
@@ -88,22 +93,24 @@ def parallelize(
 class GraphParallel(nn.Module):
     """A module on a split graph. Call it like the module itself, with tensors marked by a `GraphPart`.
 
-    Every torch call of the forward pass is watched: rows of ghosts are fetched where an edge reads them and they are
-    out of date; sums, means, norms and pooling over nodes or edges run over all ranks; dropout is drawn by the global
-    number of a row. What has no exact form raises `NotExact` naming the module and the reason, on every rank.
+    Every torch call of the forward pass goes through a rule. Rows of ghost nodes are fetched where an edge reads them
+    and they are out of date. Sums, means, norms and pooling over nodes or edges run over all ranks. Dropout is drawn by
+    the global id of a row. A call without an exact form raises `NotExact` on every rank, with the module and the
+    reason.
 
-    The loss is the caller's: a sum over the rows that come back, divided by a number of the whole graph, so that the
-    losses of all ranks add up to the loss. `reduce_gradients` then adds up what each rank has of its gradient.
+    The caller computes the loss of a rank: a sum over the rows that come back, divided by a number of the whole graph.
+    So the losses of all ranks add up to the loss, and `reduce_gradients` adds up their gradients.
 
     Args:
-        module: The module itself; `state_dict` of it is what to save.
+        module: The module itself. Its `state_dict()` is what to save.
         world: The ranks; None if gradients are summed elsewhere.
-        seed: Of dropout.
+        seed: As for `parallelize`.
         node_parameters: As for `parallelize`.
         recompute_every: As for `parallelize`.
 
     Attributes:
-        rng_step: Forward passes so far, int64: with `seed` it decides what is dropped, so it belongs in a checkpoint.
+        rng_step: Number of forward passes so far, int64 []. It decides together with `seed` which numbers dropout
+            takes, so it belongs in a checkpoint.
     """
 
     rng_step: Tensor
@@ -123,21 +130,21 @@ class GraphParallel(nn.Module):
         self.register_buffer("rng_step", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the module, of the rows this rank owns. *Collective*, forward and backward.
+        """Call the module and return the rows that this rank owns. *Collective*, and so is its backward pass.
 
         Args:
-            *args: Arguments of the module; tensors are marked by a `GraphPart`, all by the same.
-            **kwargs: The same by name.
+            *args: Arguments of the module. Tensors are marked by a `GraphPart`, all of them by the same one.
+            **kwargs: Arguments by name, in the same way.
 
         Returns:
-            The module's result: of tensors of nodes or edges the rows that this rank owns, in the order of global ids;
-            row numbers as global ids; other tensors, the same on every rank, whole. Their gradient counts once, so
-            compute with them alike on every rank.
+            The module's result. Of a tensor with a row for each node or edge: the rows that this rank owns, in the
+            order of global ids. Numbers of rows become global ids. Other tensors are whole and the same on every rank;
+            their gradient counts once, so compute with them in the same way on every rank.
 
         Raises:
-            NotExact: If the module does what has no exact form, or an argument is not marked.
-            Refused: On all ranks alike, if they were given different tensors.
-            ValueError: If its parameters were sharded over ranks (FSDP) since.
+            NotExact: If the module makes a call that has no exact form, or an argument is not marked.
+            Refused: On all ranks alike, if the ranks were given different tensors.
+            ValueError: If its parameters were sharded over ranks (FSDP) after `parallelize`.
             RanksDiffer: On all ranks alike, if their parameters are no longer the same.
         """
         check_whole(self)
@@ -149,17 +156,17 @@ class GraphParallel(nn.Module):
         return self.run(part, args, kwargs, key_of(self.seed, "forward", int(self.rng_step)))
 
     def _compared(self, part: GraphPart, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments as they are to be read, once all ranks have compared what they hold and were given."""
+        """Compare on all ranks what they hold and were given; return the arguments, with stale ghost rows cut off."""
         arguments = tensors_in((args, kwargs))
         for tensor in arguments:
             if rows_of(tensor) is None and was_written(tensor):
                 part.inputs.remember("an argument that is the same everywhere, changed in place,", tensor)
         state = bytes(5) if self._replicas is None else self._replicas.state()
-        told = part.inputs.compare(state + bytes(was_written(tensor) for tensor in arguments))
+        of_ranks = part.inputs.compare(state + bytes(was_written(tensor) for tensor in arguments))
         if self._replicas is not None:
-            self._replicas.compare([of_rank[:5] for of_rank in told], part.transport)
+            self._replicas.compare([of_rank[:5] for of_rank in of_ranks], part.transport)
         # What one rank has written all ranks have: they read the same.
-        written = [any(of_ranks) for of_ranks in itertools.zip_longest(*(of_rank[5:] for of_rank in told))]
+        written = [any(flags) for flags in itertools.zip_longest(*(of_rank[5:] for of_rank in of_ranks))]
         late = {id(tensor) for tensor, any_rank in zip(arguments, written) if any_rank}
         if not late:
             return args, kwargs  # the very objects that were given
@@ -169,7 +176,7 @@ class GraphParallel(nn.Module):
         return args, kwargs
 
     def begin(self) -> None:
-        """Take what the module holds now for what all ranks hold, compared until the world closes. *Collective*."""
+        """All ranks hold the same parameters now: compare them until the world closes. *Collective*."""
         self._replicas = Replicas(self.module)
         if self.world is not None and self.world.size > 1:
             input_log(self.world.transport).compare_at_the_end(self._replicas)
@@ -182,14 +189,14 @@ class GraphParallel(nn.Module):
         key: int | None,
         check: Callable[[Any], None] = lambda result: None,
     ) -> Any:
-        """`forward` with the key of its random numbers, the same on every rank; None to refuse them. *Collective*.
+        """`forward` with a given key of its random numbers. *Collective*.
 
         Args:
-            part: The part that the arguments are of.
+            part: The part that the arguments belong to.
             args: As for `forward`.
             kwargs: As for `forward`.
-            key: Of the random numbers.
-            check: Looks at the module's result while its rows are known, before it is cut to owned ones.
+            key: Key of the random numbers, the same on every rank; None: a draw is refused.
+            check: Called with the module's result while the kind of its rows is known, before it is cut to owned rows.
         """
         noise = None if key is None else partial(key_of, key)
         constants = {id(tensor): tensor for tensor in common_tensors(self.module).values()}
@@ -221,18 +228,18 @@ class GraphParallel(nn.Module):
                 hook.remove()
 
     def reduce_gradients(self) -> None:
-        """Leave in each parameter's `grad` the sum over all ranks, the same bits on every rank. *Collective*.
+        """Replace each parameter's `grad` by its sum over all ranks, the same bits on every rank. *Collective*.
 
-        Every parameter takes part, also one that this rank had no use for. Call it once after the last backward pass of
-        a step: what it leaves is summed already, so a second call without `zero_grad` in between is refused. Where it
-        was left out, the next forward pass, or the end of the world, finds parameters that differ between ranks.
+        Every parameter takes part, also one that this rank did not use. Call it once in a step, after the last backward
+        pass. A second call without `zero_grad` in between is refused, because it would sum the sums. If it is left out,
+        the next forward pass, or closing the world, finds parameters that differ between ranks.
 
-        Where groups of ranks take graphs of their own, buffers in which they differ (running means) have changed by the
-        mean of what the groups changed; integers by their sum.
+        Where groups of ranks have graphs of their own, their buffers may differ, such as running means. A buffer of
+        floats then changes by the mean of the groups' changes, one of integers by their sum.
 
         Raises:
-            RuntimeError: On all ranks alike, if a gradient is not finite, or was summed before; or, of groups, if their
-                parameters differ.
+            RuntimeError: On all ranks alike, if a gradient is not finite or was summed before, or if the parameters of
+                groups differ.
         """
         if self.world is None:
             raise RuntimeError("no ranks to sum over; make it with parallelize(module, world).")
@@ -243,7 +250,7 @@ class GraphParallel(nn.Module):
             self._replicas.settle_groups(self.world)
 
     def _explained(self, refused: NotExact) -> str:
-        """The reason, with the innermost module whose code was running and what is known of such modules."""
+        """The reason of a refusal, with the innermost module that was running and what is known of its class."""
         names = {id(module): name for name, module in self.module.named_modules()}
         running: list[Any] = [self.module]
         for frame, _ in traceback.walk_tb(refused.__traceback__):
@@ -262,7 +269,7 @@ def _passes_messages(layer: nn.Module) -> bool:
 
 
 def _refresh(watch: Watch, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Before a layer that passes messages: node values that are out of date are fetched, once for all it does."""
+    """Before a layer that passes messages: fetch stale ghost rows of its arguments, once for the whole layer."""
     return _with_ghosts(watch, args), {name: _with_ghosts(watch, value) for name, value in kwargs.items()}
 
 
@@ -278,7 +285,7 @@ def _with_ghosts(watch: Watch, value: Any) -> Any:
 
 
 def _without_ghosts(tensor: Tensor, part: GraphPart) -> Tensor:
-    """An argument that was written in place since it was marked, as it is to be read: the pass fetches its ghosts.
+    """An argument that was written in place after it was marked, without its ghost rows: the pass fetches new ones.
 
     Raises:
         NotExact: If there are copies of its rows that nothing fetches.
@@ -307,10 +314,10 @@ def _part_of(arguments: Any) -> GraphPart:
         rows = rows_of(tensor)
         if rows is UNKNOWN:
             raise NotExact(
-                f"an argument of shape {tuple(tensor.shape)} is not marked; say what its rows are with part.nodes, "
-                "part.edges or, for a tensor that every rank has, part.replicate; edges are part.edge_index, or "
-                "part.src and part.dst by themselves. A mark does not outlive a torch call outside of the model: what "
-                "that makes of marked tensors and results (x + model(x)) is to be made in the model, or in place."
+                f"an argument of shape {tuple(tensor.shape)} is not marked; mark it by part.nodes, part.edges or, "
+                "if it is the same on every rank, part.replicate; edges are part.edge_index, or part.src and part.dst. "
+                "Torch calls outside of the model make tensors without a mark (x + model(x)): compute them in the "
+                "model, or write in place."
             )
         if rows is not None:
             parts[id(rows.axis.part)] = rows.axis.part
@@ -335,6 +342,6 @@ def _owned(watch: Watch, result: Any) -> Any:
 
 
 def _random_state(device: torch.device) -> Tensor:
-    """The state of the generators of a device and of the host."""
+    """The states of the random generators of a device and of the host."""
     of_host = torch.get_rng_state()
     return torch.cat([of_host, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else of_host

@@ -1,13 +1,13 @@
-"""What a forward pass made, computed again in backward instead of kept: torch's own operations, and no exchange.
+"""Recomputation: the backward pass computes operations of the forward pass again instead of keeping their results.
 
-While a `Recomputation` is on, the operations that torch carries out are written down, below autograd: what a layer, a
-rule of the watch or a library made of a call is seen as the sums and products that it came to. They fall into segments.
-Of what autograd wants to keep, a segment keeps only what came into it from outside; of the rest, where it was made.
-When backward first asks for something of a segment, its operations run once more, as far as they are needed.
+While a `Recomputation` is on, it records the operations that torch carries out, below autograd. So it sees the sums and
+products that a layer, a rule or a library call consists of. Recorded operations belong to segments. Of the tensors that
+autograd wants to keep, a segment keeps those that came into it from outside; for the others it keeps where they were
+made. When backward asks for the first of these, the operations of the segment run once more, as far as needed.
 
-What runs again are those operations on the same numbers, never the code that led to them. So nothing is exchanged,
-drawn or counted twice, the results are the same to the last bit, and ranks may cut their passes as they like. Sums over
-ranks and rows of ghosts came from outside: they are kept. So is what other libraries made, and what was drawn.
+The same operations run on the same numbers. The code that called them does not run again. So nothing is exchanged,
+drawn or counted twice, results have the same bits, and ranks may choose different segments. Sums over ranks, rows of
+ghost nodes, results of other libraries and random numbers count as coming from outside: they are kept.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ _again = threading.local()
 
 
 class Recomputation(UncompiledMode):
-    """Writes down the operations of passes, or of pieces of them, so that what they made need not be kept.
+    """Records the operations of passes, or of pieces of them, so that their results need not be kept.
 
     Args:
-        every: Iterations of one segment: see `iterate`. None: only pieces that a model itself asks for are written.
+        every: Number of iterations in a segment: see `iterate`. None: only pieces that a model checkpoints are
+            recorded.
     """
 
     def __init__(self, every: int | None = None) -> None:
@@ -128,7 +129,7 @@ class Recomputation(UncompiledMode):
 
 
 class Promise(ABC):
-    """Stands for a tensor that autograd wants to keep, or that a segment needs from outside."""
+    """Stands for a tensor that autograd wants to keep, or that a segment needs from outside; `get` returns it."""
 
     @abstractmethod
     def get(self) -> Tensor:

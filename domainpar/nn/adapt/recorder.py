@@ -1,4 +1,4 @@
-"""Every tensor that the layers of a module were given and made: as a rank saw it, and as the whole graph has it."""
+"""A record of the arguments and results of all layers of a module, on one rank and on the whole graph."""
 
 from __future__ import annotations
 

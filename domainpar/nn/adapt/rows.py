@@ -1,8 +1,8 @@
-"""The rows of a tensor: nodes, edges, or a selection of them, and whether the copies of ghosts are up to date.
+"""The rows of a tensor: nodes, edges, or a selection of them, and whether the rows of ghost nodes are up to date.
 
-Every tensor of a watched forward pass is one of two things. Either it is *the same on every rank* (weights, constants,
-sums over all ranks); or one of its dimensions is dealt over the ranks, and a `Rows` says which and by what. It is
-attached to the tensor where the tensor is made, and never guessed from a length.
+Every tensor of a watched forward pass is one of two things. Either it is *the same on every rank*: weights, constants,
+sums over all ranks. Or one of its dimensions is divided among the ranks; a `Rows` says which, and what its rows are. A
+`Rows` is attached to a tensor where the tensor is made (`mark`). It is never guessed from a length.
 """
 
 from __future__ import annotations
@@ -31,47 +31,49 @@ BITS_OF_KEY = 40  # a joined axis numbers its pieces above the ids of each
 
 
 def unwatched() -> Any:
-    """A context in which torch calls go through no rule."""
+    """A context in which torch calls do not go through rules."""
     return torch._C.DisableTorchFunction()
 
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Inside, new tensors count their changes, as those of inference mode do not; gradients are as they were."""
+    """A context in which new tensors count their changes, which tensors of inference mode do not."""
     gradients = torch.is_grad_enabled()  # which leaving inference mode turns on
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         yield
 
 
 class NotExact(Exception):
-    """A model does something that has no exact form on a split graph, or none that is known here; says what.
+    """A model makes a call that has no exact form on a split graph, or none that is known here. The message names it.
 
-    Not a RuntimeError: libraries catch those in order to explain them, and would explain this one wrongly.
+    It is no RuntimeError, because libraries catch those in order to explain them, and would explain this one wrongly.
     """
 
 
 class Unhashable(NotExact, TypeError):
-    """A number of rows was to be a key; libraries that keep shapes take a TypeError as a reason not to."""
+    """A number of rows was used as a key. It is a TypeError: libraries that cache by shape then do not cache."""
 
 
 @dataclass(eq=False)
 class Axis:
-    """Rows that are dealt over ranks: the nodes of a graph, its edges, or what a layer made of them.
+    """A set of rows that is divided among the ranks: the nodes of a graph, its edges, or what a layer made of them.
 
-    Two tensors have the same rows if they have the same axis, as an object; equal lengths mean nothing.
+    Two tensors have the same rows if their axis is the same object. Equal lengths do not make rows the same.
 
     Attributes:
         part: This rank's part of the graph.
-        name: What it is called in messages.
-        counted: Which of them this rank counts, bool [length]; None for all. Each row is counted on one rank.
-        keys: A number for each row that is the same wherever the row is, int64 [length].
-        pieces: The axes it was joined from, in order; empty for one that was not.
+        name: Its name in messages.
+        counted: Which rows this rank counts, bool [length]; None for all. Each row is counted on exactly one rank.
+        keys: A number for each row that is the same on every rank that has the row, int64 [length].
+        pieces: The axes that it was joined from, in order; empty if it was not joined.
         each: If each row of another axis was split into several: that axis, and into how many.
         leaves: Keys are below `leaves << BITS_OF_KEY`.
-        selected_from: If it was selected: the axis whose rows it has, and which of them, bool [its length] or a slice.
-        number: Of the mask that selected it: see `Numbering`.
-        apart: Whether it is of a block: ranks have different numbers of them, so nobody may be asked.
-        length: Rows on this rank that it computes on: owned nodes, local edges.
+        selected_from: If it was selected: the axis that it was selected from, and which rows, bool [its length] or a
+            slice.
+        number: Number of the mask that selected it: see `ValueNumbers`.
+        apart: Whether it belongs to a block. Ranks have different numbers of blocks, so nothing may be collective
+            there.
+        length: Number of rows that this rank computes on: owned nodes, local edges.
     """
 
     part: GroupRank
@@ -94,9 +96,10 @@ class Axis:
 
     @property
     def total(self) -> int:
-        """Rows of the whole graph, each counted once. *Collective* when first asked of rows that were selected.
+        """Number of rows of the whole graph, each counted once.
 
-        What was joined or split is computed: such an axis may outlive a pass on one rank and not on another.
+        *Collective* the first time, for rows that were selected. For rows that were joined or split it is computed from
+        others: such an axis may outlive a pass on some ranks only.
         """
         if self.pieces:
             return sum(piece.total for piece in self.pieces)
@@ -111,9 +114,9 @@ class Axis:
 
     @property
     def places(self) -> Tensor:
-        """The place of each row among those of the whole graph, int64 [length].
+        """The place of each row among the rows of the whole graph, int64 [length].
 
-        *Collective* when first asked of rows that were selected; numbers of nodes and edges are their places.
+        *Collective* the first time, for rows that were selected. The keys of nodes and edges are their places.
         """
         if self._places is None:
             with unwatched():
@@ -148,7 +151,7 @@ class Axis:
 
     def selected(self, mask: Tensor) -> Axis:
         """The rows where a mask is set, bool [length]."""
-        name = f"some of the {self.name.removeprefix('some of the ')}"
+        name = f"selected {self.name.removeprefix('selected ')}"
         counted = None if self.counted is None else self.counted[mask]
         keys, origin = self.keys[mask], (self, mask)
         return Axis(self.part, name, counted, keys, leaves=self.leaves, selected_from=origin, apart=self.apart)
@@ -216,12 +219,13 @@ def _split_keys(keys: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
-    """The rows that the integers of a tensor number, as this rank knows them.
+    """The rows that the integers of a tensor refer to, as far as this rank knows.
 
     Attributes:
-        of: The axis whose rows they number.
-        complete: Whether every entry that names an owned row is on this rank, so that a sum there is whole.
-        only_owned: Whether they name owned rows only, so that no ghost has to be up to date.
+        of: The axis of these rows.
+        complete: Whether every entry that refers to an owned row is on this rank, so that a sum at that row is
+            complete.
+        only_owned: Whether they refer to owned rows only, so that no ghost row has to be up to date.
     """
 
     of: Axis
@@ -252,18 +256,19 @@ class CachedResult(NamedTuple):
 
 @dataclass(eq=False)
 class Rows:
-    """How a tensor is dealt over the ranks.
+    """How a tensor is divided among the ranks: the mark that it carries.
 
-    Nodes come in two lengths: with ghosts, all up to date (`fresh`), or owned ones only. A sum at nodes makes the
-    second kind; reading it at the end of an edge makes it the first, by an exchange.
+    A table of nodes has one of two lengths: with ghost rows that are all up to date (`fresh`), or with owned rows only.
+    A sum at nodes makes the second kind. Reading it at the ends of edges makes the first kind, by an exchange.
 
     Attributes:
         axis: What the rows are.
-        dim: The dimension they lie along, counted from 0.
-        fresh: Whether ghosts have the values of their owners. Means something for the nodes of the graph only.
-        names: For integers that number rows: what they number; one entry, or, of two dimensions, one for each index of
-            that which is not the rows' ([2, E] and [E, 2]). None for any other content.
-        equal_ends: Of a mask of edges that compared their ends: the value it has where both are the same node only.
+        dim: The dimension along which they lie, counted from 0.
+        fresh: Whether ghost rows have the values of their owners. It has a meaning for the nodes of the graph only.
+        names: For integers that are numbers of rows: which rows they refer to. One entry; or, if there are two
+            dimensions, one for each index of the dimension that is not that of the rows ([2, E] and [E, 2]). None for
+            all other values.
+        equal_ends: Of a mask of edges that compared their two ends: the value that only edges with equal ends have.
     """
 
     axis: Axis
@@ -342,10 +347,10 @@ def _kept_by(neutral: int, operation: Callable[[int, Any], Any]) -> Any:
 
 
 class RowCount(int):
-    """How many rows a tensor has, as a number of the whole graph, each counted once; it knows of what.
+    """A number of rows of the whole graph, each counted once, that remembers which rows it counts.
 
-    So it may be computed and compared with. Given as a size, it makes a tensor of such rows, of which this rank has its
-    own. *Collective* to make for rows that were selected: all ranks ask for sizes alike.
+    It can be computed and compared with. As a size it makes a tensor with such rows, of which this rank has its own.
+    *Collective* to make for rows that were selected, so all ranks have to ask for sizes alike.
     """
 
     axis: Axis
@@ -371,7 +376,7 @@ UNKNOWN = object()
 
 
 def rows_of(tensor: Tensor) -> Any:
-    """The `Rows` of a tensor, None if it is the same on every rank, `UNKNOWN` if nothing was said of it."""
+    """The `Rows` of a tensor; None if it is the same on every rank, `UNKNOWN` if it is not marked."""
     rows = tensor.__dict__.get(_ATTRIBUTE, UNKNOWN)
     return rows if rows is None or isinstance(rows, Rows) else UNKNOWN
 
@@ -443,7 +448,7 @@ def check_written(tensor: Tensor, rows: Rows) -> None:
 
 
 def mark(tensor: Tensor, rows: Rows | None) -> Tensor:
-    """Say what the rows of a tensor are; None: the same on every rank. Returns the tensor."""
+    """Attach to a tensor what its rows are; None: it is the same on every rank. Returns the tensor."""
     if rows is not None:
         # Each tensor has `Rows` of its own: what they keep was made of its values.
         rows = rows.but() if rows.used else rows

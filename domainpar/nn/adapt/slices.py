@@ -1,4 +1,4 @@
-"""Tensors of a graph of which every rank holds a slice: each part gets the rows it needs from those that have them."""
+"""Tensors of which every rank holds a slice: each part gets the rows that it needs from the ranks that hold them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a graph to one rank's part of it: one that every rank holds, or one of which each holds a slice."""
+"""Split a graph into one part for each rank: a graph that every rank holds, or one of which each rank holds a slice."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ def split_graph(
 ) -> GraphPart:
     """Split a graph that every rank holds. *Collective*.
 
-    The plan is made once; call it again for another graph.
+    The plan of what to send to which rank is made once. Call it again for another graph.
 
     Args:
-        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank. An array of numpy will do.
-        num_nodes: Nodes of the graph, N.
+        edge_index: `src` and `dst` of each edge, int64 [2, E], the same on every rank; a tensor or a numpy array.
+        num_nodes: Number of nodes of the graph, N.
         world: The ranks.
         edge_policy: Which edges a part computes on. `incoming`: those that end at its nodes, for models that sum where
             edges end. `incident`: also those that begin at its nodes, for models that sum at both ends.
         partitioner: A name (see `partitioners.PARTITIONERS`), or the part of each node, integers [N].
         position: x, y, z of each node, [N, 3], for partitioners that cut by geometry.
-        seed: Of the partitioner.
-        group: Which ranks share the graph: `all`, or those of one `domain` group of the world, where each group takes a
-            graph of its own. Then `GraphPart.all_reduce` runs over the group, and
-            `GraphParallel.reduce_gradients` over all ranks.
+        seed: Seed of the partitioner.
+        group: Which ranks share the graph: `all`, or those of this rank's `domain` group of the world. Each group then
+            has a graph of its own; `GraphPart.all_reduce` sums over the group, and `GraphParallel.reduce_gradients`
+            over all ranks.
 
     Returns:
-        This rank's part. Parts may own nothing.
+        This rank's part. It may own nothing.
 
     Raises:
-        Refused: On all ranks alike, if the graph or the assignment does not fit, or ranks were given different ones.
+        Refused: On all ranks alike, if the graph or the assignment is not valid, or the ranks were given different
+            ones.
     """
     transport = world.transport if group == "all" else world.domain
     topology = on_all(world.transport, lambda: _topology(edge_index, num_nodes, edge_policy, position))
@@ -84,25 +85,26 @@ def split_slices(
     assignment: Tensor | npt.ArrayLike | None = None,
     group: Literal["all", "domain"] = "all",
 ) -> GraphPart:
-    """Split a graph of which every rank holds a slice of edges: none ever holds all of them. *Collective*.
+    """Split a graph of which every rank holds a slice of the edges; no rank ever holds all of them. *Collective*.
 
-    The slices, one behind the other in the order of ranks, are what `split_graph` would be given, and the part is the
-    same. Each rank holds besides a few integers for each node of the whole graph.
+    The slices, one after the other in the order of ranks, are the `edge_index` that `split_graph` would take, and the
+    part is the same. In addition each rank holds a few integers for every node of the whole graph.
 
     Args:
-        edge_index: `src` and `dst` of the edges of this rank's slice, ids in the whole graph, int64 [2, any number].
-        num_nodes: Nodes of the whole graph, N.
+        edge_index: `src` and `dst` of the edges of this rank's slice, int64 [2, any number]; ids are those of the whole
+            graph.
+        num_nodes: Number of nodes of the whole graph, N.
         world: The ranks.
         edge_policy: Which edges a part computes on, as for `split_graph`.
-        assignment: The part of each node of this rank's slice of nodes. None: consecutive nodes of equal cost, good
-            where neighbours have near numbers; METIS would need the whole graph.
+        assignment: The part of each node of this rank's slice of the nodes, integers [any number]. None: ranges of node
+            ids of equal cost, good where neighbours have nearby ids. METIS would need the whole graph.
         group: Which ranks share the graph, as for `split_graph`.
 
     Returns:
         This rank's part. Its `nodes`, `edges`, `owned_nodes` and `owned_edges` take slices, too.
 
     Raises:
-        Refused: On all ranks alike, if a slice does not fit, or the slices do not fit each other.
+        Refused: On all ranks alike, if a slice is not valid, or the slices do not belong to one graph.
     """
     transport = world.transport if group == "all" else world.domain
     mine, own_parts = on_all(
@@ -131,10 +133,10 @@ def split_slices(
 def _slice(
     edge_index: Any, num_nodes: int, edge_policy: str, assignment: Any, num_parts: int
 ) -> tuple[IntArray, IntArray | None]:
-    """This rank's edges, int64 [2, n], and the parts of its nodes, int32 [m] or None, looked at.
+    """This rank's edges, int64 [2, n], and the parts of its nodes, int32 [m] or None, checked.
 
     Raises:
-        ValueError: If they will not do.
+        ValueError: If they are not valid.
     """
     _check_policy(edge_policy)
     mine = tensor_given(edge_index, "the edge_index of split_slices").detach().cpu().numpy()
@@ -147,7 +149,7 @@ def _slice(
 
 
 def _local_edges(mine: IntArray, owner: IntArray, transport: Transport, policy: EdgePolicy) -> LocalEdges:
-    """Send every edge of this rank's slice to the parts it is local to, and take what is local here. *Collective*."""
+    """Send each edge of this rank's slice to the parts it is local to; return the local edges here. *Collective*."""
     src, dst = mine
     first = sum(gather(transport, len(src))[: transport.rank])
     owner_of_src, owner_of_dst = owner[src], owner[dst]
@@ -161,15 +163,15 @@ def _local_edges(mine: IntArray, owner: IntArray, transport: Transport, policy: 
 
 
 def _handed(of_ranks: list[IntArray], transport: Transport) -> IntArray:
-    """What all ranks have for this one. *Collective*."""
+    """The values that all ranks have for this one. *Collective*."""
     return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
 
 
 def _topology(edge_index: Any, num_nodes: int, edge_policy: EdgePolicy, position: Any) -> Topology:
-    """The graph to be split, looked at.
+    """The graph to be split, checked.
 
     Raises:
-        ValueError: If it will not do.
+        ValueError: If it is not valid.
     """
     _check_policy(edge_policy)
     ends = tensor_given(edge_index, "the edge_index of split_graph").detach().cpu().numpy()
@@ -186,7 +188,7 @@ def _check_policy(edge_policy: str) -> None:
 def _assignment(
     topology: Topology, world: World, transport: Transport, partitioner: str | IntArray, seed: int
 ) -> IntArray:
-    """The part of each node, from the first rank that shares the graph: METIS promises its bits on one machine only."""
+    """The part of each node, computed by the first rank of the group: METIS repeats its bits on one machine only."""
 
     def make() -> bytes:
         if transport.rank:

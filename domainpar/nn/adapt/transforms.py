@@ -1,9 +1,10 @@
-"""Functions that torch runs out of sight of the watch, run as they are written: scripted, checkpointed, compiled.
+"""Scripted, checkpointed and compiled functions of torch, run as ordinary Python under a watch.
 
-Torch calls of a scripted function happen in its own interpreter, those of a checkpointed one once more in backward, and
-a compiled one is traced. While a watch is on in this thread, the function that the user wrote is called instead: the
-same numbers. What a checkpointed one makes is still computed again in backward, by the watch; what a compiled one would
-have saved is lost. Elsewhere nothing changes, and after the last pass that runs torch is as it was.
+Without this, a scripted function would make its torch calls in an interpreter of its own, a checkpointed one would make
+them again in backward, and a compiled one would be traced: the watch would see none of these. So while a watch is on in
+this thread the function that the user wrote is called instead, with the same numbers. What is checkpointed is still
+computed again in backward, by `recomputation`; the gain of compiling is lost. Other threads do not change, and after
+the last watched pass torch is as before.
 
 The places in torch where this is decided are not public: see the list in `domainpar.nn.adapt`.
 """
@@ -76,7 +77,7 @@ def _source(watch: Any, usual: Any, function: Any, *args: Any, **kwargs: Any) ->
     original: Callable[..., Any] | None = getattr(function, "_torchdynamo_inline", None)
     if original is None or torch.jit._state._try_get_jit_cached_function(original) is None:
         raise NotExact(
-            f"{function.name} is a traced or loaded function (torch.jit), and torch tells nothing of what runs inside; "
+            f"{function.name} is a traced or loaded function (torch.jit), and calls inside of it cannot be watched; "
             "call the function that it was made from."
         )
     return original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A module run bare on a whole graph, and on ranks that are threads: its results, gradients, buffers and failures."""
+"""Trial runs of a module for `verify`: bare on the whole graph, and on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ class OneRank:
         module: Its copy of the model.
         leaves: Its copies of the inputs whose gradients are compared.
         recorder: The record of its layers.
-        result: The result of the module, as its caller got it.
-        gradients: Of inputs and parameters, by name, after the backward pass of this rank.
-        summed: Those of parameters summed over ranks; None if some are not finite, or not computed.
-        exchanges: How often ghosts were filled in the forward pass.
-        sums: How often something was summed over ranks in it.
-        calls: Collective calls that were made.
+        result: The result of the module, as its caller gets it.
+        gradients: Gradients of inputs and parameters, by name, after the backward pass of this rank.
+        summed: Gradients of parameters summed over ranks; None if some are not finite or were not computed.
+        exchanges: How often ghost rows were fetched in the forward pass.
+        sums: How often something was summed over ranks in the forward pass.
+        calls: Number of collective calls.
     """
 
     module: nn.Module

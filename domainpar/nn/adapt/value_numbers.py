@@ -1,17 +1,17 @@
-"""Which tensors of one forward pass hold the same values because they were made alike of the same inputs.
+"""Value numbering: which tensors of a forward pass hold the same values, because the same calls made them.
 
-Layers that normalise by degrees each count them anew. What was made by the same calls of the same tensors is the same,
-and ghosts that were fetched for one need not be fetched for the other.
+Layers that normalise by degrees each compute the degrees anew. If two tensors come from the same calls of the same
+inputs they are the same, and ghost rows that were fetched for one need not be fetched for the other.
 
-What identifies a call or a tensor under the watch, here and elsewhere, and what each key has to hold:
+These keys identify calls and tensors under the watch, here and elsewhere:
 
-- a call: the function itself, its arguments by number or by repr, torch's default dtype; nothing that draws (here)
+- a call: the function itself, its arguments by number or by repr, torch's default dtype; no random function (here)
 - a tensor as it is now: its number and its version; an argument by its place among them (here)
-- a rule: the name of a function of torch itself; those of other libraries have the library's name before it (`calls`)
-- what every rank has: the `id` of a tensor that the module holds, while the pass holds it (`Watch.rows`)
+- a rule: the name of a function of torch; for other libraries with the library's name before it (`calls`)
+- a tensor that every rank has: its `id`, while the pass keeps it alive (`Watch.rows`)
 - rows: the axis as an object; a mask by its number or version, a slice by axis and bounds (`rules/selections`), joined
   pieces by `id` and identity (`GraphPart.joined`); the number of rows may be no key (`RowCount`)
-- memory: its address, kept from being used again by a weak reference (`versions`)
+- memory: its address, with a weak reference that shows when it is used again (`versions`)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unnumbered(Exception):
 
 
 class ValueNumbers:
-    """Gives equal numbers to what is made alike. Tensors that want a gradient have none."""
+    """Gives equal numbers to tensors that the same calls made. Tensors that require a gradient get none."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}

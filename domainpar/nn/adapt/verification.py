@@ -1,4 +1,4 @@
-"""The result of a verification, and the words for it: a table of layers, one line of conclusion, one of advice."""
+"""The result of `verify` and its text: a table of layers, one line of conclusion, one line of advice."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class LayerCall(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One call of one layer, whole and split.
+    """One call of one layer, compared whole and split.
 
     Attributes:
         name: As in `LayerCall`.
         kind: As in `LayerCall`.
         number: As in `LayerCall`.
-        difference: Of its result: the largest, relative to the largest value, `inf` where shapes or calls differ; None
-            if it was not compared.
-        note: Why not, or where in the layer.
-        rows: What its result has rows of: nodes, edges, graph.
+        difference: The largest difference of its results, relative to the largest value; `inf` where shapes or calls
+            differ; None if they were not compared.
+        note: Why they were not compared, or where in the layer the difference is.
+        rows: The kind of rows that its result has: nodes, edges, graph.
         mode: `eval` if the model was set to evaluation for this comparison, else empty.
     """
 
@@ -63,24 +63,24 @@ class Worst(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """A model compared whole and split; print it.
+    """The comparison of a model whole and split. Print it.
 
     Attributes:
         exact: Whether results, gradients and buffers agree within the tolerance.
-        rows: Every call of every layer, inner ones before the ones they are part of.
-        first_difference: The layer in whose code the two first differ, None if in none: what follows it may be right
-            and only have been given wrong values.
-        refused: Why the model has no exact form (`NotExact`), None if it was not refused.
-        failed: What else the model raised on the split graph, and where; None if nothing.
-        gradients: The worst of the gradients, of parameters and of fields of the graph that want one; None if there are
-            none or they were not compared.
-        buffers: The worst of the buffers and parameters after the pass, such as running means; None if there are none.
-        results: The worst of the tensors that the model returns; None if they were not compared.
-        exchanges: How often ghosts were filled in one forward pass.
+        rows: Every call of every layer (`LayerCheck`), inner layers before those that contain them.
+        first_difference: The layer in whose code the two differ first; None if there is none. Layers after it may be
+            right and have been given wrong values.
+        refused: Why the model has no exact form (`NotExact`); None if it was not refused.
+        failed: Any other error of the model on the split graph, and where; None if there was none.
+        gradients: The gradient that differs most, of parameters and of fields of the graph that require one; None if
+            there is none or they were not compared.
+        buffers: The buffer or parameter that differs most after the pass, such as running means; None if there is none.
+        results: The returned tensor that differs most; None if they were not compared.
+        exchanges: How often rows of ghost nodes were fetched in one forward pass.
         sums: How often something was summed over ranks in one forward pass.
-        tolerance: What differences were judged by.
-        ranks: Which ranks it was split over, in words.
-        remarks: What else there is to know, a sentence each.
+        tolerance: The largest relative difference that counts as rounding.
+        ranks: The ranks that the graph was split over, in words.
+        remarks: Further remarks, one sentence each.
     """
 
     exact: bool
@@ -98,11 +98,11 @@ class Verification:
     remarks: tuple[str, ...] = ()
 
     def check(self) -> Verification:
-        """Return this if the model is exact.
+        """Return this if the model is exact, raise otherwise.
 
         Raises:
-            NotExact: If it was refused.
-            RuntimeError: If it is not exact; the text is the whole table.
+            NotExact: If the model was refused.
+            RuntimeError: If it is not exact. The text is the whole table.
         """
         if self.refused is not None:
             raise NotExact(self.refused)
@@ -133,7 +133,7 @@ class Verification:
         gradients = f", gradients too ({_number(self.gradients.difference)})" if self.gradients else ""
         return (
             f"exact on {self.ranks}: no layer differs by more than {self.tolerance:g}{gradients}; "
-            f"{self.exchanges} exchanges and {self.sums} sums over ranks a forward pass."
+            f"{self.exchanges} exchanges and {self.sums} sums over ranks in a forward pass."
         )
 
     @property
@@ -173,7 +173,7 @@ class Verification:
 
 
 def agrees(worst: Worst | None, tolerance: float) -> bool:
-    """Whether nothing differs by more than rounding; so it does not where there is nothing."""
+    """Whether nothing differs by more than rounding; true as well where there is nothing to compare."""
     return worst is None or worst.difference <= tolerance
 
 

@@ -1,8 +1,7 @@
-"""Does a model give on a split graph what it gives on the whole one? If not: in which layer does it first differ?
+"""Does a model give on a split graph what it gives on the whole one? If not, which layer differs first?
 
-The watch over a forward pass sees torch calls. It does not see Python: a counter in a global, what was
-kept from an earlier call, the number of a rank. This is the look at the results themselves, on a small graph, before a
-long run.
+The watch over a forward pass sees calls of torch. It does not see Python: a counter in a global, a value kept from an
+earlier call, the number of a rank. `verify` compares the results themselves, on a small graph, before a long run.
 """
 
 from __future__ import annotations
@@ -48,34 +47,35 @@ def verify(
     seed: int = 0,
     recompute_every: int | None = None,
 ) -> Verification:
-    """Run a model whole and split over threads of this process, and compare every call of every layer.
+    """Run a model whole and split, with threads of this process as ranks, and compare every call of every layer.
 
-    Copies of it run in float64 on the CPU; the model itself is left as it is. Nodes are dealt to parts at random, which
-    no real split does, so that as many edges as can be are cut; with more than two parts there is one rank more, which
-    owns nothing. A model that drops numbers at random, which torch draws in another way, is compared with itself on one
-    rank, and in evaluation with the module alone.
+    Copies of the model run in float64 on the CPU; the model itself does not change. Each node gets a random part. No
+    real split does so: it cuts as many edges as possible. With more than two parts one more rank runs, which owns
+    nothing. Torch draws other dropout masks than a split graph. So a model with dropout is compared in training with
+    itself on one rank, and in evaluation with the bare module.
 
     Args:
-        module: The model, in the mode in which it is to be compared.
-        graph: A PyG `Data`, or `(edge_index, num_nodes)`. Of a `Data`, x, pos, batch, y, z, node_* and *_mask have a
-            row for each node, edge_* one for each edge.
-        parts: Parts with nodes.
-        inputs: Makes the model's arguments from a part, with part.nodes(x) and so on: a tuple, a dictionary of them by
-            name, or the only one. Called for the whole graph as one part, then on each rank. None: the fields of
-            `graph` that `forward` names, or `graph` itself if the only argument is called data or batch.
+        module: The model, in the mode (`train` or `eval`) in which it is to be compared.
+        graph: A PyG `Data`, or `(edge_index, num_nodes)` with `edge_index` int64 [2, E]. In a `Data` the fields x, pos,
+            batch, y, z, node_* and *_mask have a row for each node, edge_* one for each edge.
+        parts: Number of parts with nodes.
+        inputs: A function that makes the model's arguments from a part, by part.nodes(x) and so on: a tuple, a
+            dictionary by name, or the only argument. It is called for the whole graph as one part, then on each rank.
+            None: the fields of `graph` that `forward` names, or `graph` itself if the only argument is called data or
+            batch.
         edge_policy: As for `split_graph`.
-        backward: Whether to compare gradients too, of a sum of the results with weights of all sizes: those of
-            parameters, and of fields of a `Data` that want one.
-        tolerance: The largest relative difference that is rounding.
-        seed: Of the parts of nodes and of dropout.
-        recompute_every: As for `parallelize`: that it changes nothing is compared, too.
+        backward: Whether to compare gradients as well: those of parameters, and of fields of a `Data` that require one.
+            The loss is a sum over the results with weights of many sizes.
+        tolerance: The largest difference, relative to the largest value, that counts as rounding.
+        seed: Seed of the parts of nodes and of dropout.
+        recompute_every: As for `parallelize`: the comparison then shows that it changes nothing.
 
     Returns:
-        The comparison; `.check()` raises if the model is not exact.
+        The comparison. Print it; its `check()` raises if the model is not exact.
 
     Raises:
-        ValueError: If arguments cannot be made from the graph.
-        Exception: What the module raises on the whole graph.
+        ValueError: If the arguments cannot be made from the graph.
+        Exception: Whatever the module raises on the whole graph.
     """
     module = module.module if isinstance(module, GraphParallel) else module
     if is_data(graph):
@@ -93,7 +93,7 @@ def verify(
     # At random most edges are cut. Of more than two parts there is a rank more, for which no number is drawn.
     at_random = torch.Generator().manual_seed(seed)
     empty = ", one of which owns nothing" if parts > 2 else ""
-    several = f"{parts + (parts > 2)} ranks ({edge_policy} edges, nodes dealt at random{empty})"
+    several = f"{parts + (parts > 2)} ranks{empty} ({edge_policy} edges, parts of nodes drawn at random)"
     trial = Trial(
         module=_doubled_module(module),
         edge_index=edge_index,
@@ -203,7 +203,7 @@ def _inputs_from(module: nn.Module, graph: Any) -> Inputs:
     """Make the arguments of a module from the fields of a `Data` that its forward names.
 
     Raises:
-        ValueError: If it is no `Data`, lacks one of them, or nobody knows what rows a field has.
+        ValueError: If `graph` is no `Data`, lacks one of them, or has a field of unknown rows.
     """
     if not is_data(graph):
         raise ValueError("of (edge_index, num_nodes) no arguments can be made; pass inputs=lambda part: (...).")

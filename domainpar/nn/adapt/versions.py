@@ -1,8 +1,7 @@
-"""Which version of each tensor the watch has seen, so that what changes one behind its back is noticed.
+"""The version of each tensor that the watch saw last, so that changes which it did not see are noticed.
 
-Scripted functions and extensions may write into a tensor without a torch call that could be watched. Torch counts every
-change of a tensor and its views in one version counter. A counter that moved between two watched calls was moved by
-somebody else.
+Scripted functions and extensions may write into a tensor without a torch call. Torch counts every change of a tensor
+and its views in one version counter. If it moved between two watched calls, something else wrote into the tensor.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ _KNOW_NUMBERS: set[str] = set()
 
 
 def rule(*names: str, takes: str = "", knows_numbers: bool = False) -> Callable[[Rule], Rule]:
-    """Make a function the rule of torch calls, by their names without underscores at the ends.
+    """Make a function the rule of the torch calls of some names, without underscores at the ends.
 
     Args:
         names: The calls.
         takes: Their arguments, see `Signature`.
-        knows_numbers: Whether it knows row numbers from other integers. To all other rules they are given as values
-            like any other: those of the whole graph.
+        knows_numbers: Whether the rule tells row numbers from other integers. All other rules get them as values like
+            any other: the row numbers of the whole graph.
     """
 
     def register(result: Rule) -> Rule:
@@ -51,10 +51,10 @@ class Watch(TorchFunctionMode):
     """Watches the torch calls of one forward pass on one part.
 
     Args:
-        part: The part all tensors belong to.
-        constants: Tensors by their `id` that are the same on every rank and that the model held before.
-        noise: Gives the key of the n-th use of random numbers; None to refuse them.
-        recomputation: Writes down what backward is to compute again.
+        part: The part that all tensors belong to.
+        constants: Tensors of the model that are the same on every rank, by their `id`.
+        noise: Gives the key of the n-th use of random numbers; None: random numbers are refused.
+        recomputation: Records what backward is to compute again.
 
     Attributes:
         uses: How often random numbers were used.
@@ -137,17 +137,17 @@ class Watch(TorchFunctionMode):
         """The rows of a tensor; None if it is the same on every rank.
 
         Raises:
-            NotExact: If nobody knows.
+            NotExact: If it is not marked.
         """
         rows = rows_of(tensor)
         if rows is UNKNOWN and id(tensor) in self._constants:
             return None
         if rows is UNKNOWN or _of_foreign_function(tensor):
             raise NotExact(
-                f"a tensor of shape {tuple(tensor.shape)} comes from where torch does not tell (an extension, an "
-                "autograd.Function, a global of a module), so nobody knows whether its rows are nodes, edges or the "
-                "same on every rank; make it of torch functions, register it as a buffer, or pass it as an argument "
-                "marked by part.nodes, part.edges or part.replicate."
+                f"a tensor of shape {tuple(tensor.shape)} was not made by a watched call of torch (but by an "
+                "extension, an autograd.Function, a global of a module), so nobody knows whether its rows are "
+                "nodes, edges or the same on every rank; make it by torch functions, register it as a buffer, or pass "
+                "it as an argument marked by part.nodes, part.edges or part.replicate."
             )
         if rows is not None and rows.axis.part is not self.part:
             raise NotExact(
@@ -205,7 +205,7 @@ class Watch(TorchFunctionMode):
         return owned
 
     def with_ghosts(self, tensor: Tensor) -> Tensor:
-        """The tensor with up-to-date rows of ghosts. *Collective* if it had none: once, whoever asks again."""
+        """The tensor with up-to-date ghost rows. *Collective* if it has none yet: they are fetched once."""
         rows = self.rows(tensor)
         if self.alone or rows is None or rows.fresh or rows.axis is not self.part.node_axis:
             return tensor

@@ -74,7 +74,7 @@ def shape_of(mlp: MLP, tables: Sequence[Tensor], residual: int | None, products:
     """The shape of an MLP on some row tables.
 
     Args:
-        mlp: The fused_mlp.
+        mlp: The MLP.
         tables: The last of what it takes; node states at ends come before.
         residual: Number of the table to which results are added.
         products: Type of the products of hidden layers, but for a readout's; the first product has its table's.
@@ -292,7 +292,7 @@ def multiply_nodes(
         nodes: The states.
         rows: Which of them.
         parameters: Of the MLP, packed; those of the weight come first.
-        mlp: The fused_mlp.
+        mlp: The MLP.
         columns: Where its weight's columns for node states at `dst`, and at `src`, begin.
         out: Takes the products, [num_local, 2 out].
     """

@@ -60,7 +60,7 @@ def block(
     """Forward and backward through rows of edges, or of nodes; and the sums of the parameters' gradients.
 
     Args:
-        mlp: The fused_mlp.
+        mlp: The MLP.
         products: As in `EdgeStage`.
         at_nodes: Products of node states, [nodes, 2 width], or nothing.
         grad_sums: Gradient of sums at nodes, [nodes, 2 out], or nothing.

@@ -26,7 +26,7 @@ whole and split over four ranks, of which one owns nothing, and compares. torch_
 - **Refused**: no exact form is known here. The model raises `NotExact` on every rank and returns nothing.
 - **Edges**: the edge policy to split with. `incoming` suffices where nothing is said; what needs `incident` says so. A
   model needs what the most demanding of its layers needs.
-- **Exchanges**: how often one forward pass fills ghosts under that policy, inputs being up to date. In a stack of
+- **Exchanges**: number of halo exchanges in one forward pass under that policy, if inputs are up to date. In a stack of
   layers each one but the first has one more, for its own input. Under `incident` some need more than under `incoming`.
 - **Tested**: the variants that were run, those that were refused included; `default` is the class as it comes.
 """
@@ -36,7 +36,7 @@ _OF_MODELS = """\
 # Whole models on a split graph
 
 Made by `make table`, not by hand: whole models of torch_geometric, and modules that are made of its layers, run as
-[convolutions](convolutions.md) are, where the words of the table are explained. Models of other repositories are in
+[convolutions](convolutions.md) are, which explains the words of the table. Models of other repositories are in
 [models_of_others.md](models_of_others.md). torch_geometric {pyg}, torch {torch}.
 
 {counts}

@@ -92,7 +92,7 @@ def test_keys_are_the_same_wherever_a_row_is_and_different_for_different_rows(ed
 def test_a_selection_is_named_once_however_often_it_is_made():
     axis = alone().node_axis
     some = axis.selected(torch.ones(13, dtype=torch.bool))
-    assert some.name == some.selected(torch.ones(13, dtype=torch.bool)).name == "some of the nodes"
+    assert some.name == some.selected(torch.ones(13, dtype=torch.bool)).name == "selected nodes"
     assert "13" in repr(some)
 
 

@@ -145,7 +145,7 @@ REFUSED = {
     "over rows and what every rank has": (lambda x: torch.ones(13, dtype=x.dtype) @ x, "not the same rows"),
     "over what every rank has": (lambda x: x.t() @ torch.ones(13, 2, dtype=x.dtype), "not the same rows"),
     "over rows of a square": (lambda square, x: square @ x, "not the same rows"),
-    "weights that are rows": (lambda x, z: F.linear(x, z), "weights that are dealt"),
+    "weights that are rows": (lambda x, z: F.linear(x, z), "weights that are divided"),
     "a layer over rows": (lambda square, net: net(square.t()), "sums over rows", {"net": lambda: nn.Linear(13, 2)}),
     "matrices of every rank": (lambda vectors: vectors @ torch.ones(13, 2, 2, dtype=vectors.dtype), "beside rows"),
     "einsum of all pairs": (lambda x: torch.einsum("nf,mf->nm", x, x), "with every other one"),
@@ -194,7 +194,7 @@ REFUSED = {
         "runs along the rows",
         {"net": lambda: nn.Conv2d(13, 3, 1)},
     ),
-    "weights of a convolution that are rows": (lambda vectors: F.conv1d(vectors, vectors), "weights that are dealt"),
+    "weights of a convolution that are rows": (lambda vectors: F.conv1d(vectors, vectors), "weights that are divided"),
     "rows in pools": (lambda series: F.adaptive_avg_pool2d(series, 2), "runs along the rows"),
     "pooling of rows": (lambda x: F.avg_pool1d(x.t(), 2), "runs along the rows"),
     "attention between rows": (

@@ -56,13 +56,13 @@ def test_the_extremes_of_torch_scatter_are_exact_and_do_not_tell_which_it_was(sc
     check(both)
     check(lambda e, dst: scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[0])
     which = lambda e, dst: e[scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)[1]]  # noqa: E731
-    check(which, refused="tells on a split graph which number is the largest, not whose it is")
+    check(which, refused="gives on a split graph the largest number, but not its row")
 
     def without_edges(e, dst):
         top, which = scatter_ops.scatter_max(e, dst.view(-1, 1).expand_as(e), 0, None, 13)
         return top + 1.0 * (which == e.size(0))
 
-    check(without_edges, refused="not whose it is")
+    check(without_edges, refused="but not its row")
 
 
 def test_products_of_torch_scatter_are_exact(scatter_ops):
@@ -286,7 +286,10 @@ REFUSED = {
         lambda x, dst, c: x.new_zeros(x.size(0)).index_add(0, dst, torch.ones(40, dtype=x.dtype)),
         "same on every rank",
     ),
-    "at nodes that nobody named": (lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x), "nobody knows"),
+    "at nodes that nobody named": (
+        lambda x, batch: x.new_zeros(x.size(0), 4).index_add(0, batch, x),
+        "not known to be numbers of",
+    ),
     "means at graphs": (
         lambda x, batch: x.new_zeros(3, 4).scatter_reduce(0, wide(batch, x), x, "mean"),
         "no exact form",
@@ -295,7 +298,7 @@ REFUSED = {
     "rows by a constant index": (lambda x: x.index_add(0, torch.zeros(13, dtype=torch.long), x), "does not number"),
     "one row written": (lambda x: put(x, 0, 1.0), "use torch.where"),
     "rows from a slice written": (lambda x: put(x, slice(0, 3), 1.0), "use torch.where"),
-    "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "nobody knows"),
+    "written by computed numbers": (lambda x, batch: put(x, batch, 1.0), "not known to be numbers of"),
     "row numbers written into a list": (
         lambda src: put(torch.zeros(41, dtype=torch.long), slice(1, None), src),
         "before split_graph",

@@ -12,8 +12,8 @@ def test_rows_made_inside_a_layer_are_told_apart_by_their_keys(edges):
     found = verified(Masks(), edge_policy=edges)
     assert found.exact
     rows = {row.name: (row.rows, row.difference) for row in found.rows}
-    assert rows["kept"][0] == "some of the edges"
-    assert rows["joined"][0] == "some of the edges + nodes"
+    assert rows["kept"][0] == "selected edges"
+    assert rows["joined"][0] == "selected edges + nodes"
     assert all(difference is not None for _, difference in rows.values())
 
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_compared_says_why_and_row_numbers_are_compared_by_what_t
     assert (unknown.difference, numbers.difference, ends.difference) == (None, None, 0.0)
     assert unknown.note == "not compared: nobody knows what its rows are"
     assert numbers.note == "not compared: numbers of rows that were made inside the model"
-    assert ends.rows == "edges, some of the nodes"
+    assert ends.rows == "edges, selected nodes"
 
 
 class JoinedTwice(nn.Module):

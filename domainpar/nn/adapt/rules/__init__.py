@@ -1,4 +1,4 @@
-"""The rules of torch calls on rows that are dealt over ranks; importing this package registers them."""
+"""Rules of torch calls on rows that are divided among ranks. Importing this package registers them."""
 
 from domainpar.nn.adapt.rules import (  # noqa: F401
     elementwise,

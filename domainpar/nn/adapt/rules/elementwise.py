@@ -1,4 +1,4 @@
-"""Calls that treat each row by itself: the rows of the result are those of the arguments."""
+"""Calls that treat each row by itself: the result has the rows of the arguments."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def embedding(watch: Watch, call: Call) -> Any:
         raise NotExact("an embedding with max_norm or scale_grad_by_freq looks at one rank's numbers only.")
     if watch.rows(table) is not None:
         if call.get("padding_idx") not in (None, -1):
-            raise NotExact("an embedding with padding_idx whose table is dealt over the ranks; index it as x[numbers].")
+            raise NotExact("an embedding with padding_idx whose table is divided among ranks; index it as x[numbers].")
         with watch.in_other_words():
             return table[numbers]
     check_enough_rows(table, 0, watch.known(numbers))

@@ -1,4 +1,4 @@
-"""Matrix products: of each row with weights, of rows with themselves, and products that sum over rows."""
+"""Matrix products: of each row with weights, of rows with each other, and products that sum over rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def linear(watch: Watch, call: Call) -> Any:
     """Each row times weights that every rank has."""
     inputs = call.args[: 2 if call.name == "bilinear" else 1]
     if any(watch.rows(weight) is not None for weight in tensors_in((call.args[len(inputs) :], call.kwargs))):
-        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks; write it as a matmul.")
+        raise NotExact(f"torch.{call.name} has weights that are divided among the ranks; write it as a matmul.")
     batch = string.ascii_uppercase[: inputs[0].dim() - 1]
     words_of_inputs = [batch + letter for letter, _ in zip("ij", inputs)]
     letters = [*words_of_inputs, "o" + "ij"[: len(inputs)]]
@@ -145,7 +145,7 @@ def convolution(watch: Watch, call: Call) -> Any:
     given, count = call.get("input"), int(call.name[-2])
     rows = watch.rows(given)
     if rows is None or any(watch.rows(weight) is not None for weight in tensors_in((call.args[1:], call.kwargs))):
-        raise NotExact(f"torch.{call.name} has weights that are dealt over the ranks.")
+        raise NotExact(f"torch.{call.name} has weights that are divided among the ranks.")
     first = given.dim() - count  # of the dimensions that the kernel runs along
     mixes_channels = "conv" in call.name and rows.dim == first - 1
     stays = rows.dim < first or (call.name in _CONVOLUTIONS and _stays(call, rows.dim - first))

@@ -1,4 +1,4 @@
-"""Calls that mix numbers along some dimensions: row by row, where the rows do not lie along one of these."""
+"""Calls that combine numbers along some dimensions: exact for each row if the rows lie along another dimension."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sizes that know which rows they count, and new tensors of as many rows: of one value, of numbers, drawn at random.
+"""Sizes that remember which rows they count, and new tensors with these rows: of one value, of row numbers, or random.
 
-Random numbers do not depend on who draws them: they are the same for a row wherever it is.
+Random numbers do not depend on the rank that draws them: a row has the same numbers on every rank.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def filled_like(watch: Watch, call: Call) -> Any:
 def room(watch: Watch) -> int:
     """The length of new tensors of nodes: sums over edges at ghosts need a place, which nobody reads: `Watch.owned`."""
     plan = watch.part.plan
-    return plan.num_local if plan.policy == "incident" else plan.num_owned
+    return plan.num_local if plan.edge_policy == "incident" else plan.num_owned
 
 
 @rule("arange", takes="start end step")

@@ -222,17 +222,17 @@ class Extreme(NamedTuple):
 
 
 class Untold:
-    """In place of row numbers that are not told: whoever uses them is refused."""
+    """Stands for row numbers that are not known on a split graph: any use of them is refused."""
 
     def __init__(self, call: str) -> None:
         self._call = call
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotExact(f"{self._call} tells on a split graph which number is the largest, not whose it is.")
+        raise NotExact(f"{self._call} gives on a split graph the largest number, but not its row.")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotExact("row numbers are used that a split graph does not tell: whose the largest number is.")
+        raise NotExact("row numbers of the largest values are used, which are not known on a split graph.")
 
     __index__ = __int__ = __bool__ = __len__ = __iter__ = __getitem__ = __invert__ = __neg__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __rand__ = __ror__ = _refuse

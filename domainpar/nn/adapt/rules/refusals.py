@@ -1,4 +1,4 @@
-"""Calls that are refused for rows whatever else they take: a text for each."""
+"""Calls that are always refused on rows, with a text for each."""
 
 from __future__ import annotations
 

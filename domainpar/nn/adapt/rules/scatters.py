@@ -1,4 +1,4 @@
-"""Sums, means and extremes of edges at nodes, and of rows at graphs: `scatter_add`, `index_add` and their kin."""
+"""Sums, means and extremes of edges at nodes, and of rows at graphs: `scatter_add`, `index_add` and similar calls."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def _at_graphs(watch: Watch, call: Call, into: Tensor, dim: int, index: Tensor, 
     """Rows of all ranks at a few places that every rank has: the graphs of a batch, classes, bins."""
     if watch.rows(into) is not None:
         raise NotExact(
-            f"torch.{call.name} combines rows at places of which nobody knows that they are rows; only edge_index as "
-            "it was given, self-loops, and the results of nonzero are known to number nodes."
+            f"torch.{call.name} combines rows at places that are not known to be numbers of nodes; known are "
+            "edge_index as it was given, self-loops, and the results of nonzero."
         )
     how = call.get("reduce") if call.name in ("scatter_reduce", "index_reduce", "scatter") else "sum"
     alpha, include_self = call.kwargs.get("alpha", 1), call.get("include_self", True)
@@ -215,7 +215,7 @@ def _write(watch: Watch, into: Tensor, rows: Rows, item: Tensor, values: Any) ->
             one_axis([selection_of(watch, where), of_values.axis], "assignment")
     else:
         if by.names is None or by.named.of is not rows.axis:
-            raise NotExact("rows are written by numbers of which nobody knows that they number rows.")
+            raise NotExact("rows are written at integers that are not known to be numbers of rows.")
         if not by.named.complete:
             raise NotExact(
                 "rows are written at the nodes where edges begin; split the graph with edge_policy='incident'."

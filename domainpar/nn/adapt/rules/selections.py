@@ -98,7 +98,7 @@ def select_by_mask(watch: Watch, tensor: Tensor, dim: int, mask: Tensor) -> Tens
     tensor = watch.owned(tensor)
     names = rows.names
     if names is not None and watch.known(mask).equal_ends:  # loops: they begin where they end, at a node that is owned
-        only_owned = watch.alone or watch.part.plan.policy == "incoming"
+        only_owned = watch.alone or watch.part.plan.edge_policy == "incoming"
         names = tuple(RowIndex(one.of, complete=True, only_owned=only_owned) for one in names)
     return mark(tensor[(slice(None),) * dim + (mask,)], Rows(selection_of(watch, mask), dim, names=names))
 

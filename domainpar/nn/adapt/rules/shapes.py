@@ -1,4 +1,4 @@
-"""Calls that move dimensions about: where the rows go, and that nothing is merged with them."""
+"""Calls that change the order or number of dimensions. Rows are never merged with other numbers."""
 
 from __future__ import annotations
 
@@ -309,8 +309,8 @@ def cat(watch: Watch, call: Call) -> Any:
     if any(rows.dim == dim for rows in of_rows):
         if any(rows is None or rows.dim != dim for rows in rows_of_each):
             raise NotExact(
-                "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are dealt over "
-                "the ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
+                "torch.cat puts rows that are the same on every rank (a virtual node?) behind rows that are divided "
+                "among the ranks; add such a node to the graph itself, or keep its state in a tensor of its own."
             )
         tensors = [watch.owned(tensor) for tensor in tensors]
         axis = watch.part.joined([rows.axis for rows in of_rows])
