@@ -278,10 +278,10 @@ def test_events_without_a_segment_of_a_target_are_not_divided_by():
 def test_seconds_of_network_and_tracks_are_told_apart():
     def told(tracks, network):
         scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
-        return summary._track_lines([Outcome(scored, 3.0, None, 5, network, tracks)])
+        return summary._stages_line([Outcome(scored, 3.0, None, stages={"network": network, "building": tracks})] * 2)
 
-    assert told(0.5, 2.0) == ["per event: the network takes 2 s, building 2 tracks takes 0.5 s"]
-    assert told(24.896, 0.231) == ["per event: the network takes 0.231 s, building 2 tracks takes 24.9 s"]
+    assert told(0.5, 2.0) == "seconds per event: network 2, building 2 tracks 0.5"
+    assert told(24.896, 0.231) == "seconds per event: network 0.231, building 2 tracks 24.9"
 
 
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):

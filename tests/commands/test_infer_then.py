@@ -89,6 +89,9 @@ def test_files_are_the_same_on_any_ranks_and_say_what_was_kept_and_lost(place, t
     assert f"split=val {line}" in printed
     assert f"filter   : {place / 'filter'}, edges with a score of at least" in printed
     assert "note: trained on edges" not in printed
+    timings = json.loads((tmp_path / "one" / "timings.json").read_text())
+    assert all(0 < event["stages"]["filter"] < event["seconds_all"] for event in timings["events"])
+    assert ", filter " in next(line for line in printed.splitlines() if line.startswith("seconds per event: load "))
 
 
 def test_events_that_either_network_was_trained_on_count_as_such(place, tmp_path):

@@ -61,7 +61,10 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     assert f"{shares[1]:.4f} also have a score above 0.5" in printed
     for row in ("network", "ckf", "upper_bound"):
         assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
-    assert re.search(r"per event: the network takes \S+ s, building [0-9, to]+ tracks takes \S+ s", printed)
+    assert re.search(
+        r"seconds per event: load \S+, network \S+, building [0-9, to]+ tracks \S+, fitting \S+, writing",
+        printed,
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,9 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     _, one = inferred(place, tmp_path / "one", **flags)
     _, many = inferred(place, tmp_path / "many", 4, **flags, grouping="random")
     assert one == many
+    (event,) = json.loads((tmp_path / "one" / "timings.json").read_text())["events"]
+    assert ("following" in event["stages"]) == flags.get("extend", False)
+    assert min(event["stages"].values()) > 0
 
 
 @pytest.mark.parametrize("flags", [{}, slow({"extend": True, "min_quality": 6.0})], ids=["grown", "followed"])
@@ -131,6 +137,11 @@ def test_times_are_kept_apart_from_what_is_hashed(place, tmp_path):
     for event in timings["events"]:
         assert 0 < event["seconds_tracks"] < event["seconds_all"]
         assert 0 < event["seconds_network"] < event["seconds_all"]
+        stages = event["stages"]
+        assert min(stages.values()) > 0
+        worked = sum(stages[name] for name in ("load", "network", "building"))
+        assert worked == pytest.approx(event["seconds_all"])
+        assert stages["building"] == event["seconds_tracks"]
 
 
 def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):

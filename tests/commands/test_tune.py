@@ -141,6 +141,28 @@ def test_later_inferences_take_them_unless_told_otherwise(place):
     assert options_of(listed)["score_cut"] == 0.5
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_no_more_events_are_taken_than_have_enough_targets(place, monkeypatch, num_ranks):
+    monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5)})
+    scored, rounds = [], tuning.Scorer.rounds
+    monkeypatch.setattr(
+        tuning.Scorer, "rounds", lambda scorer, records: scored.append(records) or rounds(scorer, records)
+    )
+    told, progress = [], tuning.progress
+    monkeypatch.setattr(tuning, "progress", lambda *what: told.append(what) or progress(*what))
+    monkeypatch.setattr(tuning, "ENOUGH_TARGETS", 1)
+    inferred(place, place / "few", num_ranks, tracks="cc", tune=True, split="test")
+    assert kept(place)["cc"]["events"] == 1, "the first of two in the store, on any number of ranks"
+    taken = [record.event for records in scored for record in records if record.split == "val"]
+    assert len(taken) == (1 if num_ranks == 1 else 2 * num_ranks), "a round of events, on each rank"
+    assert ("tune 16 cuts", 2, "event", True) in told
+    first = kept(place)["cc"]
+    monkeypatch.setattr(tuning, "ENOUGH_TARGETS", 10**9)
+    inferred(place, place / "all", num_ranks, tracks="cc", tune=True, split="test")
+    assert kept(place)["cc"]["events"] == 2
+    assert kept(place)["cc"] != first
+
+
 def test_what_is_given_is_not_tuned(place, monkeypatch):
     monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.2), "max_chi2": (1.0, 2.0)})
     inferred(place, place / "out", tracks="greedy", tune=True, max_chi2=0.7, split="test")

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from domainpar.common.compiling import clock
 from domainpar.plan import BoolArray
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.reco.ckf.extending import extend_tracks
@@ -154,10 +155,12 @@ def build_tracks(edge_index: IntArray, logits: FloatArray, hits: TrackHits, opti
     return number_tracks(tracks)
 
 
-def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArray:
+def finished(
+    tracks: IntArray, hits: TrackHits, options: TrackOptions, seconds: dict[str, float] | None = None
+) -> IntArray:
     """Tracks of any finder refined, stitched and followed as the options say, int64 [N].
 
-    Nothing is stitched without positions.
+    Nothing is stitched without positions. `seconds` receives those of `following`.
 
     Raises:
         ValueError: If they are to be refined or followed without positions, or followed in another detector.
@@ -166,12 +169,23 @@ def finished(tracks: IntArray, hits: TrackHits, options: TrackOptions) -> IntArr
         tracks = number_tracks(refine(tracks, hits, options.max_chi2, options.min_hits))
     if options.stitch and hits.position is not None:
         tracks = stitch(tracks, hits.position, field=hits.field)
-    return extend_tracks(tracks, hits, options.min_hits) if options.extend else tracks
+    if options.extend:
+        began = clock()
+        tracks = extend_tracks(tracks, hits, options.min_hits)
+        if seconds is not None:
+            seconds["following"] = clock() - began
+    return tracks
 
 
-def tracks_from_scores(edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions) -> IntArray:
-    """Tracks built, `finished` and of enough quality; arguments, result and errors as of `build_tracks`."""
-    tracks = finished(build_tracks(edge_index, logits, hits, options), hits, options)
+def tracks_from_scores(
+    edge_index: IntArray,
+    logits: FloatArray,
+    hits: TrackHits,
+    options: TrackOptions,
+    seconds: dict[str, float] | None = None,
+) -> IntArray:
+    """Tracks built, `finished` and of enough quality; arguments, result and errors as of these."""
+    tracks = finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
     return worthy(tracks, edge_index, logits, hits, options)
 
 

@@ -98,7 +98,8 @@ class TrackFinders:
         if self.ckf:
             scores = replace(scores, tracks={**scores.tracks, CKF: self._ckf(whole)})
         if scores.tracks and why_not_fitted(event) is None:
-            scores = replace(scores, parameters=parameters_of(hits_of(whole), scores))
+            began, parameters = clock(), parameters_of(hits_of(whole), scores)
+            scores = replace(scores, parameters=parameters, seconds={**scores.seconds, "fitting": clock() - began})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
@@ -154,14 +155,15 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     tracks: dict[str, IntArray] = {}
     shared: dict[str, IntArray] = {}
 
-    def build(finder: str, logits: FloatArray) -> None:
+    def build(finder: str, logits: FloatArray, seconds: dict[str, float] | None = None) -> None:
         edges = edge_index, logits[scores.edge_scored]
-        tracks[finder] = tracks_from_scores(*edges, hits, options)
+        tracks[finder] = tracks_from_scores(*edges, hits, options, seconds)
         if (further := shared_hits(tracks[finder], *edges, hits, options)) is not None:
             shared[finder] = further
 
-    build(NETWORK, scores.edge_logit)
-    seconds = {**scores.seconds, "tracks": clock() - began}
+    seconds = {**scores.seconds}
+    build(NETWORK, scores.edge_logit, seconds)
+    seconds["tracks"] = clock() - began
     if (label := whole.edges("label")) is not None:
         build(UPPER_BOUND, np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)

@@ -36,6 +36,9 @@ class Outcome:
         judgement: Its counts against the truth, plain JSON values.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
+        stages: Seconds of each stage that there was: `load` (reading, planning, gathering scores), `filter` (the
+            network before this one, and dropping edges), `network`, `building` of tracks, `following` them, `fitting`
+            their parameters, `writing` scores, and `comparing` with truth and with the tracks of other finders.
     """
 
     scored: ScoredEvent
@@ -44,6 +47,7 @@ class Outcome:
     hits: int = 0
     seconds_network: float = 0.0
     seconds_tracks: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,26 @@ class Scorer:
 
     def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
         """Find the tracks of an event, write and judge them; on one rank."""
+        began = clock()
         with self.store.open(record) as event:
             scores = self.finish(event, scores)
             faults.reach("write")
+            began_to_write = clock()
             scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
+            writing = clock() - began_to_write
             judgement = self.judge(event, scores)
-        seconds_tracks = scores.seconds.get("tracks")
+        of, seconds_tracks = scores.seconds, scores.seconds.get("tracks")
+        following, fitting = of.get("following", 0.0), of.get("fitting", 0.0)
+        stages = {
+            "load": seconds - of["network"] - of.get("filter", 0.0),
+            "filter": of.get("filter"),
+            "network": of["network"],
+            "building": None if seconds_tracks is None else seconds_tracks - following,
+            "following": of.get("following"),
+            "fitting": of.get("fitting"),
+            "writing": writing,
+            "comparing": clock() - began - (seconds_tracks or 0.0) - fitting - writing,
+        }
         return Outcome(
             scored=scored,
             seconds=seconds + (seconds_tracks or 0.0),
@@ -170,4 +188,5 @@ class Scorer:
             hits=len(scores.hit_id),
             seconds_network=scores.seconds["network"],
             seconds_tracks=seconds_tracks,
+            stages={name: spent for name, spent in stages.items() if spent is not None},
         )

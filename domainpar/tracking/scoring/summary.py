@@ -107,6 +107,7 @@ def timing(outcome: Outcome) -> dict[str, Any]:
         "seconds_network": outcome.seconds_network,
         "seconds_tracks": outcome.seconds_tracks,
         "seconds_all": outcome.seconds,
+        "stages": outcome.stages,
         "hits": outcome.hits,
         "edges": outcome.scored.edges,
         "tracks": outcome.scored.tracks,
@@ -149,7 +150,7 @@ def last_lines(
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
         f"{sum(seconds) / len(seconds):.3g} s per event on average from its file to scores{and_tracks}, "
         f"{max(seconds):.3g} s at most",
-        *_track_lines(outcomes),
+        _stages_line(outcomes),
         *(
             _metrics_line(split, values, record)
             for split, values in record.metrics.items()
@@ -186,16 +187,12 @@ def last_lines(
     ]
 
 
-def _track_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    if any(outcome.seconds_tracks is None for outcome in outcomes):
-        return []
-    built = [outcome.scored.tracks or 0 for outcome in outcomes]
-    network = sum(outcome.seconds_network for outcome in outcomes)
-    tracks = sum(outcome.seconds_tracks or 0.0 for outcome in outcomes)
-    return [
-        f"per event: the network takes {network / len(outcomes):.3g} s, building {between(built, 'track')} takes "
-        f"{tracks / len(outcomes):.3g} s"
-    ]
+def _stages_line(outcomes: Sequence[Outcome]) -> str:
+    """Mean seconds of each stage, in the order in which events go through them."""
+    of = {name: sum(outcome.stages.get(name, 0.0) for outcome in outcomes) for name in outcomes[0].stages}
+    built = between([outcome.scored.tracks or 0 for outcome in outcomes], "track")
+    shown = {**dict.fromkeys(of, ""), "building": f" {built}"}
+    return "seconds per event: " + ", ".join(f"{name}{shown[name]} {of[name] / len(outcomes):.3g}" for name in of)
 
 
 def _metrics_line(split: str, values: Mapping[str, Any], record: ScoresRecord) -> str:
