@@ -53,7 +53,7 @@ def average_of_steps(world, net, of_whole):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     text = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     here = {"torch": torch, "model": model, "world": world, "parallelize": parallelize, "AveragedModel": AveragedModel}
-    here |= {"x": x, "edge_index": edge_index, "steps": range(4)}
+    here |= {"x": USUAL.x, "part": part, "steps": range(4)}
     if of_whole:
         here["ema"] = AveragedModel(model, use_buffers=False)
         for _ in range(4):
