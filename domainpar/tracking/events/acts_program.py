@@ -51,7 +51,7 @@ def acts_field(field: Field | None, scratch: Path) -> Any:
     if isinstance(told, float | int):
         return acts.ConstantBField(acts.Vector3(0, 0, told * acts.UnitConstants.T))
     assert field is not None  # of None it was a number
-    r, z = (each.ravel() for each in np.meshgrid(_R, _Z, indexing="ij"))
+    r, z = (axis.ravel() for axis in np.meshgrid(_R, _Z))  # ACTS takes rows in this order, the radius fastest, on trust
     bz, br = field.at(np.stack([r, np.zeros_like(r), z], axis=1))
     path = scratch / "field.txt"
     np.savetxt(path, np.stack([r, z, br, bz], axis=1), fmt="%.9g")

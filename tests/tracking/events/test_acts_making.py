@@ -12,7 +12,7 @@ from domainpar.common.agreement import Gathering, Refused
 from domainpar.testing import find_mpiexec, run_command
 from domainpar.tracking.events import acts, acts_making
 from domainpar.tracking.events.acts_making import MADE, Making, make_events
-from domainpar.tracking.events.acts_program import acts_field
+from domainpar.tracking.events.acts_program import acts_field, import_acts
 from domainpar.tracking.events.field import Field
 
 pytest.importorskip("acts", reason="ACTS has wheels for Linux on x86-64 alone")
@@ -121,15 +121,20 @@ def test_collisions_lie_as_the_beam_spot_says(tmp_path):
     assert 75 > max(widths) > 1.3 * min(widths)
 
 
-def test_acts_is_given_the_field_of_the_store(tmp_path):
+def test_acts_has_the_field_of_the_store_everywhere(tmp_path):
+    program = import_acts()
     r, z = np.meshgrid(np.linspace(0, 1_200, 7), np.linspace(-3_000, 3_000, 13), indexing="ij")
-    field = Field(200.0, -3_000.0, 500.0, 2 - (z / 3_000) ** 2, r * z / 9e6)
-    acts_field(field, tmp_path)
-    rows = np.loadtxt(tmp_path / "field.txt")
-    at = rows[(rows[:, 0] == 600) & (rows[:, 1] == 1_500 - 20)]  # z between two nodes: linear
-    share = 1 - 20 / 500
-    assert at[0, 3] == pytest.approx((1 - share) * (2 - 1 / 9) + share * (2 - 0.25), rel=1e-6)
-    assert at[0, 2] == pytest.approx(600 * 1_480 / 9e6, rel=1e-6)
+    field = Field(200.0, -3_000.0, 500.0, 2 - (z / 3_000) ** 2 - r / 4_000, r * z / 9e6)
+    places = np.array([(0, 0, 0), (0, 0, 1_500), (300, 400, 2_400), (-600, 0, -1_480), (0, 960, -2_920)], float)
+    bz, br = field.at(places)
+    for told, expected in ((field, np.stack([br, bz])), (Field.of(1.5), np.array([[0.0], [1.5]]) + np.zeros(5))):
+        in_field = acts_field(told, tmp_path)
+        cache = in_field.makeCache(program.MagneticFieldContext())
+        found = np.array([list(in_field.getField(program.Vector3(*at), cache)) for at in places])
+        found /= program.UnitConstants.T
+        radius = np.maximum(np.hypot(places[:, 0], places[:, 1]), 1e-9)
+        outward = (found[:, 0] * places[:, 0] + found[:, 1] * places[:, 1]) / radius
+        np.testing.assert_allclose(np.stack([outward, found[:, 2]]), expected, atol=1e-3)
 
 
 def test_a_field_bends(seen, tmp_path):
