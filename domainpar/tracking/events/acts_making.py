@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,10 +90,8 @@ def make_events(
         on_event()
     for start in range(0, len(missing), ranks.size):  # one event a rank, then all meet
         now = missing[start : start + ranks.size]
-        if (mine := now[ranks.rank] if ranks.rank < len(now) else None) is None:
-            on_all(ranks, lambda: None)
-        else:
-            on_all(ranks, lambda: _make(directory, mine, making))
+        mine = now[ranks.rank] if ranks.rank < len(now) else None
+        on_all(ranks, partial(_make, directory, mine, making))
         for _ in now:
             on_event()
 
@@ -114,7 +112,9 @@ def _begun(directory: Path, numbers: Sequence[int], making: Making) -> list[int]
     return [number for number in numbers if find(directory, f"{number:09d}", MEASUREMENTS) is None]
 
 
-def _make(directory: Path, number: int, making: Making) -> None:
+def _make(directory: Path, number: int | None, making: Making) -> None:
+    if number is None:
+        return
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=directory) as name:
         scratch, event = Path(name), f"event{number:09d}"
         rng = np.random.default_rng([number, 1])
@@ -238,8 +238,9 @@ def _spoil(event: Path, making: Making, rng: np.random.Generator) -> None:
     every = np.array(sorted(sensors), np.uint64)
     silent = np.random.default_rng([making.seed, 3]).random(len(every)) < making.dead
     ids = measured["geometry_id"].to_numpy(np.uint64)
-    stays = (rng.random(len(measured)) >= making.lost) & ~np.isin(ids, every[silent])
-    noise = _noise(measured, ids, every[~silent], rng.poisson(making.noise * len(measured)), rng)
+    seen = ~np.isin(ids, every[silent])
+    stays = (rng.random(len(measured)) >= making.lost) & seen
+    noise = _noise(measured[seen], every[~silent], rng.poisson(making.noise * seen.sum()), rng)
     measured = pd.concat([measured[stays], noise.assign(measurement_id="")])
     order = np.argsort(measured["geometry_id"].to_numpy(np.uint64), kind="stable")  # as ACTS writes, and reads them
     measured = measured.iloc[order]
@@ -259,17 +260,17 @@ def _sensors() -> dict[int, Any]:
     return {surface.geometryId.value: surface for surface in surfaces}
 
 
-def _noise(
-    measured: pd.DataFrame, ids: IntArray, working: IntArray, number: int, rng: np.random.Generator
-) -> pd.DataFrame:
+def _noise(measured: pd.DataFrame, working: IntArray, number: int, rng: np.random.Generator) -> pd.DataFrame:
     """Hits that no particle left: in a layer as often as true ones, on any working sensor of it, anywhere."""
     acts, sensors = import_acts(), _sensors()
     trapezoid = acts.SurfaceBoundsType.Trapezoid
     context = acts.GeometryContext.dangerouslyDefaultConstruct()
     below = np.uint64(36)  # bits of a geometry id below its layer
+    if number == 0:
+        return measured[:0]
     noise = measured.iloc[rng.integers(len(measured), size=number)].copy()
     places = []
-    for layer in ids[noise.index.to_numpy()] >> below:
+    for layer in noise["geometry_id"].to_numpy(np.uint64) >> below:
         of_layer = working[slice(*np.searchsorted(working, np.array([layer, layer + 1]) << below))]
         sensor = sensors[int(of_layer[rng.integers(len(of_layer))])]
         values = np.abs(sensor.bounds.values())  # of a trapezoid: half its two widths, and half its length

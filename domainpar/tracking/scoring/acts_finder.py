@@ -95,7 +95,7 @@ def find_tracks(
                 found[plain_name(event)] = _tracks(Path(folder), number)
                 seconds.update(_seconds(Path(folder)))
             on_event()
-    return found, {part: total / len(events) for part, total in seconds.items()}
+    return found, {part: total / max(1, len(events)) for part, total in seconds.items()}
 
 
 def _gather(directory: Path, event: str, folder: Path) -> str:

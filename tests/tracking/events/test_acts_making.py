@@ -80,7 +80,7 @@ def test_hits_are_lost_modules_silent_and_noise_added_as_asked(seen, spoilt):
         true = after[after["measurement_id"].isin(links["measurement_id"])]
         assert len(true.merge(before, on=places)) == len(true)  # none moved
         assert len(true) == pytest.approx(0.9 * 0.8 * len(before), abs=4 * len(before) ** 0.5)
-        assert len(after) - len(true) == pytest.approx(0.3 * len(before), abs=4 * (0.3 * len(before)) ** 0.5)
+        assert len(after) - len(true) == pytest.approx(0.3 * 0.8 * len(before), abs=4 * (0.3 * len(before)) ** 0.5)
         noise = after.drop(true.index)
         at = np.hypot(noise["global_x"], noise["global_y"])
         assert 28 < at.min() < at.max() < 1_050
@@ -91,6 +91,18 @@ def test_hits_are_lost_modules_silent_and_noise_added_as_asked(seen, spoilt):
     )
     silent = before - after  # by chance, or as they are dead in all events
     assert len(silent & other) < 0.6 * len(silent)
+
+
+@pytest.mark.parametrize(
+    "spoilt_by", [{"lost": 0.1}, {"dead": 0.1}, {"noise": 0.1}, {"dead": 1.0, "noise": 1.0}], ids=str
+)
+def test_each_spoils_alone(seen, tmp_path, spoilt_by):
+    make(tmp_path, [1], ALL_SEEN._replace(**spoilt_by))
+    before, after = (len(table(place, 1, "measurements")) for place in (seen, tmp_path))
+    expected = before * (1 - spoilt_by.get("lost", 0)) * (1 - spoilt_by.get("dead", 0))
+    expected *= 1 + spoilt_by.get("noise", 0)
+    assert after == pytest.approx(expected, abs=6 * before**0.5)
+    assert len(table(tmp_path, 1, "measurement-simhit-map")) <= len(table(seen, 1, "measurement-simhit-map"))
 
 
 def test_the_events_are_read_with_their_truth(spoilt):
