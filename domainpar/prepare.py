@@ -12,6 +12,7 @@ Examples:
   python -m domainpar.prepare --store stores/trackml --report      nodes, edges, memory, and edges that would be cut
   mpiexec -n 2 python -m domainpar.prepare --source acts --simulate 10      top pairs, pile-up 200, simulated by ACTS
   python -m domainpar.prepare --events 2 --hits 100000 --store stores/full
+  python -m domainpar.prepare --source stores --input 'stores/full, stores/acts-ttbar-200' --module-map build
 """
 
 import math
@@ -179,6 +180,11 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
 
         source = scored_events(str(config.input), config.min_score)
         return replace(source, names=source.names[: config.events])
+    if config.source == "stores":
+        from domainpar.tracking.events.mixing import mixed_events
+
+        paths = [path.strip() for path in str(config.input).split(",")]
+        return mixed_events(paths, cuts if config.module_map is not None else None)
     arguments: dict[str, Any] = {
         "directory": config.input,
         "num_events": _num_events(config, directory),
@@ -235,7 +241,7 @@ def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "Modul
     source = on_all(world.transport, lambda: _source(config, directory, _cuts(config), **other))
     names = source.names
     if not simulated:  # what a network is judged on must not have shaped its graph
-        splits = splits_of(names, config.val_split, config.test_split, config.seed)
+        splits = source.splits or splits_of(names, config.val_split, config.test_split, config.seed)
         names = tuple(name for name in names if splits[name] == "train")[: config.map_events]
     origin = {"source": config.source, "hits": config.hits if simulated else None, "first": names[0], "last": names[-1]}
     assert source.hits is not None

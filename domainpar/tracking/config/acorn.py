@@ -75,7 +75,10 @@ TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "walk", "CCandJuncti
 
 def default_store(source: str, directory: str) -> Path:
     """The directory in which `prepare` puts the events of another one unless told otherwise."""
-    return Path("stores") / f"{source}-{Path(directory).resolve().name}"
+    names = [
+        Path(path.strip()).resolve().name for path in (directory.split(",") if source == "stores" else [directory])
+    ]
+    return Path("stores") / f"{source}-{'-'.join(names)}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNo
 from domainpar.tracking.config.texts import Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
 from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
-SourceName = Literal[SourceKind, "scores"]
+SourceName = Literal[SourceKind, "scores", "stores"]
 PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"]
 """What `partitioners.PARTITIONERS` names."""
 
@@ -25,10 +25,10 @@ class SourceFlags(Group):
     """simulate: built in, TrackML geometry, exact truth. trackml: CSV. acts: its CSV or parquet. colliderml: parquet.
     heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
     all in one directory. scores: events that infer has scored; edges with a score of at least --min-score stay (a
-    filter)."""
+    filter). stores: the events of several stores, in their splits, to train on all of them."""
 
     input: str | None = None
-    """Directory with the files of the source."""
+    """Directory with the files of the source; of stores: 'stores/a, stores/b'."""
 
     events: int | None = None
     """Number of events to prepare. Default: all in --input; of simulate 10, or as many as the store holds if it holds
@@ -288,8 +288,14 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
             hint="it says how a map is built",
             spares_presets=True,
         ),
-        MeansNothing("field, beam_spot, surfaces", beside="source scores", hint="the store of the events keeps them"),
-        MeansNothing("module_map, edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
+        MeansNothing(
+            "field, beam_spot, surfaces",
+            beside="source scores, source stores",
+            hint="the store of the events keeps them",
+        ),
+        MeansNothing("edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
+        MeansNothing("module_map", without=f"{OF_HITS}, source stores", hint="its files are graphs, joined already"),
+        MeansNothing("events", beside="source stores", hint="name stores of as many events as are wanted"),
         MeansNothing(
             ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it says how acorn files are read"
         ),

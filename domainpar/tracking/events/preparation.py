@@ -166,6 +166,10 @@ class _PrepareJob:
             "seed": self.seed if self.partitioner in (None, *SEEDED) else None,
         }
 
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """The settings, with those of one event alone."""
+        return {**self.settings, **(self.source.of_event(name) if name in self.source.names else {})}
+
     def kept(self, name: str | None) -> dict[str, Any] | None:
         """The record, as JSON, of an event's file that is there, undamaged, and would be made the same again."""
         if name is None or not (path := self.directory / event_file_name(name)).exists():
@@ -175,7 +179,7 @@ class _PrepareJob:
         except StoreError:
             return None  # damaged: it is made again
         # A change of the input alone shows in no setting.
-        same = (settings, source) == (settings_digest(self.settings), self._source_digest(name))
+        same = (settings, source) == (settings_digest(self.settings_of(name)), self._source_digest(name))
         return asdict(record) if same else None
 
     def event(self, name: str | None, kept: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -192,7 +196,7 @@ class _PrepareJob:
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
             raise EventPlace(graph.hits.event_id).of(ValueError(error)) from error
         digest = self._source_digest(name)
-        record = write_event(path, graph, assignment, num_tiles, settings=self.settings, source_digest=digest)
+        record = write_event(path, graph, assignment, num_tiles, settings=self.settings_of(name), source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
         return {"record": asdict(record), "seen": seen}
 
@@ -334,7 +338,7 @@ def _other_settings(job: _PrepareJob, store: EventStore | None) -> str:
     for path in sorted(job.directory.glob(f"event*{SUFFIX}")):  # of an interrupted preparation
         try:
             with StoredEvent(path) as event:
-                if changes := _changes(event.settings, job.settings):
+                if changes := _changes(event.settings, job.settings_of(event.event_id)):
                     return changes
         except OtherVersion as error:
             return error.what

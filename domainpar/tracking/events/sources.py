@@ -38,6 +38,7 @@ class Source:
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
+        of_event: Settings of one event alone, by its name, which its file keeps as well: its field.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
         whole: Name of the event of which the one of a name is all or a sector.
     """
@@ -51,6 +52,7 @@ class Source:
     hits: Callable[[str], Hits] | None = None
     learned_from: Mapping[str, str] | None = None
     unfiltered: Callable[[str], tuple[Hits, IntArray]] | None = None
+    of_event: Callable[[str], Settings] = lambda _: {}
 
 
 def open_source(

@@ -59,6 +59,7 @@ def scored_events(path: str | Path, min_score: float) -> Source:
         splits={name: record.split for name, record in records.items()},
         learned_from=store.learned_from,
         unfiltered=unfiltered,
+        of_event=lambda name: store.own_settings(records[name]),
     )
 
 
@@ -67,19 +68,4 @@ def _graph(store: EventStore, record: EventRecord, scores: Path, min_score: floa
     arrays, _ = read_arrays(scores)
     kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
     with store.open(record) as event:
-        whole = WholeEvent(event)
-        features, edge_features, label = whole.nodes("features"), whole.edges("features"), whole.edges("label")
-        assert features is not None  # every event has them
-        assert edge_features is not None
-        return EventGraph(
-            hits=whole.hits,
-            features=features,
-            feature_names=event.feature_names,
-            edge_index=whole.edge_index[:, kept],
-            edge_features=edge_features[kept],
-            edge_feature_names=event.edge_feature_names,
-            label=None if label is None else label[kept],
-            label_note=event.label_note,
-            node_labels=whole.node_labels,
-            graph_labels=event.graph_labels,
-        )
+        return WholeEvent(event).graph(kept)

@@ -17,7 +17,7 @@ from domainpar.tracking.events.store import EventStore, outside, write_manifest
 TRAINED = {
     "events": 4, "hits": [90_000, 110_000], "edges": [180_000, 330_000], "edges_per_hit": [2.0, 3.0],
     "beam_spot": [[-1.0, 1.0], [5.0, 6.0]], "layers": {"7.2": 900, "8.2": 100},
-    "field": ["2 T everywhere", [2.0, 2.0]], "features": {"r": [[0.1, 0.1], [0.5, 0.6], [1.0, 1.1]], "dz": None},
+    "fields": [["2 T everywhere", [2.0, 2.0]]], "features": {"r": [[0.1, 0.1], [0.5, 0.6], [1.0, 1.1]], "dz": None},
 }  # fmt: skip
 
 
@@ -29,9 +29,10 @@ TRAINED = {
         ({"beam_spot": [[0.0, 0.0], [2.0, 14.0]]}, []),
         ({"beam_spot": [[0.0, 0.0], [2.0, 20.0]]}, ["beam spot 2 to 20 mm wide at z 0 mm (5 to 6 at -1 to 1)"]),
         ({"beam_spot": [[-40.0, 0.0], [5.0, 5.0]]}, ["beam spot 5 mm wide at z -40 to 0 mm (5 to 6 at -1 to 1)"]),
-        ({"field": ["1.95 T everywhere", [1.95, 1.95]]}, []),
-        ({"field": ["a table", [2.0, 1.7]]}, ["field a table (2 T everywhere)"]),
-        ({"field": ["a table", []]}, []),
+        ({"fields": [["1.95 T everywhere", [1.95, 1.95]]]}, []),
+        ({"fields": [["a table", [2.0, 1.7]]]}, ["field a table (2 T everywhere)"]),
+        ({"fields": [["2 T", [2.0, 2.0]], ["a table", [2.0, 1.7]]]}, ["field a table (2 T everywhere)"]),
+        ({"fields": [["a table", []]]}, []),
         ({"hits": [46_000, 219_000]}, []),
         ({"hits": [44_000, 44_000]}, ["44,000 hits per event (90,000 to 110,000)"]),
         ({"edges_per_hit": [2.0, 6.1]}, ["2 to 6.1 candidate edges per hit (2 to 3)"]),
@@ -45,6 +46,14 @@ TRAINED = {
 def test_what_lies_outside_is_told_with_both_figures_and_nothing_else(here, told):
     assert outside(TRAINED, TRAINED | here) == told
     assert outside(None, TRAINED | here) == outside({}, TRAINED | here) == outside(TRAINED, {}) == []
+
+
+def test_a_field_is_within_if_it_is_one_of_those_of_the_training():
+    table, other = ["a table", [2.0, 1.7]], ["another", [2.0, 1.0]]
+    both = TRAINED | {"fields": [*TRAINED["fields"], table]}
+    assert outside(both, TRAINED) == outside(both, TRAINED | {"fields": [table]}) == outside(both, both) == []
+    assert outside(both, TRAINED | {"fields": [other]}) == ["field another (2 T everywhere or a table)"]
+    assert outside(TRAINED | {"fields": []}, TRAINED) == []
 
 
 def test_of_small_events_no_more_is_said_than_chance_allows():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.beam_spot import BeamSpot
-from domainpar.tracking.events.graph import Array, Hits, Particles
+from domainpar.tracking.events.graph import Array, EventGraph, Hits, Particles
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
 from domainpar.tracking.events.store.archive import Archive
 from domainpar.tracking.events.store.layout import (
@@ -369,6 +369,25 @@ class WholeEvent:
         names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight")
         columns: dict[str, Any] = {name: self.nodes(name) for name in names}
         return Hits(self.event.event_id, **columns, particles=self.event.particles())
+
+    def graph(self, kept: Array | None = None) -> EventGraph:
+        """The event, with those of its edges for which `kept` says so, [E]; None: all."""
+        features, edge_features, label = self.nodes("features"), self.edges("features"), self.edges("label")
+        assert features is not None  # every event has them
+        assert edge_features is not None
+        some = slice(None) if kept is None else kept
+        return EventGraph(
+            hits=self.hits,
+            features=features,
+            feature_names=self.event.feature_names,
+            edge_index=self.edge_index[:, some],
+            edge_features=edge_features[some],
+            edge_feature_names=self.event.edge_feature_names,
+            label=None if label is None else label[some],
+            label_note=self.event.label_note,
+            node_labels=self.node_labels,
+            graph_labels=self.event.graph_labels,
+        )
 
     def nodes(self, name: str) -> Array | None:
         """One array of the nodes, [N, ...] as in the schema; None if the event has none."""

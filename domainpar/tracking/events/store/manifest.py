@@ -116,6 +116,15 @@ class EventStore:
             raise StoreError(what, "prepare the store again", event=record.event, file=path)
         return event
 
+    def own_settings(self, record: EventRecord) -> dict[str, Any]:
+        """Settings of one event alone, such as the field of one that came from another store.
+
+        Raises:
+            StoreError: As of `open`.
+        """
+        with self.open(record) as event:
+            return {name: value for name, value in event.settings.items() if name not in self.settings}
+
     def verify(self, record: EventRecord) -> None:
         """Hash the file of one event and compare with the manifest; about 2 s per GB.
 

@@ -41,14 +41,14 @@ class EventSurvey(NamedTuple):
         nodes, edges: Sums of their features.
         levels: Quantiles `LEVELS` of each node feature, then of each edge feature; none in an event without rows.
         layers: Hits by `volume.layer`.
-        reach: Largest radius and |z| of a hit in mm; None without positions.
+        field: In words, and in T what bends tracks of `ETAS` on their way out; none without positions.
     """
 
     nodes: FeatureSums
     edges: FeatureSums
     levels: Sequence[Sequence[float]]
     layers: Mapping[str, int]
-    reach: Sequence[float] | None
+    field: tuple[str, Sequence[float]]
 
     @classmethod
     def of(cls, event: StoredEvent) -> EventSurvey:
@@ -64,8 +64,9 @@ class EventSurvey(NamedTuple):
         places = zip(*(event.read_nodes(name, every).tolist() for name in ("volume", "layer")))
         layers = {f"{volume}.{layer}": hits for (volume, layer), hits in sorted(Counter(places).items())}
         x, y, z = event.read_nodes("position", every).T if event.has_positions else np.empty((3, 0))
-        reach = [float(np.hypot(x, y).max()), float(np.abs(z).max())] if len(x) else None
-        return cls(FeatureSums.of(nodes), FeatureSums.of(edges), levels, layers, reach)
+        field = field_of(event.settings, *np.array([place.split(".") for place in layers], np.int64).reshape(-1, 2).T)
+        bending = _bending(field, np.hypot(x, y).max(), np.abs(z).max()) if len(x) else []
+        return cls(FeatureSums.of(nodes), FeatureSums.of(edges), levels, layers, (str(field), bending))
 
     @classmethod
     def of_json(cls, item: Sequence[Any]) -> EventSurvey:
@@ -78,19 +79,16 @@ def survey_of(surveys: Sequence[EventSurvey], records: Sequence[EventRecord], se
 
     Returns:
         `events`: how many; `hits`, `edges`, `edges_per_hit`: fewest and most of an event with hits; `beam_spot`: range
-        of z and of widths in mm, None where it is not known; `layers`: hits of all; `field`: in words, and in T what
-        bends tracks of `ETAS` on their way out, none without positions; `features`: by name, the range of each of the
-        quantiles `LEVELS`.
+        of z and of widths in mm, None where it is not known; `layers`: hits of all; `fields`: those of events with
+        hits, each once, as of `EventSurvey`; `features`: by name, the range of each of the quantiles `LEVELS`.
     """
     if not surveys:
         return {}
     given = settings.get("beam_spot")
     spots = [record.beam_spot if given is None else given for record in records]
     layers = sum((Counter(survey.layers) for survey in surveys), Counter[str]())
-    places = np.array([name.split(".") for name in layers], np.int64).reshape(-1, 2)
-    field = field_of(settings, *places.T)
     filled = [record for record in records if record.num_nodes]
-    reaches = [survey.reach for survey in surveys if survey.reach is not None]
+    fields = {survey.field[0]: list(survey.field) for survey in surveys if survey.layers}
     names = [*records[0].feature_names, *records[0].edge_feature_names]
     return {
         "events": len(surveys),
@@ -99,7 +97,7 @@ def survey_of(surveys: Sequence[EventSurvey], records: Sequence[EventRecord], se
         "edges_per_hit": _range([record.num_edges / record.num_nodes for record in filled]),
         "beam_spot": _range([spot for spot in spots if spot is not None]),
         "layers": dict(layers),
-        "field": [str(field), _bending(field, *np.max(reaches, axis=0)) if reaches else []],
+        "fields": [fields[words] for words in sorted(fields)],
         "features": {
             name: _range([of for of in of_events if of])
             for name, of_events in zip(names, zip(*(survey.levels for survey in surveys)))
@@ -139,9 +137,11 @@ def outside(trained: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[
         if low - 2 * wide < first - reach or high + 2 * wide > last + reach:
             there = f"{_shown(least, most)} at {_shown(first, last)}"
             parts.append(f"beam spot {_shown(narrow, wide)} mm wide at z {_shown(low, high)} mm ({there})")
-    (was, bent), (field, bends) = trained["field"], here["field"]
-    if bent and bends and np.abs(np.subtract(bent, bends)).max() > OTHER_FIELD * np.abs(bent).max():
-        parts.append(f"field {field} ({was})")
+    known_fields = [(was, np.array(bent)) for was, bent in trained.get("fields", ()) if bent]
+    for field, bends in here.get("fields", ()):
+        others = [np.abs(bent - bends).max() > OTHER_FIELD * np.abs(bent).max() for _, bent in known_fields if bends]
+        if others and all(others):
+            parts.append(f"field {field} ({' or '.join(was for was, _ in known_fields)})")
     for of, what in ("hits", "hits per event"), ("edges_per_hit", "candidate edges per hit"):
         then, now = trained[of], here[of]
         if now[0] * UNLIKE < then[0] or now[1] > UNLIKE * then[1]:

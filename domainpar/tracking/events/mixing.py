@@ -1,0 +1,87 @@
+"""Events of several stores as one source: what a network that is to know several kinds of events is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from domainpar.common.problems import EventPlace, Problem
+from domainpar.common.words import some_of
+from domainpar.tracking.events.construct import NODE_FEATURES, Candidates, Cuts, build_graph
+from domainpar.tracking.events.graph import EventGraph, Hits
+from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent
+
+OF_EVENTS = ("field",)
+"""Settings that may differ from store to store: each event keeps its own."""
+
+
+def mixed_events(paths: Sequence[str], cuts: Candidates | None = None) -> Source:
+    """The events of several stores, in their splits: one of the first store, one of the second, and so on.
+
+    Args:
+        paths: The stores. Events are named after them: `NAME.EVENT` for each event of `stores/NAME`.
+        cuts: What joins the hits anew; None: events keep their candidate edges.
+
+    Raises:
+        Problem: If two stores have one name, or, from `read`, if features of an event cannot be made again.
+        StoreError: If a store or, from `read`, a file of it is missing or damaged.
+    """
+    stores = {Path(path).resolve().name: EventStore(path) for path in paths}
+    if len(stores) < len(paths):
+        raise Problem(f"of {', '.join(paths)} two have one name", "events are named after their store; rename one")
+    found: dict[str, tuple[EventStore, EventRecord]] = {}
+    for records in zip_longest(*(store.records for store in stores.values())):
+        for (name, store), record in zip(stores.items(), records):
+            if record is not None:
+                found[f"{name}.{record.event}"] = store, record
+
+    def hits(name: str) -> Hits:
+        store, record = found[name]
+        with store.open(record) as event:
+            return replace(WholeEvent(event).hits, event_id=name)
+
+    def read(name: str) -> EventGraph:
+        store, record = found[name]
+        lost = [feature for feature in record.feature_names if feature not in NODE_FEATURES]
+        if cuts is not None and lost:
+            what = f"features {some_of(lost, 4)} are of the files that {store.path} was made from"
+            hint = "prepare each store with this --module-map, then mix them without one"
+            raise EventPlace(name).problem(f"{what}, and cannot be made of its hits", hint)
+        with store.open(record) as event:
+            whole = WholeEvent(event)
+            graph = whole.graph()
+            if cuts is not None:
+                labels = {"node_labels": graph.node_labels, "graph_labels": graph.graph_labels}
+                graph = replace(build_graph(graph.hits, cuts), **labels)
+            return replace(graph, hits=replace(graph.hits, event_id=name))
+
+    first = next(iter(stores.values())).settings
+    # Those of edges that are joined anew are another's.
+    gone = OF_EVENTS if cuts is None else (*OF_EVENTS, *Cuts().settings, "module_map", "edges_from")
+    common = {
+        key: value
+        for key, value in first.items()
+        if key not in gone and all(store.settings.get(key) == value for store in stores.values())
+    }
+    made_by = {} if cuts is None else {"rejoined": True, **cuts.settings}
+    digests = {name: store.settings_digest for name, store in stores.items()}
+
+    def of_event(name: str) -> dict[str, Any]:
+        store, record = found[name]
+        own = {**store.settings, **store.own_settings(record)}
+        return {key: own[key] for key in OF_EVENTS if key in own}
+
+    return Source(
+        names=tuple(found),
+        read=read,
+        hits=hits,
+        files=lambda name: [found[name][0].path / found[name][1].path],
+        settings={**common, "source": "stores", "stores": digests, **made_by},
+        of_event=of_event,
+        splits={name: record.split for name, (_, record) in found.items()},
+        learned_from={key: of for store in stores.values() for key, of in store.learned_from.items()},
+    )

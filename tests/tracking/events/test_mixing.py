@@ -1,0 +1,99 @@
+"""Events of several stores as one source: in turn, as they were or joined anew, each with its own field."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from random_events import random_event
+from random_store import write_graph
+from test_standard import on_ranks
+
+from domainpar.common.problems import Problem
+from domainpar.tracking.events.construct import Cuts
+from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.mixing import mixed_events
+from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.sources import open_source
+from domainpar.tracking.events.store import EventStore, WholeEvent, outside, write_manifest
+
+WIDE, SHARP = Cuts(z0=200.0), Cuts(z0=30.0)
+
+
+def simulated(place, events, seed, cuts=WIDE, field=None):
+    source = open_source("simulate", num_events=events, seed=seed, num_hits=800, cuts=cuts, field=field)
+    return prepare(source, place, val_split=0.4, test_split=0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Two stores of three and two events, in two fields."""
+    place = tmp_path_factory.mktemp("mixed")
+    simulated(place / "a", 3, 10)
+    simulated(place / "b", 2, 10, field=Field.of(2.0))
+    return place
+
+
+def mixed(place, store, cuts=None, ranks=None):
+    return prepare(mixed_events([str(place / "a"), str(place / "b")], cuts), store, ranks=ranks)
+
+
+def arrays(store, name):
+    with store.open(next(record for record in store.records if record.event == name)) as event:
+        whole = WholeEvent(event)
+        return whole.edge_index, whole.edges("features"), whole.edges("label"), whole.nodes("position")
+
+
+def test_events_come_in_turn_as_they_were_in_their_splits_and_with_their_field(place, tmp_path):
+    store = mixed(place, tmp_path / "store")
+    a, b = EventStore(place / "a"), EventStore(place / "b")
+    names = ["a.000000010", "b.000000010", "a.000000011", "b.000000011", "a.000000012"]
+    assert [record.event for record in store.records] == names
+    splits = {f"{name}.{record.event}": record.split for name, of in (("a", a), ("b", b)) for record in of.records}
+    assert {record.event: record.split for record in store.records} == splits
+    for name in names:
+        origin = {"a": a, "b": b}[name[0]]
+        for mine, theirs in zip(arrays(store, name), arrays(origin, name[2:])):
+            np.testing.assert_array_equal(mine, theirs)
+    assert "field" not in store.settings
+    own = [store.own_settings(record) for record in store.records]
+    assert own == [{}, {"field": b.settings["field"]}] * 2 + [{}]
+    # What is trained on them knows both fields, and each store lies within.
+    assert len(store.survey["fields"]) == 2
+    assert not [text for text in outside(store.survey, a.survey) + outside(store.survey, b.survey) if "field" in text]
+    assert outside(a.survey, store.survey)[-1].startswith("field 2 T everywhere")
+
+
+def test_joined_anew_they_are_what_their_files_would_be_with_these_cuts(place, tmp_path):
+    store = mixed(place, tmp_path / "store", SHARP)
+    directly = simulated(tmp_path / "direct", 3, 10, SHARP)
+    for mine, theirs in zip(arrays(store, "a.000000011"), arrays(directly, "000000011")):
+        np.testing.assert_array_equal(mine, theirs)
+    assert store.settings["z0"] == 30.0
+    assert mixed(place, tmp_path / "wide").settings["z0"] == 200.0
+
+
+def test_the_store_is_the_same_on_any_number_of_ranks_and_is_kept_when_made_once_more(place, tmp_path):
+    expected = mixed(place, tmp_path / "one")
+    stores = on_ranks(3, partial(mixed, place, tmp_path / "many", None))
+    assert {store.digest for store in stores} == {expected.digest}
+    kept = []
+    source = mixed_events([str(place / "a"), str(place / "b")])
+    prepare(source, tmp_path / "one", on_event=lambda record, as_it_was: kept.append(as_it_was))
+    assert kept == [True] * 5
+
+
+def test_an_interrupted_preparation_goes_on_where_it_stopped(place, tmp_path):
+    expected = mixed(place, tmp_path / "store").digest
+    (tmp_path / "store" / "manifest.json").unlink()
+    next((tmp_path / "store").glob("event*a.000000011*")).unlink()
+    assert mixed(place, tmp_path / "store").digest == expected
+
+
+def test_stores_of_one_name_and_features_of_files_are_refused(place, tmp_path):
+    with pytest.raises(Problem, match="two have one name"):
+        mixed_events([str(place / "a"), str(place / "b" / ".." / "a")])
+    graph = random_event(3, 40, 100)
+    write_manifest(tmp_path / "own", [write_graph(tmp_path / "own", graph, np.zeros(40, int), 1, "train")], {})
+    source = mixed_events([str(tmp_path / "own")], WIDE)
+    with pytest.raises(Problem, match="are of the files that .*own was made from"):
+        source.read(source.names[0])
