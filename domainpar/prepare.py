@@ -184,7 +184,8 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         from domainpar.tracking.events.mixing import mixed_events
 
         paths = [path.strip() for path in str(config.input).split(",")]
-        return mixed_events(paths, cuts if config.module_map is not None else None)
+        anew = None if config.module_map is None else cuts
+        return mixed_events(paths, anew, _selection(config))
     arguments: dict[str, Any] = {
         "directory": config.input,
         "num_events": _num_events(config, directory),

@@ -75,8 +75,12 @@ class SourceFlags(Group):
         ),
         MeansNothing("cluster_features", without="source trackml", hint="its hits have no cells"),
         MeansNothing("min_score", without="source scores", hint="its edges have no scores"),
-        MeansNothing("volumes, hit_inefficiency", without=OF_HITS, hint="its files are graphs, joined already"),
-        MeansNothing("hard_cuts", without=f"{OF_HITS}, source acorn", hint="it selects hits"),
+        MeansNothing(
+            "volumes, hit_inefficiency",
+            without=f"{OF_HITS}, source stores",
+            hint="its files are graphs, joined already",
+        ),
+        MeansNothing("hard_cuts", without=f"{OF_HITS}, source stores, source acorn", hint="it selects hits"),
     )
 
 
@@ -312,6 +316,10 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
             asks = f"{flag(selects[0])}{self.of_preset(selects[0])}"
             what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")
+        if self.source == "stores" and self.module_map is None:
+            for name in filter(self.has, ("volumes", "hard_cuts", "hit_inefficiency")):
+                what = f"{self.spelt(name)} leaves hits out, and the events of stores keep their edges"
+                raise ConfigError(what, "join them anew: --module-map build, or a file")
         if self.module_map == "build" and self.source != "simulate" and self.val_split + self.test_split == 1:
             what = f"{self.spelt('module_map')}{self.of_preset('module_map')} learns from events to train on, and "
             none = f"{self.spelt('val_split')} and {self.spelt('test_split')} leave none"

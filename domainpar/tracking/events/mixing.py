@@ -8,10 +8,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
 from domainpar.tracking.events.construct import NODE_FEATURES, Candidates, Cuts, build_graph
 from domainpar.tracking.events.graph import EventGraph, Hits
+from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent
 
@@ -19,17 +22,19 @@ OF_EVENTS = ("field",)
 """Settings that may differ from store to store: each event keeps its own."""
 
 
-def mixed_events(paths: Sequence[str], cuts: Candidates | None = None) -> Source:
+def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection: Selection | None = None) -> Source:
     """The events of several stores, in their splits: one of the first store, one of the second, and so on.
 
     Args:
         paths: The stores. Events are named after them: `NAME.EVENT` for each event of `stores/NAME`.
         cuts: What joins the hits anew; None: events keep their candidate edges.
+        selection: Which hits are joined anew; by default all.
 
     Raises:
         Problem: If two stores have one name, or, from `read`, if features of an event cannot be made again.
         StoreError: If a store or, from `read`, a file of it is missing or damaged.
     """
+    select = selection or Selection()
     stores = {Path(path).resolve().name: EventStore(path) for path in paths}
     if len(stores) < len(paths):
         raise Problem(f"of {', '.join(paths)} two have one name", "events are named after their store; rename one")
@@ -42,7 +47,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None) -> Source
     def hits(name: str) -> Hits:
         store, record = found[name]
         with store.open(record) as event:
-            return replace(WholeEvent(event).hits, event_id=name)
+            return select.of(replace(WholeEvent(event).hits, event_id=name))
 
     def read(name: str) -> EventGraph:
         store, record = found[name]
@@ -52,12 +57,14 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None) -> Source
             hint = "prepare each store with this --module-map, then mix them without one"
             raise EventPlace(name).problem(f"{what}, and cannot be made of its hits", hint)
         with store.open(record) as event:
-            whole = WholeEvent(event)
-            graph = whole.graph()
-            if cuts is not None:
-                labels = {"node_labels": graph.node_labels, "graph_labels": graph.graph_labels}
-                graph = replace(build_graph(graph.hits, cuts), **labels)
-            return replace(graph, hits=replace(graph.hits, event_id=name))
+            graph = WholeEvent(event).graph()
+        named = replace(graph.hits, event_id=name)
+        if cuts is None:
+            return replace(graph, hits=named)
+        joined = build_graph(select.of(named), cuts)
+        kept = np.isin(named.hit_id, joined.hits.hit_id)
+        labels = {of: values[kept] for of, values in graph.node_labels.items()}
+        return replace(joined, node_labels=labels, graph_labels=graph.graph_labels)
 
     first = next(iter(stores.values())).settings
     # Those of edges that are joined anew are another's.
@@ -67,7 +74,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None) -> Source
         for key, value in first.items()
         if key not in gone and all(store.settings.get(key) == value for store in stores.values())
     }
-    made_by = {} if cuts is None else {"rejoined": True, **cuts.settings}
+    made_by = {} if cuts is None else {"rejoined": True, **select.settings, **cuts.settings}
     digests = {name: store.settings_digest for name, store in stores.items()}
 
     def of_event(name: str) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from random_store import write_graph
 from test_standard import on_ranks
 
 from domainpar.common.problems import Problem
+from domainpar.tracking.config import ConfigError, PrepareConfig
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.mixing import mixed_events
 from domainpar.tracking.events.preparation import prepare
+from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.events.store import EventStore, WholeEvent, outside, write_manifest
 
@@ -33,8 +35,9 @@ def place(tmp_path_factory):
     return place
 
 
-def mixed(place, store, cuts=None, ranks=None):
-    return prepare(mixed_events([str(place / "a"), str(place / "b")], cuts), store, ranks=ranks)
+def mixed(place, store, cuts=None, ranks=None, **selected):
+    source = mixed_events([str(place / "a"), str(place / "b")], cuts, Selection(**selected))
+    return prepare(source, store, ranks=ranks)
 
 
 def arrays(store, name):
@@ -70,6 +73,18 @@ def test_joined_anew_they_are_what_their_files_would_be_with_these_cuts(place, t
         np.testing.assert_array_equal(mine, theirs)
     assert store.settings["z0"] == 30.0
     assert mixed(place, tmp_path / "wide").settings["z0"] == 200.0
+
+
+def test_joined_anew_of_some_of_their_hits(place, tmp_path):
+    store = mixed(place, tmp_path / "store", SHARP, volumes=(7, 8, 9), hard_cuts={"pt": [0.5, np.inf]})
+    pixels = Selection(volumes=(7, 8, 9), hard_cuts={"pt": [0.5, np.inf]})
+    source = open_source("simulate", num_events=3, seed=10, num_hits=800, cuts=SHARP, selection=pixels)
+    directly = prepare(source, tmp_path / "direct", val_split=0.4, test_split=0)
+    for mine, theirs in zip(arrays(store, "a.000000011"), arrays(directly, "000000011")):
+        np.testing.assert_array_equal(mine, theirs)
+    assert store.settings["volumes"] == [7, 8, 9]
+    with pytest.raises(ConfigError, match="--volumes '7, 8' leaves hits out"):
+        PrepareConfig(source="stores", input="a, b", volumes="7, 8")
 
 
 def test_the_store_is_the_same_on_any_number_of_ranks_and_is_kept_when_made_once_more(place, tmp_path):
