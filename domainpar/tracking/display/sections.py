@@ -47,14 +47,12 @@ STYLE_MEANINGS = {
 }
 
 INFERENCE = {
-    "network": ("seconds_network", "{:.3g} s"),
-    "tracks": ("seconds_tracks", "{:.3g} s"),
     "all": ("seconds_all", "{:.3g} s"),
     "hits": ("hits", "{:,}"),
     "edges": ("edges", "{:,}"),
     "tracks found": ("tracks", "{:,}"),
 }
-"""Columns on an inferred event: its key in `timings.json`, and the form of the number."""
+"""Columns on an inferred event, beside those of its stages: its key in `timings.json`, and the form of the number."""
 
 
 @dataclass(frozen=True)
@@ -440,6 +438,7 @@ def _ranks(run: RunFiles) -> Section:
     events = timings.get("events") or []
     inference = [
         {"event": str(event.get("event"))}
+        | {stage: f"{seconds:.3g} s" for stage, seconds in (event.get("stages") or {}).items()}
         | {
             heading: "–" if event.get(key) is None else form.format(event[key])
             for heading, (key, form) in INFERENCE.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import re
 from html.parser import HTMLParser
 
@@ -77,6 +78,19 @@ def test_sections_come_in_the_order_in_which_one_asks(page):
     assert [attributes["href"] for tag, attributes in page.tags if tag == "a"][: len(sections)] == [
         f"#{section}" for section in sections
     ]
+
+
+def test_seconds_of_inference_are_shown_by_stage(place, tmp_path):
+    shutil.copytree(place / "halo", tmp_path / "halo")
+    event = {"event": "7", "stages": {"load": 0.25, "network": 1.5}, "seconds_network": 1.5, "seconds_all": 2.0}
+    written = {"ranks": 1, "events": [event]}
+    (tmp_path / "halo" / "run" / "scores" / "timings.json").write_text(json.dumps(written))
+    sections = build_page(read_run_files(tmp_path / "halo" / "run")).sections
+    table = next(section for section in sections if section.name == "ranks").tables[-1]
+    shown = dict(zip(table.head, table.rows[0]))
+    assert {name: shown[name] for name in ("load", "network", "all")} == {
+        "load": "0.25 s", "network": "1.5 s", "all": "2 s",
+    }  # fmt: skip
 
 
 def test_every_figure_has_data_of_its_own(page):
