@@ -12,7 +12,8 @@ import numpy as np
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
-from domainpar.tracking.events.construct import NODE_FEATURES, Candidates, Cuts, build_graph
+from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
+from domainpar.tracking.events.features import NODE_FEATURES
 from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import Source
