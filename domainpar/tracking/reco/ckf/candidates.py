@@ -15,7 +15,7 @@ from domainpar.tracking.reco.ckf.crossing import INWARD, OUTWARD, hits_near, nex
 from domainpar.tracking.reco.ckf.states import HIT_WORTH, approach, bend_at, residual, scatter, start, take
 
 MAX_TRACK_HITS = 96
-"""More than three hits on each surface that a track can meet."""
+"""More than four hits on each surface that a track can meet."""
 
 # Taken from the quality of a track for a surface crossed without a hit.
 HOLE_COST = 6.0
@@ -23,8 +23,19 @@ HOLE_COST = 6.0
 OBVIOUS = 4.0
 # Overlapping modules lie this far apart along a track at most, in mm.
 OVERLAP = 30.0
+# Modules of a surface that a track crosses at most: in the innermost ring of a disk four overlap.
+MAX_OVERLAPPING = 4
 # Hits near a state that are looked at.
 MAX_NEAR = 12
+
+
+@compiled
+def _on_module(hits: Any, rows: Any, other: int) -> bool:
+    """Whether a hit is on the module of one of these."""
+    for row in rows:
+        if hits[row].module == hits[other].module:
+            return True
+    return False
 
 
 @compiled
@@ -32,25 +43,27 @@ def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene
     """Take a hit, then those of overlapping modules among the hits `near` that agree with the corrected state."""
     hits, place, bz = scene.hits, scene.places[target], bend_at(scene.field, state)
     take(state, hits[row], place, bz)
-    rows[state.num_hits - 1] = row
+    first = state.num_hits - 1
+    rows[first] = row
     state.surfaces += 1
     state.holes += state.pending
     state.pending = 0
-    modules = (hits[row].module, np.int64(-1))
-    # Three modules of a surface overlap at most.
-    for _ in range(2):
+    while state.num_hits - first < MAX_OVERLAPPING:
         best, best_chi2 = -1, scene.gate
+        # What the track scatters in the module before counts where it flies along the surface.
+        pp, ss, kk = state.pp, state.ss, state.kk
+        scatter(state, scene.radiation_lengths, place.is_barrel)
         for other in near:
-            if hits[other].module == modules[0] or hits[other].module == modules[1]:
+            if _on_module(hits, rows[first : state.num_hits], other):
                 continue
             agreement = residual(state, hits[other], place, bz)
             if agreement[0] < best_chi2 and abs(agreement[1]) < OVERLAP:
                 best, best_chi2 = other, agreement[0]
         if best < 0:
+            state.pp, state.ss, state.kk = pp, ss, kk
             return
         take(state, hits[best], place, bz)
         rows[state.num_hits - 1] = best
-        modules = (modules[0], hits[best].module)
 
 
 @compiled
@@ -112,19 +125,20 @@ def _add_overlaps(state: Any, copy: Any, rows: Any, row: int, near: Any, chi2s: 
     hits, surface = scene.hits, scene.hits[row].surface
     copy[0] = state
     approach(copy[0], hits[row], scene.field)
+    scatter(copy[0], scene.radiation_lengths, scene.places[surface].is_barrel)
     bz = bend_at(scene.field, copy[0])
-    modules = (hits[row].module, np.int64(-1))
+    first, overlapping = state.num_hits, 1
     for i in range(hits_near(copy[0], surface, scene, near, chi2s)):
         other = hits[near[i]]
-        if other.module == modules[0] or other.module == modules[1]:
+        if other.module == hits[row].module or _on_module(hits, rows[first : state.num_hits], near[i]):
             continue
         if abs(residual(copy[0], other, scene.places[surface], bz)[1]) < OVERLAP:
             rows[state.num_hits] = near[i]
             state.num_hits += 1
             state.quality += HIT_WORTH - chi2s[i]
-            if modules[1] >= 0:
+            overlapping += 1
+            if overlapping == MAX_OVERLAPPING:
                 return
-            modules = (modules[0], other.module)
 
 
 @compiled
