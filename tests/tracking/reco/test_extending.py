@@ -65,6 +65,23 @@ def test_a_wrong_hit_falls_off_and_a_right_one_takes_its_place(event):
     assert followed[wrong] != on
 
 
+@pytest.mark.parametrize("off", [0.2, 0.4])
+def test_a_false_innermost_hit_beside_the_true_one_gives_way_to_it(event, off):
+    hits, of_target = event
+    begun, distance = some_hits(of_target, hits, slice(0, 6)), np.sum(hits.position**2, axis=1)
+    rows = [np.flatnonzero(begun == target) for target in range(of_target.max() + 1)]
+    first = np.array([mine[np.argmin(distance[mine])] for mine in rows])
+    x, y, z = hits.position[first].T
+    turn = off / np.hypot(x, y)
+    beside = np.stack([x - turn * y, y + turn * x, z], axis=1)
+    columns = [(hits.position, beside), (hits.surface, hits.surface[first]), (hits.module, hits.module[first])]
+    more = TrackHits(*(np.concatenate(column) for column in columns), hits.field)
+    begun[first] = -1
+    followed = extend_tracks(np.append(begun, np.arange(len(first))), more, 3)
+    own = [np.bincount(some[some >= 0]).argmax() for some in (followed[mine] for mine in rows)]
+    assert np.mean(followed[first] == own) > 0.85
+
+
 def test_a_track_that_leads_nowhere_stays_as_it_was(event):
     hits, of_target = event
     rows = np.flatnonzero(of_target == 3)

@@ -32,10 +32,10 @@ MAX_NEAR = 12
 @compiled
 def _on_module(hits: Any, rows: Any, other: int) -> bool:
     """Whether a hit is on the module of one of these."""
+    on_it = False
     for row in rows:
-        if hits[row].module == hits[other].module:
-            return True
-    return False
+        on_it = on_it or hits[row].module == hits[other].module
+    return on_it
 
 
 @compiled
@@ -186,10 +186,10 @@ def _follow_seed(seed: Any, min_surfaces: int, max_holes: int, scene: Any, best:
 
 
 @compiled
-def follow_seeds(seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_holes: int, states: Any) -> Any:
+def follow_seeds(
+    seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_holes: int, states: Any, each: bool = False
+) -> Any:
     """Follow every seed.
-
-    A seed whose three hits lie together on the latest candidate of each is not followed again.
 
     Args:
         seeds: Three rows of the hit table each, outward, int64 [S, 3].
@@ -198,6 +198,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_h
         min_surfaces: Fewest surfaces that the flight outward may meet, three at least.
         max_holes: Most surfaces it may cross without a hit.
         states: Room for the ways kept at once, `STATE_DTYPE` [2, ways + 1].
+        each: Follow also a seed whose three hits lie together on the latest candidate of each.
 
     Returns:
         Candidate tracks: where the hits of each begin [C + 1], rows of their hits, their qualities [C].
@@ -210,7 +211,7 @@ def follow_seeds(seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_h
     count = 0
     for seed in seeds:
         on = latest[seed[0]]
-        if on >= 0 and on == latest[seed[1]] and on == latest[seed[2]]:
+        if not each and on >= 0 and on == latest[seed[1]] and on == latest[seed[2]]:
             continue
         if not _follow_seed(seed, min_surfaces, max_holes, scene, best, best_rows, states, rows):
             continue

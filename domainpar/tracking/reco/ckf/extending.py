@@ -45,7 +45,8 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
     scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), layout)
-    starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room())
+    # Each of them: what an inner seed with a false hit leads to holds the outer seeds, too, and they find the true one.
+    starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room(), True)
     # The tracks as they were come after these, but before those that suit their hits so badly that none has more.
     kept = np.argsort(begun, kind="stable")
     kept = kept[begun[kept] >= 0]
