@@ -27,6 +27,10 @@ train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
 	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks greedy"
 
+# Compiled modules and tests stay in __pycache__ also where the environment would not have it: some hundred processes
+# of the tests read them.
+test test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
+
 # Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
 test: $(VENV)/.test-stamp
 	@echo "some thousand tests: ten to twenty minutes on two cores"
