@@ -30,7 +30,7 @@ MAY_BE_MISSING = (
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
 
 READ_BEFORE_RANKS_ARE_FORKED = ["pytest", "hypothesis", "domainpar.tracking.training.run"]
-"""What most functions of tests need, read once for all ranks that are processes over gloo: of each it was half its cost."""
+"""What most functions of tests need, read once for all ranks that are processes over gloo: half the cost of each."""
 
 
 def preload(names: list[str], plain=multiprocessing.forkserver.set_forkserver_preload) -> None:
