@@ -27,13 +27,20 @@ train: $(VENV)/.train-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/mpiexec -n $(RANKS) $(VENV)/bin/python -m domainpar.train $(ARGS)
 	@echo "a network that is trained already, on larger events: $(VENV)/bin/python -m domainpar.infer --run pretrained:quickstart --tracks greedy"
 
-# Three processes, also on two cores: many tests wait, for deadlines or for ranks that start.
+# Compiled modules and tests stay in __pycache__ also where the environment would not have it: some hundred processes
+# of the tests read them.
+test test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
+
+# A share of the slow tests, also of the mistakes in tests/mistakes, is drawn by DRAW_SEED, which draws the same again.
+test test-slow: export DRAW_SEED := $(or $(DRAW_SEED),$(shell date +%s))
+
+# Three processes, also on two cores: many tests wait, for deadlines or for ranks that start. With SHARE=0.3 as much of
+# the slow tests runs beside the others of its file, with the events, stores and runs that they have made already.
 test: $(VENV)/.test-stamp
 	@echo "some thousand tests: ten to twenty minutes on two cores"
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(if $(SHARE),@echo "and this share of the slow tests: $(SHARE); drawn with DRAW_SEED=$(DRAW_SEED)")
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(if $(SHARE),-m "not faults and not slurm") $(ARGS)
 
-# Draws some of the mistakes in tests/mistakes, and with SHARE=0.3 as much of the tests; the same again: DRAW_SEED=...
-test-slow: export DRAW_SEED := $(or $(DRAW_SEED),$(shell date +%s))
 test-slow: export SHARE ?= 1
 test-slow: $(VENV)/.test-stamp
 	@echo "share of the slow tests: $(SHARE); these and mistakes to plant are drawn with DRAW_SEED=$(DRAW_SEED)"

@@ -1,6 +1,7 @@
 """One thread, as in every rank: other numbers of threads may give other bits. Signs of life of long tests."""
 
 import gc
+import multiprocessing.forkserver
 import os
 import re
 import sys
@@ -27,6 +28,16 @@ MAY_BE_MISSING = (
     "rank 0 saves",
 )
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
+
+READ_BEFORE_RANKS_ARE_FORKED = ["pytest", "hypothesis", "domainpar.tracking.training.run"]
+"""What most functions of tests need, read once for all ranks that are processes over gloo: half the cost of each."""
+
+
+def preload(names: list[str], plain=multiprocessing.forkserver.set_forkserver_preload) -> None:
+    plain([*names, *READ_BEFORE_RANKS_ARE_FORKED])
+
+
+multiprocessing.forkserver.set_forkserver_preload = preload
 
 if not torch.cuda.is_available():
     # Triton reads it when it is first imported: without a GPU its kernels are interpreted.

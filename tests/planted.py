@@ -1,8 +1,8 @@
 """Mistakes to plant: small patches of the package, each with the tests that must see it.
 
 They are rows of `tests/mistakes/ROOM.toml`. `make test` checks that each of them still fits the code. `make test-slow`
-plants a dozen, drawn by a seed, one at a time in copies of the package. To try all whose file or sentence holds some
-words, or simply all:
+plants a dozen, or of these a SHARE, drawn by a seed, one at a time in copies of the package. To try all whose file or
+sentence holds some words, or simply all:
 
     .venv/bin/python tests/planted.py [WORDS ...]
 """

@@ -26,7 +26,9 @@ def marked_numbers():
                         yield f"{path.name}::{node.name}", [ast.literal_eval(number) for number in call.args]
 
 
-MARKED = dict(marked_numbers())
+@pytest.fixture(scope="module")
+def marked():
+    return dict(marked_numbers())
 
 
 def table(name):
@@ -39,13 +41,13 @@ def test_faults_are_numbered_from_one_without_a_gap():
     assert sorted(FAULTS) == list(range(1, len(FAULTS) + 1))
 
 
-def test_every_fault_of_the_page_has_a_test():
-    assert set(FAULTS) - {number for numbers in MARKED.values() for number in numbers} == set()
+def test_every_fault_of_the_page_has_a_test(marked):
+    assert set(FAULTS) - {number for numbers in marked.values() for number in numbers} == set()
 
 
-def test_every_marked_number_is_on_the_page_and_marks_a_test():
-    assert all(name.partition("::")[2].startswith("test_") for name in MARKED)
-    assert {name: numbers for name, numbers in MARKED.items() if not numbers or set(numbers) - set(FAULTS)} == {}
+def test_every_marked_number_is_on_the_page_and_marks_a_test(marked):
+    assert all(name.partition("::")[2].startswith("test_") for name in marked)
+    assert {name: numbers for name, numbers in marked.items() if not numbers or set(numbers) - set(FAULTS)} == {}
 
 
 @pytest.mark.parametrize(("number", "switch"), [pair for pair in FAULTS.items() if pair[1]])
