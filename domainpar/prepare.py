@@ -257,7 +257,8 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
     assert source.hits is not None
     total = len(names) + min(len(names), COUNTED_EVENTS) if of_map else work_of(names)
     arguments = source.hits, names, config.map_target.value, origin, world.transport
-    with progress("learn module map" if of_map else "learn embedding", total, "step", world.is_root) as advance:
+    what, unit = ("module map", "event") if of_map else ("embedding", "step")
+    with progress(f"learn {what}", total, unit, world.is_root) as advance:
         if of_map:
             return build_map(*arguments, on_event=advance).best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
         found = build_embedding(*arguments, on_event=advance)

@@ -208,8 +208,8 @@ class CandidateFlags(Group):
     candidate edges, in place of the cuts above. The store keeps a copy. build: first train one on events with truth."""
 
     embedding_edges_per_hit: float | None = None
-    """Mean number of candidate edges, per hit, that an embedding makes: it sets the radius. Default: 5 for one that is
-    trained, that of the file for one from a file."""
+    """Mean number of candidate edges, per hit, that an embedding makes: it sets the radius, at most twice the margin of
+    the training. Default: 5 for one that is trained, that of the file for one from a file."""
 
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
     """Particles whose segments a map must hold when it is built, or an embedding learns."""

@@ -44,8 +44,8 @@ PLACE = STAY + TURN
 UNIT = 10.0
 """A number of the network makes a coordinate so large; the margin of the training is 1."""
 
-BINS = 200
-"""Pairs of hits are counted by their distance, from 0 to 1, in so many bins."""
+LARGEST, BINS = 2.0, 400
+"""Largest radius, in margins; pairs of hits are counted by their distance up to it, in so many bins."""
 
 STRIP = 256
 """Rows that are multiplied at once."""
@@ -62,8 +62,8 @@ class Embedding:
 
     Attributes:
         layers: Of the MLP.
-        radius: Pairs that are nearer become edges; at most 1.
-        surfaces: Volume and layer of the hits that it was learned from, int64 [L, 2].
+        radius: Pairs that are nearer become edges; at most `LARGEST`.
+        surfaces: Of the hits that it was learned from (`surface_numbers`), ascending, int64 [L].
         pairs: How many pairs of hits lie at each distance, over the events counted, int64 [BINS].
         counted_hits: Hits of these events.
         events: Events that it was learned from.
@@ -82,16 +82,16 @@ class Embedding:
 
     def __str__(self) -> str:
         target = ", ".join(f"{name}: {condition}" for name, condition in self.origin["target"].items())
-        pairs = self.pairs[: round(self.radius * BINS)].sum() / max(self.counted_hits, 1)
+        pairs = self.pairs[: round(self.radius / LARGEST * BINS)].sum() / max(self.counted_hits, 1)
         return (
             f"embedding: radius {self.radius:.3g}, {pairs:.3g} edges per hit; learned from segments of "
             f"{several(self.events, 'event')} ({target or 'all particles'})"
         )
 
     def best(self, edges_per_hit: float) -> Self:
-        """The same with the largest radius that makes no more edges a hit, on average over the events counted."""
+        """The same with the largest radius, up to `LARGEST`, that made no more edges a hit in the events counted."""
         bins = np.searchsorted(np.cumsum(self.pairs), edges_per_hit * self.counted_hits, side="right")
-        return replace(self, radius=max(int(bins), 1) / BINS)
+        return replace(self, radius=max(int(bins), 1) * LARGEST / BINS)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -99,13 +99,9 @@ class Embedding:
         return {"embedding": sha256_of(self._bytes({}))[:16]}
 
     def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
-        """Pairs of hits on two layers with near places (see `Candidates`), by phi of `src`, then of `dst`.
-
-        Raises:
-            Problem: If no hit lies on a layer of the events that it was learned from.
-        """
+        """Pairs of hits with near places (see `Candidates`), by phi of `src`, then of `dst`."""
         surface = surface_numbers(hits.volume, hits.layer)
-        if len(hits) and not np.isin(surface, surface_numbers(*self.surfaces.T)).any():
+        if len(hits) and not np.isin(surface, self.surfaces).any():
             raise EventPlace(hits.event_id).problem(
                 f"none of {len(hits):,} hits lies on a layer of the embedding",
                 "it was learned in another detector: learn one from events of this one, --embedding build",
@@ -136,11 +132,7 @@ class Embedding:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read the file of an embedding.
-
-        Raises:
-            Problem: If it cannot be read, is no such file, or holds a network of another form.
-        """
+        """Read the file of an embedding; a Problem if it cannot be read, or holds another network or something else."""
         return read_learned(path, "embedding", FORMAT, cls._made)
 
     @classmethod
@@ -150,8 +142,8 @@ class Embedding:
                 raise ValueError(f"its {name} are {meta[name]}, not {value}")
         layers = [(arrays[f"weight{i}"], arrays[f"bias{i}"]) for i in range(meta["layers"])]
         _check(layers)
-        if not 0 < meta["radius"] <= 1 or arrays["pairs"].shape != (BINS,) or arrays["surfaces"].shape[1:] != (2,):
-            raise ValueError(f"radius {meta['radius']}, or the shape of its counts or surfaces, is impossible")
+        if not 0 < meta["radius"] <= LARGEST or arrays["pairs"].shape != (BINS,):
+            raise ValueError(f"radius {meta['radius']}, or the shape of its counts, is impossible")
         rest = {name: meta[name] for name in ("radius", "counted_hits", "events", "origin")}
         learned_from = dict(meta["learned_from"])
         return cls(layers, surfaces=arrays["surfaces"], pairs=arrays["pairs"], learned_from=learned_from, **rest)
@@ -180,10 +172,13 @@ def activations(layers: Layers, features: FloatArray) -> list[FloatArray]:
     return results
 
 
-def times(rows: FloatArray, weight: FloatArray) -> FloatArray:
+@compiled
+def times(rows: Any, weight: Any) -> Any:
     """`rows @ weight`, float32."""
     out = np.empty((len(rows), weight.shape[1]), np.float32)
-    _multiply(rows, weight, out)
+    for start in range(0, len(rows), STRIP):
+        strip = rows[start : start + STRIP]
+        multiply(strip, len(strip), weight, out[start : start + STRIP], False, 0, 0)
     return out
 
 
@@ -209,13 +204,8 @@ def may_join(pairs: IntArray, surface: IntArray, cylinder: FloatArray) -> IntArr
     return np.asarray((cylinder[src, 0] < cylinder[dst, 0]) & (surface[src] != surface[dst]))
 
 
-def near_pairs(inner: FloatArray, outer: FloatArray, radius: float, most: int = 2**62) -> tuple[IntArray, FloatArray]:
-    """Pairs of an inner and an outer place whose distance is less than a radius.
-
-    Args:
-        inner, outer: Places, float32 [N, 12] and [M, 12].
-        radius: Of the search.
-        most: Stop after the inner place that reaches so many pairs.
+def near_pairs(inner: FloatArray, outer: FloatArray, radius: float) -> tuple[IntArray, FloatArray]:
+    """Pairs of an inner and an outer place, float32 [N, 12] and [M, 12], whose distance is less than a radius.
 
     Returns:
         Rows of both, int64 [2, P], ascending in the first; and the square of each distance, float32 [P].
@@ -229,7 +219,7 @@ def near_pairs(inner: FloatArray, outer: FloatArray, radius: float, most: int = 
     key = ((cell[:, 0] + 1) * sizes[1] + cell[:, 1] + 1) * sizes[2] + cell[:, 2] + 1
     rows = np.argsort(key, kind="stable")
     at = np.floor((inner[:, axes] - low) / width)
-    edges, squares = _near(inner, outer[rows], rows, key[rows], at, sizes, np.float32(radius) ** 2, most)
+    edges, squares = _near(inner, outer[rows], rows, key[rows], at, sizes, np.float32(radius) ** 2)
     return edges, squares
 
 
@@ -244,20 +234,11 @@ def _check(layers: Layers) -> None:
 
 
 @compiled
-def _multiply(rows: Any, weight: Any, out: Any) -> None:
-    for start in range(0, len(rows), STRIP):
-        strip = rows[start : start + STRIP]
-        multiply(strip, len(strip), weight, out[start : start + STRIP], False, 0, 0)
-
-
-@compiled
-def _near(inner: Any, outer: Any, rows: Any, key: Any, cell: Any, sizes: Any, square: Any, most: int) -> Any:
+def _near(inner: Any, outer: Any, rows: Any, key: Any, cell: Any, sizes: Any, square: Any) -> Any:
     """See `near_pairs`; `outer` in the order of `key`, `cell` of the inner places as floats: they may lie far out."""
     edges, squares = np.empty((2, 1024), np.int64), np.empty(1024, np.float32)
     count = 0
     for i in range(len(inner)):
-        if count >= most:
-            break
         x, y, z = cell[i, 0], cell[i, 1], cell[i, 2]
         if not (-1 <= x <= sizes[0] - 2 and -1 <= y <= sizes[1] - 2 and -1 <= z <= sizes[2] - 2):
             continue
@@ -269,6 +250,8 @@ def _near(inner: Any, outer: Any, rows: Any, key: Any, cell: Any, sizes: Any, sq
                     for k in range(inner.shape[1]):
                         difference = inner[i, k] - outer[j, k]
                         distance += difference * difference
+                        if distance >= square:
+                            break
                     if distance < square:
                         if count == len(squares):
                             edges, squares = longer(edges), np.concatenate((squares, squares))

@@ -39,7 +39,7 @@ def build_map(
         Refused: On all ranks alike, if an event cannot be read or has no truth, or no event has a segment.
     """
     segment_counts = SegmentCounts.nothing()
-    for mine, of_round in rounds(names, ranks):
+    for mine, of_round in _rounds(names, ranks):
         found = on_all(ranks, partial(_tally, read, mine, target))
         # At each round: ranks that wait for long look like ranks that hang.
         segment_counts = SegmentCounts.together(
@@ -50,7 +50,7 @@ def build_map(
     on_all(ranks, segment_counts.check)
     found_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
     pairs, hits = np.zeros_like(segment_counts.segments), 0
-    for mine, of_round in rounds(names[:COUNTED_EVENTS], ranks):
+    for mine, of_round in _rounds(names[:COUNTED_EVENTS], ranks):
         counts = on_all(ranks, partial(_counted, found_map, read, mine))
         for content in ranks.all_gather(counts.tobytes()):
             of_rank = np.frombuffer(content, np.int64)
@@ -73,7 +73,7 @@ def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None) ->
     return np.concatenate([[len(hits)], found.pairs_in_boxes(hits)])
 
 
-def rounds(names: Sequence[str], ranks: Ranks) -> list[tuple[str | None, Sequence[str]]]:
+def _rounds(names: Sequence[str], ranks: Ranks) -> list[tuple[str | None, Sequence[str]]]:
     """For each round of one event a rank: the event of this rank, if one is left for it, and all of the round."""
     rounds = [names[start : start + ranks.size] for start in range(0, len(names), ranks.size)]
     return [(of[ranks.rank] if ranks.rank < len(of) else None, of) for of in rounds]

@@ -347,30 +347,23 @@ def learned_bytes(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bytes:
     return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
 
 
-def of_learned_bytes(content: bytes, form: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and metadata of `learned_bytes`; its metadata must name a `format`."""
-    # A header of JSON follows its length in 8 bytes.
-    arrays, header = load(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
-    if meta["format"] != form:
-        raise ValueError(f"its format is {meta['format']!r}, not {form!r}")
-    return arrays, meta
-
-
 def read_learned(path: str | Path, what: str, form: str, made: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
-    """Read a file of `learned_bytes`.
+    """Read a file of `learned_bytes`; a Problem if it cannot be read, or `made` refuses its arrays and metadata.
 
     Args:
         path: The file.
         what: The name of its content: `module map`.
         form: The `format` that its metadata must name.
-        made: Makes the content of arrays and metadata; its KeyError, TypeError or ValueError refuses the file.
-
-    Raises:
-        Problem: If it cannot be read, or is no such file.
+        made: Makes the content; a KeyError, TypeError or ValueError refuses it.
     """
     try:
-        return made(*of_learned_bytes(Path(path).read_bytes(), form))
+        content = Path(path).read_bytes()
+        # A header of JSON follows its length in 8 bytes.
+        arrays, header = load(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
+        if meta["format"] != form:
+            raise ValueError(f"its format is {meta['format']!r}, not {form!r}")
+        return made(arrays, meta)
     except OSError as error:
         raise Problem(f"cannot read the {what}: {error.strerror} (errno {error.errno})", file=path) from error
     except (SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -14,8 +14,15 @@ from domainpar.common.agreement import Gathering, Refused
 from domainpar.common.problems import Problem
 from domainpar.tracking.events import embedding_training
 from domainpar.tracking.events.construct import build_graph
-from domainpar.tracking.events.embedding import PLACE, Embedding, near_pairs, numbers_of, places_of
-from domainpar.tracking.events.embedding_training import Lesson, build_embedding, first_layers, gradient, work_of
+from domainpar.tracking.events.embedding import LARGEST, PLACE, Embedding, near_pairs, numbers_of, places_of
+from domainpar.tracking.events.embedding_training import (
+    Lesson,
+    build_embedding,
+    first_layers,
+    gradient,
+    training,
+    work_of,
+)
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.joining import cylindrical
 from domainpar.tracking.events.map_building import build_map
@@ -96,10 +103,10 @@ def test_a_radius_makes_as_many_edges_a_hit_as_are_asked_for_in_the_events_that_
     assert learned.counted_hits == hits
     for edges_per_hit in (0.3, 0.9):
         found = learned.best(edges_per_hit)
-        wider = replace(found, radius=found.radius + 1 / len(found.pairs))
+        wider = replace(found, radius=found.radius + LARGEST / len(found.pairs))
         edges = [sum(build_graph(one, by).num_edges for one in counted) for by in (found, wider)]
         assert edges[0] <= edges_per_hit * hits < edges[1]
-    assert learned.best(1e6).radius == 1
+    assert learned.best(1e6).radius == LARGEST
     assert learned.best(1e-9).radius > 0
 
 
@@ -152,9 +159,11 @@ def test_training_keeps_more_segments_at_as_many_edges(learned):
     assert kept(trained, 1.0) > kept(learned, 1.0)
 
 
-def test_gradients_are_the_slopes_of_the_loss():
-    layers = [(weight.copy(), bias.copy()) for weight, bias in first_layers()]
-    lesson = Lesson.of(simulate_event(3, 600), TARGET)
+def test_gradients_are_the_slopes_of_the_loss(monkeypatch):
+    monkeypatch.setattr(embedding_training, "REPULSION", 3.0)  # both terms count
+    layers, lesson = first_layers(), Lesson.of(simulate_event(3, 600), TARGET)
+    for _ in training(layers, [lesson], 40):  # until pairs are near
+        pass
 
     def loss() -> float:
         inner, outer = places_of(numbers_of(layers, lesson.cylinder), lesson.cylinder[:, 1])
@@ -243,7 +252,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_what_is_wrong(learned, tmp_path
             learned, layers=[(weight * np.float32(np.nan), bias), *rest]
         ).to_bytes(),
         "its layers .* do not fit each other": replace(learned, layers=[(weight[:-1], bias), *rest]).to_bytes(),
-        "radius 1.5": replace(learned, radius=1.5).to_bytes(),
+        "radius 2.5": replace(learned, radius=2.5).to_bytes(),
         "this is no embedding": b"x" * 100,
     }
     path = tmp_path / "embedding.safetensors"
