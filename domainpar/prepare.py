@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from domainpar.parallel.world import World
     from domainpar.tracking.events.acorn import AcornOptions
     from domainpar.tracking.events.construct import Candidates, Cuts
+    from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.selection import Selection
     from domainpar.tracking.events.sources import Source
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
 MAP_EVENTS, MAP_SEED = 100, 1_000_000
 """Simulated events that a module map is learned from, and how much further on their seeds are."""
 
-MAP_EDGES_PER_HIT = 30.0
-"""Pairs of hits a hit of a map that is built; triplets confirm some of them."""
+EMBEDDING_EVENTS = 20
+"""Events that an embedding is learned from; every rank holds them in memory."""
+
+MAP_EDGES_PER_HIT, EMBEDDING_EDGES_PER_HIT = 30.0, 5.0
+"""Pairs of hits a hit of a map that is built, of which triplets confirm some; edges a hit of an embedding."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +73,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.common.words import VOICE, progress
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.preparation import prepare
-    from domainpar.tracking.events.store import MODULE_MAP
+    from domainpar.tracking.events.store import LEARNED
     from domainpar.tracking.reco.facts import EventFacts, facts_of
     from domainpar.tracking.training.monitor.failure import fail_alike
 
@@ -80,11 +84,13 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         other = "" if config.partitioner in (None, "phi-eta") else f"-{config.partitioner}"
         usual = Path("stores") / ((config.preset or f"simulate-{config.hits}") + other)
     directory = usual if config.store is None else Path(config.store)
-    module_map = _module_map(config, directory, world)
-    candidates = GivenEdges(config.edges_from) if config.edges_from is not None else module_map or _cuts(config)
+    learned = _learned(config, directory, world)
+    candidates = GivenEdges(config.edges_from) if config.edges_from is not None else learned or _cuts(config)
     source = on_all(world.transport, lambda: _source(config, directory, candidates))
-    if module_map is not None:
-        source = replace(source, learned_from=module_map.learned_from)
+    beside = {}
+    if learned is not None:
+        source = replace(source, learned_from=learned.learned_from)
+        beside = {LEARNED[str(config.edges_learned)]: learned.to_bytes()}
     looking: dict[str, Any] = {}
     if facts is not None:
         looking["look"] = lambda hits, edges, label: asdict(facts_of(hits, edges, label, source.unfiltered))
@@ -100,7 +106,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 test_split=config.test_split,
                 seed=config.seed,
                 overwrite=config.overwrite,
-                beside={} if module_map is None else {MODULE_MAP: module_map.to_bytes()},
+                beside=beside,
                 ranks=world.transport,
                 on_event=lambda record, kept: advance(),
                 say=VOICE.say,
@@ -184,7 +190,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         from domainpar.tracking.events.mixing import mixed_events
 
         paths = [path.strip() for path in str(config.input).split(",")]
-        anew = None if config.module_map is None else cuts
+        anew = None if config.edges_learned is None else cuts
         return mixed_events(paths, anew, _selection(config))
     arguments: dict[str, Any] = {
         "directory": config.input,
@@ -205,51 +211,65 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
     return replace(opened, files=lambda name: [*opened.files(name), cuts.path(name)])
 
 
-def _module_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | None":
-    """The module map of a configuration, read or built; None without one. *Collective*.
+def _learned(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | Embedding | None":
+    """The module map or the embedding of a configuration, read or built; None without. *Collective*.
 
-    A store that was made with a map keeps it, also when it grows; only --overwrite builds it anew.
+    A store that was made with one keeps it, also when it grows; only --overwrite builds it anew.
     """
+    from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.module_map import ModuleMap
-    from domainpar.tracking.events.store import MODULE_MAP
+    from domainpar.tracking.events.store import LEARNED
     from domainpar.tracking.training.pretrained import module_map_of
 
-    if config.module_map is None:
+    if (kind := config.edges_learned) is None:
         return None
-    given = config.module_map
+    given: str = getattr(config, kind)
 
     def place() -> Path:
-        if given.startswith(SHIPPED):
+        if given.startswith(SHIPPED) and kind == "module_map":
             return module_map_of(given)
-        return directory / MODULE_MAP if given == "build" else Path(given)
+        return directory / LEARNED[kind] if given == "build" else Path(given)
 
     path = on_all(world.transport, place)
     there = on_root(world.transport, path.exists)
-    if config.module_map == "build" and (config.overwrite or not there):
-        return _built_map(config, directory, world)
-    return on_all(world.transport, lambda: ModuleMap.read(path).best(config.map_edges_per_hit or math.inf))
+    if given == "build" and (config.overwrite or not there):
+        return _built(config, directory, world)
+
+    def read() -> "ModuleMap | Embedding":
+        if kind == "module_map":
+            return ModuleMap.read(path).best(config.map_edges_per_hit or math.inf)
+        found, most = Embedding.read(path), config.embedding_edges_per_hit
+        return found if most is None else found.best(most)
+
+    return on_all(world.transport, read)
 
 
-def _built_map(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap":
-    """A module map, learned as a configuration says. *Collective*."""
+def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | Embedding":
+    """A module map or an embedding, learned as a configuration says. *Collective*."""
     from domainpar.common.words import progress
+    from domainpar.tracking.events.embedding_training import build_embedding, work_of
     from domainpar.tracking.events.map_building import COUNTED_EVENTS, build_map
     from domainpar.tracking.events.splits import splits_of
 
-    simulated = config.source == "simulate"
-    number = (config.map_events or MAP_EVENTS) if simulated else None
-    other = {"num_events": number, "seed": config.seed + MAP_SEED} if simulated else {}
+    simulated, of_map = config.source == "simulate", config.edges_learned == "module_map"
+    usual = MAP_EVENTS if of_map else EMBEDDING_EVENTS
+    other = {"num_events": config.map_events or usual, "seed": config.seed + MAP_SEED} if simulated else {}
     source = on_all(world.transport, lambda: _source(config, directory, _cuts(config), **other))
     names = source.names
     if not simulated:  # what a network is judged on must not have shaped its graph
         splits = source.splits or splits_of(names, config.val_split, config.test_split, config.seed)
-        names = tuple(name for name in names if splits[name] == "train")[: config.map_events]
+        most = config.map_events if of_map else config.map_events or usual
+        names = tuple(name for name in names if splits[name] == "train")[:most]
     origin = {"source": config.source, "hits": config.hits if simulated else None, "first": names[0], "last": names[-1]}
     assert source.hits is not None
-    total = len(names) + min(len(names), COUNTED_EVENTS)
-    with progress("learn module map", total, "event", world.is_root) as advance:
-        built = build_map(source.hits, names, config.map_target.value, origin, world.transport, on_event=advance)
-    return built.best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
+    total = len(names) + min(len(names), COUNTED_EVENTS) if of_map else work_of(names)
+    arguments = source.hits, names, config.map_target.value, origin, world.transport
+    what, unit = ("module map", "event") if of_map else ("embedding", "step")
+    with progress(f"learn {what}", total, unit, world.is_root) as advance:
+        if of_map:
+            return build_map(*arguments, on_event=advance).best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
+        found = build_embedding(*arguments, on_event=advance)
+        return found.best(config.embedding_edges_per_hit or EMBEDDING_EDGES_PER_HIT)
 
 
 def _acorn_options(config: PrepareConfig) -> "AcornOptions":
@@ -280,9 +300,10 @@ def _work(config: PrepareConfig) -> int:
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
     from domainpar.common.words import between, on_ranks, several, this_python
+    from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
-    from domainpar.tracking.events.store import MODULE_MAP, EventStore
+    from domainpar.tracking.events.store import LEARNED, EventStore
     from domainpar.tracking.reco.facts import described
 
     store = EventStore(directory)
@@ -291,8 +312,10 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
-    if "module_map" in store.settings and (module_map := directory / MODULE_MAP).exists():
-        print(ModuleMap.read(module_map))
+    readers = {"module_map": ModuleMap.read, "embedding": Embedding.read}
+    for name, file in LEARNED.items():
+        if name in store.settings and (directory / file).exists():
+            print(readers[name](directory / file))
     if left := store.settings.get("filter"):
         network = f"the network with parameters {left['parameters_sha256'][:16]}"
         print(f"filter: edges to which {network} gave a score of at least {left['min_score']:g}")

@@ -34,14 +34,9 @@ from domainpar.nn.lanes import (
     zeros,
 )
 from domainpar.nn.noise import row_keys
+from domainpar.nn.products import FloatTable, Table
 from domainpar.parallel.integer_sums import CARRY_BITS, HI_SCALE, LARGEST_PARTIAL, LO_SCALE
 from domainpar.plan import IntArray
-
-FloatTable = np.ndarray[Any, np.dtype[np.floating[Any]]]
-"""float32 or float64 [rows, multiple of 16]."""
-
-Table = np.ndarray[Any, np.dtype[Any]]
-"""float32, float64, or uint16 for bfloat16, [rows, multiple of 16]."""
 
 BIAS, SCALE, SHIFT, EPS, KEPT, NUM_CONSTANTS = range(6)
 """Rows of a layer's table of constants; epsilon of its norm, and the factor of what dropout keeps, in all columns."""

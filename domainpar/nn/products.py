@@ -11,12 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.nn.kernels import FloatTable, Table
 from domainpar.nn.lanes import fetch
 from domainpar.nn.microkernel import NARROW, WIDE, BlockShape, product_of
+
+FloatTable = np.ndarray[Any, np.dtype[np.floating[Any]]]
+"""float32 or float64 [rows, multiple of 16]."""
+
+Table = np.ndarray[Any, np.dtype[Any]]
+"""float32, float64, or uint16 for bfloat16, [rows, multiple of 16]."""
 
 _LINE = 64  # bytes that come from memory at once
 _WIDE_COLUMNS = WIDE.sixteens * COLUMN_BLOCK

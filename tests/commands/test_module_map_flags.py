@@ -118,10 +118,10 @@ def test_a_map_of_files_is_learned_from_their_training_events_alone(tmp_path):
     [
         (["--module-map", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 means nothing with --module-map"),
         (["--module-map", "build", "--same-layer"], "--same-layer means nothing with --module-map"),
-        (["--map-events", "3"], "--map-events 3 means nothing without --module-map build"),
+        (["--map-events", "3"], "--map-events 3 means nothing without --module-map build or --embedding build"),
         (
             ["--module-map", "some.file", "--map-target", "pt: [2, .inf]"],
-            "--map-target 'pt: [2, .inf]' means nothing with --module-map some.file",
+            "--map-target 'pt: [2, .inf]' means nothing without --module-map build or --embedding build",
         ),
         (["--module-map", "build", "--map-target", "mass: 3"], "'mass', which is unknown"),
         (["--module-map", "build", "--map-edges-per-hit", "0"], "map-edges-per-hit"),
@@ -170,15 +170,15 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
         return capsys.readouterr().out
 
     said = told("own")
-    assert "none of these events was trained on\nthe module map was learned from all 4 train events" in said
+    assert "none of these events was trained on\nthe candidate edges were learned from all 4 train events" in said
     files = read_run_files(Path("run"))
     assert {files.known_as(record) for record in files.store.records} == {
-        "train split, not trained on, but the module map was learned from it"
+        "train split, not trained on, but the candidate edges were learned from it"
     }
     prepare_store(PrepareConfig(source="scores", input="run", min_score=1e-3, store="filtered"), world)
     assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
-    assert "the module map was learned from all 4 train events" in told("filtered")
-    assert "module map was learned" not in told("rest")
+    assert "the candidate edges were learned from all 4 train events" in told("filtered")
+    assert "edges were learned" not in told("rest")
     # Events joined by cuts, and a network whose own edges are of that map.
     prepare_store(replace(few, module_map=None, store="by cuts"), world)
-    assert "the module map was learned from all 4 train events" in told("by cuts")
+    assert "the candidate edges were learned from all 4 train events" in told("by cuts")

@@ -18,6 +18,7 @@ from domainpar.tracking.diagnosis.files import event_problem
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events import acorn, given_edges, heptrkx, pyg, trackml
 from domainpar.tracking.events.colliderml import ColliderMLEvents
+from domainpar.tracking.events.embedding import Embedding
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.store import EventStore, StoredEvent
 from domainpar.tracking.scoring import tuning
@@ -36,6 +37,7 @@ READERS = {
     "event1-edges.csv": lambda path: given_edges.read_edges(path, "1", 3),
     "gnn.ckpt": read_network,
     "module_map.safetensors": ModuleMap.read,
+    "embedding.safetensors": Embedding.read,
     "manifest.json": lambda path: EventStore(path.parent),
     "event1.zarr.zip": StoredEvent,
     "event1.scores.zarr.zip": read_scores,

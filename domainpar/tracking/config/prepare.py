@@ -207,18 +207,29 @@ class CandidateFlags(Group):
     """Mean number of pairs of hits, per hit, that a module map may hold. Its purest boxes come first; triplets then
     confirm some of the pairs as edges. Default: 30 for a map that is built, all pairs for a map from a file."""
 
+    embedding: str | None = None
+    """Metric learning: file of an embedding, a network that places hits in a space in which those that are near become
+    candidate edges, in place of the cuts above. The store keeps a copy. build: first train one on events with truth."""
+
+    embedding_edges_per_hit: float | None = None
+    """Mean number of candidate edges, per hit, that an embedding makes: it sets the radius, at most twice the margin of
+    the training. Default: 5 for one that is trained, that of the file for one from a file."""
+
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
-    """Particles whose segments a map must hold when it is built."""
+    """Particles whose segments a map must hold when it is built, or an embedding learns."""
 
     map_events: int | None = None
-    """Number of events that a module map is built from. Default: all training events of the files; for simulated events
-    100 others, which are not in the store."""
+    """Number of events that a module map or an embedding is built from. Default: all training events of the files, for
+    an embedding 20 of them; for simulated events 100, or 20, others, which are not in the store."""
 
     RULES = rules(
-        Bounded("phi_slope, z0, map_edges_per_hit", positive=True),
+        Bounded("phi_slope, z0, map_edges_per_hit, embedding_edges_per_hit", positive=True),
         Bounded("map_events", least=1),
         MeansNothing(_CUTS, beside="module_map", hint="a map has bounds of its own"),
-        MeansNothing(f"{_CUTS}, module_map", beside="edges_from", hint="its files join hits already"),
+        MeansNothing(_CUTS, beside="embedding", hint="its edges are those within a radius"),
+        MeansNothing("module_map, map_edges_per_hit", beside="embedding", hint="keep one", spares_presets=True),
+        MeansNothing("embedding_edges_per_hit", without="embedding", hint="it sets the radius of an embedding"),
+        MeansNothing(f"{_CUTS}, module_map, embedding", beside="edges_from", hint="its files join hits already"),
     )
 
 
@@ -288,8 +299,8 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
     RULES = rules(
         MeansNothing(
             "map_target, map_events",
-            without="module_map build",
-            hint="it says how a map is built",
+            without="module_map build, embedding build",
+            hint="it says what a map or an embedding is built from",
             spares_presets=True,
         ),
         MeansNothing(
@@ -298,7 +309,11 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
             hint="the store of the events keeps them",
         ),
         MeansNothing("edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
-        MeansNothing("module_map", without=f"{OF_HITS}, source stores", hint="its files are graphs, joined already"),
+        MeansNothing(
+            "module_map, embedding",
+            without=f"{OF_HITS}, source stores",
+            hint="its files are graphs, joined already",
+        ),
         MeansNothing("events", beside="source stores", hint="name stores of as many events as are wanted"),
         MeansNothing(
             ", ".join(AcornFlags.__annotations__), without="source acorn", hint="it says how acorn files are read"
@@ -316,11 +331,18 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
             asks = f"{flag(selects[0])}{self.of_preset(selects[0])}"
             what = f"{asks} leaves hits out, and the rows of --edges-from count all of them"
             raise ConfigError(what, "leave it out")
-        if self.source == "stores" and self.module_map is None:
+        if self.source == "stores" and self.edges_learned is None:
             for name in filter(self.has, ("volumes", "hard_cuts", "hit_inefficiency")):
                 what = f"{self.spelt(name)} leaves hits out, and the events of stores keep their edges"
                 raise ConfigError(what, "join them anew: --module-map build, or a file")
-        if self.module_map == "build" and self.source != "simulate" and self.val_split + self.test_split == 1:
-            what = f"{self.spelt('module_map')}{self.of_preset('module_map')} learns from events to train on, and "
+        learned, to_train_on = self.edges_learned, self.source == "simulate" or self.val_split + self.test_split < 1
+        if learned is not None and getattr(self, learned) == "build" and not to_train_on:
+            what = f"{self.spelt(learned)}{self.of_preset(learned)} learns from events to train on, and "
             none = f"{self.spelt('val_split')} and {self.spelt('test_split')} leave none"
-            raise ConfigError(what + none, "name a map: --module-map pretrained:full, or a file")
+            files = {"module_map": "name a map: --module-map pretrained:full, or a file", "embedding": "name a file"}
+            raise ConfigError(what + none, files[learned])
+
+    @property
+    def edges_learned(self) -> Literal["module_map", "embedding"] | None:
+        """Which flag names what was learned to make candidate edges; an embedding stands in for the map of a preset."""
+        return "embedding" if self.embedding is not None else "module_map" if self.module_map is not None else None

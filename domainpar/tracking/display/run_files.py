@@ -187,7 +187,7 @@ class RunFiles:
         in_maps = InMaps.of(self.record, self.store)
         with self.store.open(record) as event:
             if in_maps.hold(event):
-                return f"{record.split} split, not trained on, but the module map was learned from it"
+                return f"{record.split} split, not trained on, but the candidate edges were learned from it"
         return f"{record.split} split, not seen in training"
 
     @cached_property

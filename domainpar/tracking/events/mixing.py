@@ -69,7 +69,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
 
     first = next(iter(stores.values())).settings
     # Those of edges that are joined anew are another's.
-    gone = OF_EVENTS if cuts is None else (*OF_EVENTS, *Cuts().settings, "module_map", "edges_from")
+    gone = OF_EVENTS if cuts is None else (*OF_EVENTS, *Cuts().settings, "module_map", "embedding", "edges_from")
     common = {
         key: value
         for key, value in first.items()

@@ -14,10 +14,10 @@ Counts and extrema of events are merged exactly: the same map from any number of
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -42,6 +42,8 @@ from domainpar.tracking.events.targets import target_particles
 from domainpar.tracking.events.triplets import TripletCounts, Triplets
 from domainpar.tracking.events.truth_order import places_along_particles, segments_of
 from partitioners.topology import FloatArray, IntArray
+
+T = TypeVar("T")
 
 FORMAT = "domainpar module map 1"
 
@@ -91,20 +93,7 @@ class SegmentCounts:
         Raises:
             ValueError: If it has no positions or no truth, or does not know its targets.
         """
-        place = EventPlace(hits.event_id)
-        if hits.position is None or hits.particle_id is None or hits.particles is None:
-            raise place.problem(
-                "has no positions, or no true particles, and a module map is learned from both",
-                "build it from events with truth, such as simulated ones",
-            )
-        of_target = np.isin(hits.particle_id, hits.particles.particle_id[target_particles(hits.particles, target)])
-        surface = surface_numbers(hits.volume, hits.layer)
-        places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
-        cylinder = cylindrical(hits.position)
-        src, dst = segments_of(hits.particle_id, np.where(of_target, places, -1))
-        outward = cylinder[src, 0] < cylinder[dst, 0]
-        edges = np.stack([np.where(outward, src, dst), np.where(outward, dst, src)])
-        edges = edges[:, cylinder[edges[0], 0] < cylinder[edges[1], 0]]  # an edge needs a larger radius to run to
+        cylinder, edges = segments_outward(hits, target)
         values = quantities(cylinder, edges)
         regions = Regions.keys_of(hits, cylinder, "eta", ETA_WIDTH)
         kind = kinds(values, np.array(Z0_LIMITS), np.array(SLOPE_LIMITS))
@@ -169,6 +158,29 @@ class SegmentCounts:
         events, learned_from = int(arrays.pop("events")[0]), json.loads(arrays.pop("learned_from").tobytes())
         triplets = TripletCounts(arrays.pop("triplet_keys"), arrays.pop("triplets"))
         return cls(**arrays, triplets=triplets, events=events, learned_from=learned_from)
+
+
+def segments_outward(hits: Hits, target: Mapping[str, Any]) -> tuple[FloatArray, IntArray]:
+    """What candidate edges are learned from: `cylindrical` of the hits, and the segments of targets, int64 [2, S].
+
+    A segment runs to the larger radius; one that does not change the radius is left out.
+
+    Raises:
+        ValueError: If the event has no positions or no truth, or does not know its targets.
+    """
+    if hits.position is None or hits.particle_id is None or hits.particles is None:
+        raise EventPlace(hits.event_id).problem(
+            "has no positions, or no true particles, and candidate edges are learned from both",
+            "learn from events with truth, such as simulated ones",
+        )
+    of_target = np.isin(hits.particle_id, hits.particles.particle_id[target_particles(hits.particles, target)])
+    surface = surface_numbers(hits.volume, hits.layer)
+    places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
+    cylinder = cylindrical(hits.position)
+    src, dst = segments_of(hits.particle_id, np.where(of_target, places, -1))
+    outward = cylinder[src, 0] < cylinder[dst, 0]
+    edges = np.stack([np.where(outward, src, dst), np.where(outward, dst, src)])
+    return cylinder, edges[:, cylinder[edges[0], 0] < cylinder[edges[1], 0]]  # an edge needs a larger radius to run to
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,9 +317,7 @@ class ModuleMap:
         }  # fmt: skip
         if self.triplets is not None:
             arrays |= {"triplets": self.triplets.keys, "triplet_most": self.triplets.most}
-        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-        # One entry: several would stand in an order that differs from process to process.
-        return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
+        return learned_bytes(arrays, meta)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -316,28 +326,47 @@ class ModuleMap:
         Raises:
             Problem: If it cannot be read, or is no such file.
         """
-        try:
-            content = Path(path).read_bytes()
-            arrays, meta = load(content), _metadata(content)
-            limits = np.array(meta["z0_limits"], float), np.array(meta["slope_limits"], float)
-            names = ("src", "dst", "kind", "low", "high")
-            regions = Regions(arrays["regions"], meta["by"], meta["width"])
-            boxes = Boxes(regions, *limits, **{name: arrays[name] for name in names})
-            rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
-            rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
-            triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
-            return cls(boxes, triplets=triplets, learned_from=dict(meta["learned_from"]), **rest)
-        except OSError as error:
-            raise Problem(f"cannot read the module map: {error.strerror} (errno {error.errno})", file=path) from error
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            hint = "give a file that `prepare --module-map build` made: module_map.safetensors in its store"
-            raise Problem(f"this is no module map, {type(error).__name__}: {error}", hint, file=path) from error
+        return read_learned(path, "module map", FORMAT, cls._made)
+
+    @classmethod
+    def _made(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Self:
+        limits = np.array(meta["z0_limits"], float), np.array(meta["slope_limits"], float)
+        names = ("src", "dst", "kind", "low", "high")
+        regions = Regions(arrays["regions"], meta["by"], meta["width"])
+        boxes = Boxes(regions, *limits, **{name: arrays[name] for name in names})
+        rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
+        rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
+        triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
+        return cls(boxes, triplets=triplets, learned_from=dict(meta["learned_from"]), **rest)
 
 
-def _metadata(content: bytes) -> dict[str, Any]:
-    """The metadata of a safetensors file: a header of JSON follows its length in 8 bytes."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
-    if meta["format"] != FORMAT:
-        raise ValueError(f"its format is {meta['format']!r}, not {FORMAT!r}")
-    return meta
+def learned_bytes(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bytes:
+    """The content of a safetensors file of arrays, with plain JSON values as its metadata."""
+    arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    # One entry: several would stand in an order that differs from process to process.
+    return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
+
+
+def read_learned(path: str | Path, what: str, form: str, made: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
+    """Read a file of `learned_bytes`; a Problem if it cannot be read, or `made` refuses its arrays and metadata.
+
+    Args:
+        path: The file.
+        what: The name of its content: `module map`.
+        form: The `format` that its metadata must name.
+        made: Makes the content; a KeyError, TypeError or ValueError refuses it.
+    """
+    try:
+        content = Path(path).read_bytes()
+        # A header of JSON follows its length in 8 bytes.
+        arrays, header = load(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
+        if meta["format"] != form:
+            raise ValueError(f"its format is {meta['format']!r}, not {form!r}")
+        return made(arrays, meta)
+    except OSError as error:
+        raise Problem(f"cannot read the {what}: {error.strerror} (errno {error.errno})", file=path) from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        flag, file = what.replace(" ", "-"), what.replace(" ", "_")
+        hint = f"give a file that `prepare --{flag} build` made: {file}.safetensors in its store"
+        raise Problem(f"this is no {what}, {type(error).__name__}: {error}", hint, file=path) from error

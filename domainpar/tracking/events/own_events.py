@@ -83,7 +83,7 @@ class OwnEvents:
 
         Args:
             records: The events.
-            in_map: Whether a module map was learned from each, by name.
+            in_map: Whether a module map or an embedding was learned from each, by name.
             alike: What some have in common with those that were trained on (`alike_by_name`).
         """
         counts: dict[str, dict[str, int]] = {}
@@ -134,7 +134,7 @@ def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
         if number := count["trained_on"]:
             lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count["in_map"]:
-            lines.append(f"the module map was learned from {_of_all(number, count, split)}")
+            lines.append(f"the candidate edges were learned from {_of_all(number, count, split)}")
         for common, what in ALIKE.items():
             if number := count.get(common, 0):
                 have = f"has the {what} of an event that was" if number == 1 else f"have the {what} of events that were"

@@ -306,7 +306,7 @@ def test_events_without_truth_or_without_targets_are_refused_on_all_ranks(size):
         return replace(hits, particle_id=None) if name == "1" else hits
 
     for read, target, message in (
-        (blind, TARGET, "a module map is learned from both"),
+        (blind, TARGET, "candidate edges are learned from both"),
         (simulated, {"pt": [1e9, float("inf")]}, "no target particle in 3 events has two hits that follow each other"),
     ):
         errors = on_ranks(size, lambda ranks, read=read, target=target: build_map(read, NAMES[:3], target, {}, ranks))

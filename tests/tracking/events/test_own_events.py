@@ -33,7 +33,7 @@ def test_the_sentences_are_english_for_one_event_and_for_several(counts, sentenc
     twice = "have the name and seed of events that were trained on, and other content"
     assert counts[0] < 3 or f"2 of these 3 test events {twice}" in told_of({"test": counted})
     whose = "the one test event" if counts[0] == 1 else "1 of these 3 test events"
-    assert f"the module map was learned from {whose}" in told_of({"test": counted})
+    assert f"the candidate edges were learned from {whose}" in told_of({"test": counted})
 
 
 def test_events_that_were_left_out_were_not_trained_on():

@@ -13,6 +13,7 @@ from domainpar.tracking.events.store.event import StoredEvent, WholeEvent, inspe
 from domainpar.tracking.events.store.filtered import FilteredEvent
 from domainpar.tracking.events.store.joined import Events, JoinedEvents
 from domainpar.tracking.events.store.layout import (
+    LEARNED,
     MANIFEST,
     MODULE_MAP,
     SUFFIX,
@@ -31,8 +32,8 @@ from domainpar.tracking.events.store.survey import EventSurvey, outside
 from domainpar.tracking.events.store.zip_files import read_arrays, read_attributes, write_arrays, write_event
 
 __all__ = [
-    "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "EventSurvey", "Events", "FilteredEvent",
-    "JoinedEvents", "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent", "event_file_name",
-    "file_sha256", "inspect_event", "names_in", "outside", "read_arrays", "read_attributes", "settings_digest",
-    "standardised_by", "write_arrays", "write_event", "write_manifest",
+    "LEARNED", "MANIFEST", "MODULE_MAP", "SUFFIX", "EventRecord", "EventStore", "EventSurvey", "Events",
+    "FilteredEvent", "JoinedEvents", "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent", "WholeEvent",
+    "event_file_name", "file_sha256", "inspect_event", "names_in", "outside", "read_arrays", "read_attributes",
+    "settings_digest", "standardised_by", "write_arrays", "write_event", "write_manifest",
 ]  # fmt: skip

@@ -18,8 +18,9 @@ Split = Literal["train", "val", "test"]
 Settings = Mapping[str, Any]
 
 MANIFEST = "manifest.json"
-MODULE_MAP = "module_map.safetensors"
-"""The copy that a store keeps of the module map it was made with."""
+MODULE_MAP, EMBEDDING = "module_map.safetensors", "embedding.safetensors"
+LEARNED = {"module_map": MODULE_MAP, "embedding": EMBEDDING}
+"""The copy that a store keeps of what made its candidate edges, by the name of the setting and flag."""
 SUFFIX = ".zarr.zip"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -20,8 +20,8 @@ from domainpar.tracking.events.store.archive import parsed_json
 from domainpar.tracking.events.store.event import StoredEvent
 from domainpar.tracking.events.store.layout import (
     COPY_ANEW,
+    LEARNED,
     MANIFEST,
-    MODULE_MAP,
     NAME,
     EventRecord,
     OtherVersion,
@@ -57,8 +57,8 @@ class EventStore:
         split_settings: Shares and seed of the splits; None where the source gave the splits, or none are recorded.
         standard: Constants that standardise features, of the events of `standardised_by`.
         survey: What these events have in common (`survey_of`); empty in a store of before that was kept.
-        learned_from: Fingerprint (`Hits`) of each event that the module map behind its candidate edges was learned
-            from, by name; empty without a map.
+        learned_from: Fingerprint (`Hits`) of each event that the module map or embedding behind its candidate edges was
+            learned from, by name; empty without.
         unreadable: The errors of events that cannot be read and are to be left out, by name; filled by the reader
             that checks them. `open` raises them.
 
@@ -239,7 +239,7 @@ def write_manifest(
         settings: See `EventStore`.
         split_settings: See `EventStore`.
         surveys: Of each event of `standardised_by`, for `standard` and `survey`. Default: made here, of the files.
-        learned_from: See `EventStore`; written where there is a module map.
+        learned_from: See `EventStore`; written where there is a module map or an embedding.
 
     Raises:
         ValueError: If two events have one name, or do not have the same features.
@@ -261,7 +261,7 @@ def write_manifest(
         "standard": standard_of([(survey.nodes, survey.edges) for survey in surveys])._asdict(),
         "survey": survey_of(surveys, counted, settings),
     } | ({} if split_settings is None else {"split_settings": dict(split_settings)})
-    if learned_from or "module_map" in settings:
+    if learned_from or LEARNED.keys() & settings.keys():
         manifest["learned_from"] = dict(learned_from or {})
     manifest["content_sha256"] = _digest(manifest)  # of all but itself
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
@@ -329,7 +329,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest["split_settings"] = None if drawn is None else dict(drawn)
         manifest["standard"] = Standard.from_json(manifest["standard"])
         manifest["survey"] = dict(manifest.get("survey", {}))
-        learned = manifest["learned_from"] if "module_map" in manifest["settings"] else {}
+        learned = manifest["learned_from"] if LEARNED.keys() & manifest["settings"].keys() else {}
         manifest["learned_from"] = {name: str(learned[name]) for name in learned}
         return manifest
     except OtherVersion:
@@ -358,8 +358,7 @@ def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
         flags["layer_pairs"] = ", ".join("{}.{}-{}.{}".format(*inner, *outer) for inner, outer in flags["layer_pairs"])
     if settings.get("volumes"):
         flags["volumes"] = ", ".join(map(str, settings["volumes"]))
-    if "module_map" in settings:
-        flags["module_map"] = directory / MODULE_MAP
+    flags |= {name: directory / file for name, file in LEARNED.items() if name in settings}
     flags["edges_from"] = "DIRECTORY_OF_ITS_EDGES" if "edges_from" in settings else None
     for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
         value = settings.get(name)
