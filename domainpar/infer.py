@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.tracking.command_line import run_command
-from domainpar.tracking.config import SHIPPED, InferConfig, PrepareConfig, session_arguments
+from domainpar.tracking.config import SHIPPED, InferConfig, PrepareConfig, preset_of, session_arguments
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -69,7 +69,7 @@ def _sample_events(config: InferConfig, world: "World") -> Path:
         print(f"events   : {store}, simulated where they are not there yet; --store names others", flush=True)
     flags: dict[str, Any] = {"events": 3, "seed": SAMPLE_SEED, "val_split": 0, "test_split": 0.99, "store": str(store)}
     # Its map is not built anew: a network knows the graphs of its own.
-    preset = {**PrepareConfig.PRESETS[name], "module_map": f"{SHIPPED}{name}"}
+    preset = {**PrepareConfig.PRESETS[preset_of(name)], "module_map": f"{SHIPPED}{name}"}
     preset.pop("map_target", None)  # of one that is built
     sample = PrepareConfig(**preset, **flags)
     if (least := least_score_of(name)) is None:

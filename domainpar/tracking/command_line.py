@@ -35,6 +35,7 @@ from domainpar.tracking.config import (
     TrainConfig,
     flag,
     groups,
+    preset_of,
     title,
 )
 from domainpar.tracking.config.acorn import converted
@@ -164,7 +165,7 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_shipped(asked)
     values: dict[str, Any] = {}
     presets, run = command.config_class.PRESETS, asked.get("then") or asked.get("run") or ""
-    of_run = run.removeprefix(SHIPPED) if run.startswith(SHIPPED) else None
+    of_run = preset_of(run) if run.startswith(SHIPPED) else None
     preset = asked.get("preset", of_run)  # null is none, also of a network that is shipped
     if preset in presets:
         values = {"preset": preset} | presets[preset]

@@ -11,7 +11,7 @@ from domainpar.tracking.config.evaluate import EvaluateConfig
 from domainpar.tracking.config.export import ExportConfig
 from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
 from domainpar.tracking.config.import_acorn import ImportAcornConfig
-from domainpar.tracking.config.infer import SHIPPED, InferConfig
+from domainpar.tracking.config.infer import SHIPPED, InferConfig, preset_of
 from domainpar.tracking.config.prepare import PrepareConfig
 from domainpar.tracking.config.ranks import session_arguments
 from domainpar.tracking.config.report import ReportConfig
@@ -22,6 +22,6 @@ __all__ = [
     "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
     "EstimateConfig", "EvaluateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs",
     "NetworkFlags", "Numbers",
-    "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "resolved_yaml",
-    "session_arguments", "title",
+    "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "preset_of",
+    "resolved_yaml", "session_arguments", "title",
 ]  # fmt: skip

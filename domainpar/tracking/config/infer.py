@@ -11,6 +11,11 @@ SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
 
 
+def preset_of(network: str) -> str:
+    """The preset of the events of a shipped network: NAME, also of `pretrained:NAME-hllhc`."""
+    return network.removeprefix(SHIPPED).removesuffix("-hllhc")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoringFlags(Group):
     """What to score, with which weights, and where scores go"""
@@ -159,8 +164,9 @@ class MatchingFlags(Group):
     """How tracks are compared with true particles"""
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
-    """Target particles and matching of a publication, as in prepare: sets --track-target, --matching-style and
-    --min-track-length. A flag that is given as well wins. Default: NAME, if infer is given --run pretrained:NAME."""
+    """Target particles and matching of a publication, as in prepare: sets --track-target, --matching-style and --min-
+    track-length. A flag that is given as well wins. Default: NAME, if infer is given --run pretrained:NAME or
+    pretrained:NAME-hllhc."""
 
     track_target: ConditionsOrAll = ConditionsOrAll("pt: [1, .inf], nhits: [5, .inf]")
     """Target particles: those that the tracking is meant to find, as --target of train. '': all."""
