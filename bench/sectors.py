@@ -8,7 +8,8 @@ STORE needs 256 tiles an event: then 64 ranges of tiles are wedges in phi, and 8
 A step takes one event, whole or without the edges between its sectors. That is what naive mode computes if all sectors
 of an event are in one step; all networks see the same events in the same order. Cuts are tuned on the validation
 events for each network, in sectors as it was trained. `cut`: the network of whole events, scored in sectors.
-`extended`: with `--extend`, which looks at all hits. Near: within Delta R = 0.02 of a border of 8 sectors.
+`extended`: with `--extend`, which looks at all hits. `mixed`: trained in naive mode on 8 sectors a step, which are of
+several events. Near: within Delta R = 0.02 of a border of 8 sectors.
 """
 
 import itertools
@@ -32,9 +33,10 @@ from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, majority_rates, ratio
 from domainpar.tracking.reco.performance.truth import truth_of
 
-CUTS, SEEDS = ("whole", "8", "64", "2", "32", "8x4", "16x4"), (0, 1, 2)
+CUTS, SEEDS = ("whole", "8", "64", "2", "32", "8x4", "16x4", "mixed"), (0, 1, 2)
 KINDS = ("trained", "extended", "cut")
-ORDER = ("whole", "2", "8", "32", "8x4", "64", "16x4")
+ORDER = ("whole", "2", "8", "32", "8x4", "64", "16x4", "mixed")
+MIXED = ("--mode", "naive", "--sectors", "8", "--events-per-step", "8")
 STYLES = {
     "perfect scores": ("#9aa0a6", "perfect scores"),
     "cut": ("#ff725c", "trained on whole events"),
@@ -79,16 +81,19 @@ def make(store: EventStore, runs: Path) -> None:
 
     def run(command: Callable[[list[str]], int], name: str, *flags: str) -> None:
         if not (runs / name / "done").exists():
-            if command(["--out", str(runs / name), "--threads", "1", "--overwrite", *flags]):
+            again = ("--resume", "auto") if command is train.main else ("--overwrite",)
+            if command(["--out", str(runs / name), "--threads", "1", *again, *flags]):
                 sys.exit(f"{name} failed")
             (runs / name / "done").touch()
 
-    for seed, cut in itertools.product(SEEDS, CUTS):
-        events, network = ("--store", str(runs / f"store-{cut}")), f"{cut}-{seed}"
-        prepare(cut_events(store, cut), events[1], num_tiles=8)
-        run(train.main, network, *events, *TRAIN, "--seed", str(seed))
+    for seed, cut in sorted(itertools.product(SEEDS, CUTS), key=lambda of: of[1] == "mixed"):
+        sectors, network = "8" if cut == "mixed" else cut, f"{cut}-{seed}"
+        events, whole = ("--store", str(runs / f"store-{sectors}")), ("--store", str(runs / "store-whole"))
+        prepare(cut_events(store, sectors), events[1], num_tiles=8)
+        trained_on = (*whole, *MIXED) if cut == "mixed" else events
+        run(train.main, network, *trained_on, *TRAIN, "--seed", str(seed))
         run(infer.main, f"tuned-{network}", *events, *TRACKS, "--run", str(runs / network), "--split", "val", "--tune")
-        for kind in KINDS if cut != "whole" else KINDS[:2]:
+        for kind in KINDS[:2] if cut in ("whole", "mixed") else KINDS:
             trained = f"whole-{seed}" if kind == "cut" else network
             tuned = json.loads((runs / trained / "tracks.json").read_text())["greedy"]["cuts"]
             flags = ("--score-cut", str(tuned["score_cut"]), "--min-quality", str(tuned["min_quality"]))
@@ -159,7 +164,7 @@ def draw(of: dict[tuple[str, str], list[Rates]], path: str) -> None:
             panel.plot(list(means), list(means.values()), color=colour, label=label)
             panel.plot(*zip(*points, strict=True), ".", color=colour)
         panel.set_title(TITLES[rate])
-        panel.set_xticks(range(len(ORDER)), ORDER)
+        panel.set_xticks(range(len(ORDER)), (*ORDER[:-1], "8 mixed"))
         panel.set_xlabel("sectors of an event")
     panels[0].legend(frameon=False)
     figure.savefig(path)
