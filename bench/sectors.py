@@ -33,7 +33,7 @@ from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, majority_rates, ratio
 from domainpar.tracking.reco.performance.truth import truth_of
 
-CUTS, SEEDS = ("whole", "8", "64", "2", "32", "8x4", "16x4", "mixed"), (0, 1, 2)
+CUTS, SEEDS = ("whole", "8", "64", "2", "32", "mixed", "8x4", "16x4"), (0, 1, 2)
 KINDS = ("trained", "extended", "cut")
 ORDER = ("whole", "2", "8", "32", "8x4", "64", "16x4", "mixed")
 MIXED = ("--mode", "naive", "--sectors", "8", "--events-per-step", "8")
@@ -77,7 +77,7 @@ def cut_events(store: EventStore, sectors: str) -> Source:
 
 
 def make(store: EventStore, runs: Path) -> None:
-    """Prepare, train and score what is not there yet: all of one seed, then the next."""
+    """Prepare, train and score what is not there yet: all seeds of one cut, then the next."""
 
     def run(command: Callable[[list[str]], int], name: str, *flags: str) -> None:
         if not (runs / name / "done").exists():
@@ -86,14 +86,14 @@ def make(store: EventStore, runs: Path) -> None:
                 sys.exit(f"{name} failed")
             (runs / name / "done").touch()
 
-    for seed, cut in sorted(itertools.product(SEEDS, CUTS), key=lambda of: of[1] == "mixed"):
+    for cut, seed in itertools.product(CUTS, SEEDS):
         sectors, network = "8" if cut == "mixed" else cut, f"{cut}-{seed}"
         events, whole = ("--store", str(runs / f"store-{sectors}")), ("--store", str(runs / "store-whole"))
         prepare(cut_events(store, sectors), events[1], num_tiles=8)
         trained_on = (*whole, *MIXED) if cut == "mixed" else events
         run(train.main, network, *trained_on, *TRAIN, "--seed", str(seed))
         run(infer.main, f"tuned-{network}", *events, *TRACKS, "--run", str(runs / network), "--split", "val", "--tune")
-        for kind in KINDS[:2] if cut in ("whole", "mixed") else KINDS:
+        for kind in KINDS[:2] if cut == "mixed" else KINDS:
             trained = f"whole-{seed}" if kind == "cut" else network
             tuned = json.loads((runs / trained / "tracks.json").read_text())["greedy"]["cuts"]
             flags = ("--score-cut", str(tuned["score_cut"]), "--min-quality", str(tuned["min_quality"]))
