@@ -1,7 +1,7 @@
 """What do sectors cost? Networks trained and scored on whole events and on sectors, by as many steps of as many events.
 
     python bench/sectors.py STORE RUNS                    makes what RUNS lacks, one thing after the other
-    python bench/sectors.py STORE RUNS docs/sectors.svg   prints the table of what is there, and draws it (.[report])
+    python bench/sectors.py STORE RUNS docs/sectors.png   prints the table of what is there, and draws it (.[report])
 
 STORE needs 256 tiles an event: then 64 ranges of tiles are wedges in phi, and 8x4 and 16x4 grids of phi and eta.
 
@@ -35,13 +35,13 @@ from domainpar.tracking.reco.performance.truth import truth_of
 
 CUTS, SEEDS = ("whole", "8", "64", "2", "32", "mixed", "8x4", "16x4"), (0, 1, 2)
 KINDS = ("trained", "extended", "cut")
-ORDER = ("whole", "2", "8", "32", "8x4", "64", "16x4", "mixed")
+ORDER = ("whole", "2", "8", "32", "64", "8x4", "16x4", "mixed")  # of the table, and of the picture from left to right
 MIXED = ("--mode", "naive", "--sectors", "8", "--events-per-step", "8")
 STYLES = {
-    "perfect scores": ("#9aa0a6", "perfect scores"),
+    "perfect scores": ("#9aa0a6", "perfect scores of the edges"),
+    "extended": ("#3ca951", "trained alike, and followed by --extend"),
+    "trained": ("#4269d0", "trained alike"),
     "cut": ("#ff725c", "trained on whole events"),
-    "trained": ("#4269d0", "trained on sectors alike"),
-    "extended": ("#3ca951", "trained alike, extended"),
 }
 TITLES = {"efficiency": "efficiency", "fake rate": "fake rate", "perfect": "particles with a perfect track"}
 TARGET = "pt: [1, .inf], nhits: [5, .inf]"
@@ -153,20 +153,22 @@ def draw(of: dict[tuple[str, str], list[Rates]], path: str) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.fonttype"] = "none"
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
-    for panel, rate in zip(panels, ("efficiency", "fake rate", "perfect"), strict=True):
+    shown = [cut for cut in ORDER if ("trained", cut) in of]
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
+    for panel, rate in zip(panels, TITLES, strict=True):
         for kind, (colour, label) in STYLES.items():
-            points = [(ORDER.index(cut), rates[rate]) for cut in ORDER for rates in of.get((kind, cut), [])]
-            means = {x: statistics.mean(y for at, y in points if at == x) for x, _ in points}
-            panel.plot(list(means), list(means.values()), color=colour, label=label)
-            panel.plot(*zip(*points, strict=True), ".", color=colour)
+            seeds = {cut: [rates[rate] for rates in of[kind, cut]] for cut in shown if (kind, cut) in of}
+            for cut, values in seeds.items():
+                panel.plot([shown.index(cut)] * len(values), values, ".", color=colour)
+            line = [cut for cut in seeds if cut.isdigit() or cut == "whole"]
+            means = [statistics.mean(seeds[cut]) for cut in line]
+            panel.plot([shown.index(cut) for cut in line], means, color=colour, label=label)
         panel.set_title(TITLES[rate])
-        panel.set_xticks(range(len(ORDER)), (*ORDER[:-1], "8 mixed"))
+        panel.set_xticks(range(len(shown)), shown, rotation=45)
         panel.set_xlabel("sectors of an event")
-    panels[0].legend(frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path)
 
 
