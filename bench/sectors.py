@@ -1,13 +1,15 @@
-r"""What do sectors cost? Networks trained and scored on whole events and on sectors, by as many steps of as many events.
+r"""What do sectors cost? Networks trained and scored whole and in sectors, by as many steps of the same events.
 
     python bench/sectors.py STORE RUNS                    makes what RUNS lacks, one thing after the other
     python bench/sectors.py STORE RUNS docs/sectors.png   prints the table of what is there, and draws it (.[report])
 
-STORE needs 256 tiles an event: then 64 ranges of tiles are wedges in phi, and 8x4 and 16x4 grids of phi and eta. That of
-RESULTS.md, after `prepare --source acts --simulate 64 --pile-up 60 --seed 5000 --input EVENTS` had made its events:
+STORE needs 256 tiles an event: then 64 ranges of tiles are wedges in phi, and 8x4 and 16x4 grids of phi and eta. For
+RESULTS.md `prepare --source acts --simulate 64 --pile-up 60 --seed 5000 --input EVENTS` made the events, and then
 
-    python -m domainpar.prepare --source acts --input EVENTS --beam-spot 0,55 --module-map build --map-edges-per-hit 10 \
-        --tiles 256 --val-split .0625 --test-split .25 --store STORE
+    python -m domainpar.prepare --source acts --input EVENTS --beam-spot 0,55 --module-map build \
+        --map-edges-per-hit 10 --tiles 256 --val-split .0625 --test-split .25 --store STORE
+
+the store.
 
 A step takes one event, whole or without the edges between its sectors. That is what naive mode computes if all sectors
 of an event are in one step; all networks see the same events in the same order. Cuts are tuned on the validation
