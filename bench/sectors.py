@@ -103,8 +103,8 @@ def make(store: EventStore, runs: Path) -> None:
             trained = f"whole-{seed}" if kind == "cut" else network
             tuned = json.loads((runs / trained / "tracks.json").read_text())["greedy"]["cuts"]
             flags = ("--score-cut", str(tuned["score_cut"]), "--min-quality", str(tuned["min_quality"]))
-            flags = (*flags, "--run", str(runs / trained), *(["--extend"] if kind == "extended" else []))
-            run(infer.main, f"{kind}-{network}", *events, *TRACKS, *flags, "--split", "test")
+            of = ("--run", str(runs / trained), *(["--extend"] if kind == "extended" else []), "--split", "test")
+            run(infer.main, f"{kind}-{network}", *events, *TRACKS, *flags, *of)
 
 
 Rates = dict[str, float]
@@ -119,8 +119,10 @@ def rates(store: EventStore, runs: Path) -> dict[tuple[str, str], list[Rates]]:
     for record in store.events("test"):
         with store.open(record) as event:
             truth = truth_of(event, 8)  # borders of the whole event, the same for all
-        for name in names if truth is not None else ():
+        assert truth is not None
+        for name in names:
             track_id = read_scores(runs / "{}-{}-{}".format(*name), record.event).track_id
+            assert track_id is not None
             counts[name].append(count_tracks(track_id, truth, TrackCuts()))
     for (kind, cut, seed), events in counts.items():
         of[kind, cut].append(_rates(total(events)))
