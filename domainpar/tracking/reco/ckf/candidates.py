@@ -19,6 +19,8 @@ MAX_TRACK_HITS = 96
 
 # Taken from the quality of a track for a surface crossed without a hit.
 HOLE_COST = 6.0
+# Taken from that of a candidate whose seed lay on an earlier one: of two that differ little, either may be right.
+AGAIN_COST = 12.0
 # A hit at most this chi^2 ahead is never passed by.
 OBVIOUS = 4.0
 # Overlapping modules lie this far apart along a track at most, in mm.
@@ -198,7 +200,8 @@ def follow_seeds(
         min_surfaces: Fewest surfaces that the flight outward may meet, three at least.
         max_holes: Most surfaces it may cross without a hit.
         states: Room for the ways kept at once, `STATE_DTYPE` [2, ways + 1].
-        each: Follow also a seed whose three hits lie together on the latest candidate of each.
+        each: Follow also a seed whose three hits lie together on the latest candidate of each; what it leads to has to be
+            better by `AGAIN_COST`.
 
     Returns:
         Candidate tracks: where the hits of each begin [C + 1], rows of their hits, their qualities [C].
@@ -211,7 +214,8 @@ def follow_seeds(
     count = 0
     for seed in seeds:
         on = latest[seed[0]]
-        if not each and on >= 0 and on == latest[seed[1]] and on == latest[seed[2]]:
+        again = on >= 0 and on == latest[seed[1]] and on == latest[seed[2]]
+        if again and not each:
             continue
         if not _follow_seed(seed, min_surfaces, max_holes, scene, best, best_rows, states, rows):
             continue
@@ -223,6 +227,6 @@ def follow_seeds(
             collected = np.concatenate((collected, np.empty_like(collected)))
         collected[starts[count] : starts[count + 1]] = best_rows[: best[0].num_hits]
         latest[best_rows[: best[0].num_hits]] = count
-        qualities[count] = best[0].quality
+        qualities[count] = best[0].quality - (AGAIN_COST if again else 0.0)
         count += 1
     return starts[: count + 1].copy(), collected[: starts[count]].copy(), qualities[:count].copy()
