@@ -200,8 +200,8 @@ def follow_seeds(
         min_surfaces: Fewest surfaces that the flight outward may meet, three at least.
         max_holes: Most surfaces it may cross without a hit.
         states: Room for the ways kept at once, `STATE_DTYPE` [2, ways + 1].
-        each: Follow also a seed whose three hits lie together on the latest candidate of each; what it leads to has to be
-            better by `AGAIN_COST`.
+        each: Follow also a seed whose three hits lie together on the latest candidate of each; what it leads to has to
+            be better by `AGAIN_COST`.
 
     Returns:
         Candidate tracks: where the hits of each begin [C + 1], rows of their hits, their qualities [C].
