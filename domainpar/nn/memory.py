@@ -1,4 +1,4 @@
-"""The memory of a training step on one rank, predicted from the sizes of the network and of the part."""
+"""The memory of a training step, or of scoring, on one rank, predicted from the sizes of network and part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA_BYTES = 72
 and its pairs."""
 
 LOADING_BYTES = 200
-"""Of a local edge while a part is read and planned; it was seen, not derived."""
+"""Of a local edge while a part is read and planned, and of a node where the event is scored; seen, not derived."""
 
 MOST_BYTES_OF_LAYERS = 2**27
 """Of the layers that one stage may keep for backward on a rank."""
@@ -39,7 +39,7 @@ def bytes_of_layers(rows: Any, widths: Sequence[int], item_bytes: int) -> Any:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The memory of a rank that trains an interaction network, as a function of its part.
+    """The memory of a rank that trains an interaction network, or scores with one, as a function of its part.
 
     Attributes:
         hidden: Width of node and edge states.
@@ -52,6 +52,7 @@ class ModelSize:
         readouts: Iterations whose states are read out.
         in_files: Whether tables lie in files; then `bytes_of` is of what is in memory at once.
         offloaded: Whether a GPU keeps on the host what autograd keeps.
+        trains: Whether there is a backward pass.
     """
 
     hidden: int = 64
@@ -64,12 +65,13 @@ class ModelSize:
     readouts: int = 1
     in_files: bool = False
     offloaded: bool = False
+    trains: bool = True
 
     def __str__(self) -> str:
         return f"hidden {self.hidden}, {self.graph_iters} iterations, {8 * self.item_bytes} bit"
 
     def bytes_of(self, num_nodes: IntArray, num_edges: IntArray, num_pairs: IntArray | None = None) -> IntArray:
-        """Predicted peak of one training step above the bare process.
+        """Predicted peak of one training step, or of the scores of an event, above the bare process.
 
         It comes early in backward. All that autograd keeps is still there: the edge states that iterations begin with,
         but for the first one of the edge-first order, which begins with features; of each iteration, per node, its
@@ -79,6 +81,11 @@ class ModelSize:
         one more state of nodes and edges is kept, and products, gradients and pairs are there twice. The strips that a
         thread works in are small against it, and so is one readout; of further ones there are the logits and their
         gradients.
+
+        Without backward there is one table of edge states, which each iteration overwrites; and per node, while a stage
+        works, its state, two sums and two products. In the edge-first order the encoder of edges and the first
+        iteration are one stage: products are there twice. The C library keeps what a part was made from, and so tables
+        come on top of it.
 
         Args:
             num_nodes: Owned nodes and ghosts of each part.
@@ -91,6 +98,11 @@ class ModelSize:
         if self.in_files:  # at most the rows of some tables that were not let go yet, or what a part is made from
             rows = nodes * 5 * node_state + edges * 4 * edge_state // PASSAGES
             return edges * LOADING_BYTES + rows
+        if not self.trains:
+            goes_on = self.node_first or self.graph_iters > 1  # the last iteration makes neither states nor sums
+            rows = nodes * (3 + 2 * (not self.node_first)) + (2 * nodes + pairs) * goes_on
+            of_edge = LOADING_BYTES + edge_state * goes_on + self.item_bytes  # of the logit
+            return nodes * LOADING_BYTES + edges * of_edge + rows * node_state
         kept = self._kept(self.recompute_every)
         of_readouts = 2 * (self.readouts - 1) * self.item_bytes
         of_edges = edges * ((kept + self.node_first) * edge_state + of_readouts)

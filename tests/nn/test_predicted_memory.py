@@ -75,6 +75,29 @@ def test_a_step_takes_the_tables_that_were_predicted(event, monkeypatch, flags, 
     assert 1 <= predicted / taken < 1.08
 
 
+@pytest.mark.parametrize("edges_per_node", [1.2, 10])
+@pytest.mark.parametrize("flags", [{}, {"graph_iters": 1}, {"layers": 3}, {"products": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize("order", ["edge-first", "node-first"])
+def test_scoring_takes_the_tables_that_were_predicted(monkeypatch, order, flags, edges_per_node):
+    num_edges = 12_000
+    num_nodes = int(num_edges / edges_per_node)
+    event = TiledEvent.of(random_event(3, num_nodes, num_edges), np.arange(num_nodes) * 8 // num_nodes, 8)
+
+    def score(world):
+        part = event.part(world.transport, event.grouping("ranges", 1))
+        flags_of_model = {"hidden": 32, "graph_iters": 4, "order": order, **flags}
+        model = InteractionNetwork(3, event.graph.edge_features.shape[1], **flags_of_model)
+        live = LiveBytes(monkeypatch)
+        with torch.no_grad():
+            model(part.graph, part.halo)
+        nodes, edges = part.graph.plan.num_local, part.graph.num_edges
+        said = replace(model.size, trains=False).bytes_of(nodes, edges, len(part.graph.tiles.pair_rows))
+        return live.most, int(said) - memory.LOADING_BYTES * (nodes + edges)
+
+    ((taken, predicted),) = run_ranks(score, 1)
+    assert 0.98 < predicted / taken < 1.08
+
+
 def test_predicted_memory_is_that_of_what_is_kept(monkeypatch):
     """Of 8 iterations all; of segments 3 + 3 + 2, in the second: the input of the first, and three.
 

@@ -180,6 +180,9 @@ class MemoryMeter:
         world: World,
         kept: tuple[int, int] = (0, 0),
         recompute_every: int | None = None,
+        then: Size | None = None,
+        share: float = 1.0,
+        of_whole: int = 0,
     ) -> Expectation:
         """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
@@ -190,6 +193,9 @@ class MemoryMeter:
             world: The ranks.
             kept: Nodes and local edges of all samples whose data this rank will keep from step to step.
             recompute_every: Iterations of a segment that is computed again.
+            then: The memory of a second network, which gets a `share` of the edges when the first is done.
+            share: That share.
+            of_whole: Bytes that this rank takes beside them, of whole events.
         """
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         counts = [np.array([count]) for count in (owned + ghosts, edges, len(graph.tiles.pair_rows))]
@@ -200,11 +206,15 @@ class MemoryMeter:
         if isinstance(size, ModelSize) and size.in_files:
             in_files = int(replace(size, in_files=False).bytes_of(*counts)[0])
         of_others = data_bytes(*(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges))))
-        expected = int(bytes_of_step(size, *counts, in_kernels=in_kernels)[0]) + of_others + OF_PROCESS
+        expected = int(bytes_of_step(size, *counts, in_kernels=in_kernels)[0])
+        if then is not None:  # what the first one had is used again
+            left = [counts[0], *((count * share).astype(np.int64) for count in counts[1:])]
+            expected = max(expected, int(bytes_of_step(then, *left)[0]))
+        expected += of_others + of_whole + OF_PROCESS
         where, free = free_memory(self._device)
         card = uuid_of(self._device) if self._of_gpu else ""
-        share = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
-        shares = tuple(Share(**each) for each in gather(world.transport, asdict(share)))
+        own = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
+        shares = tuple(Share(**each) for each in gather(world.transport, asdict(own)))
         leaner = size.leanest_recompute() if isinstance(size, ModelSize) else 1 if recompute_every is None else None
         return Expectation(sample, shares, recompute_every, leaner)
 

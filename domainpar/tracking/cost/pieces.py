@@ -83,6 +83,7 @@ def weighed(
     ranks: int = 1,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    trains: bool = True,
 ) -> list[Piece]:
     """Take a network through both passes over the two pieces of an event, on ranks that are threads.
 
@@ -93,6 +94,7 @@ def weighed(
         every: Iterations of a segment that is computed again in backward.
         ranks: Ranks that share a piece, which is so many times as large.
         device, dtype: Of the part.
+        trains: Whether there is a backward pass.
 
     Raises:
         ValueError: If the network cannot be run.
@@ -105,9 +107,10 @@ def weighed(
         own.recompute(every)
         exchanges, sent, gradients = domain.num_exchanges, domain.bytes_sent, own.gradients()
         try:
-            with tensors_made, counted() as flops:
-                tensors = own.read(part.graph, part.halo, 1).tensors
-                pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
+            with tensors_made, counted() as flops, torch.set_grad_enabled(trains):
+                tensors = own.read(part.graph, part.halo, 1 if trains else None).tensors
+                if trains:
+                    pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
         except Exception as error:  # a user's own code may raise anything
             raise ValueError(f"the network cannot be run on a piece of an event: {message_of(error)}") from error
         del gradients

@@ -28,6 +28,7 @@ from domainpar.runs.own_files import TUNING, UNFINISHED
 from domainpar.runs.records import RunRecord, ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
+from domainpar.tracking.cost.memory import Expectation, MemoryMeter
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.colliderml import import_parquet
 from domainpar.tracking.events.detector import BEAM_SPOT
@@ -55,6 +56,7 @@ from domainpar.tracking.scoring.event_metrics import (
 )
 from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
 from domainpar.tracking.scoring.filtering import Score, score_what_is_left
+from domainpar.tracking.scoring.forecast import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
     SCORES_SUFFIX,
@@ -71,6 +73,7 @@ from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
 from domainpar.tracking.training.network import DTYPES, load_network
 from domainpar.tracking.training.pretrained import as_run
+from domainpar.tracking.training.summary import memory_expected, memory_taken
 from domainpar.tracking.training.tasks import Tasks, label_arrays
 
 
@@ -86,6 +89,7 @@ class ScoringJob:
         record: Run, network and how it scores, for `scores.json`.
         of_run: What the run says of its training.
         of_filter: What that of the filter says; None without one.
+        networks: A filter, if there is one, and the network.
     """
 
     scorer: Scorer
@@ -95,11 +99,23 @@ class ScoringJob:
     record: ScoresRecord
     of_run: RunRecord
     of_filter: RunRecord | None = None
+    networks: Sequence[ScoringNetwork] = ()
 
     def with_options(self, options: TrackOptions) -> ScoringJob:
         """The same with tracks built otherwise."""
         finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
         return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
+
+
+class Held(NamedTuple):
+    """The memory of all ranks: expected before the first event, and taken."""
+
+    expected: Expectation | None
+    taken: list[int | None]
+
+    def as_record(self) -> dict[str, Any]:
+        """For `timings.json`."""
+        return {"peak_bytes": self.taken} if self.expected is None else self.expected.as_record(self.taken)
 
 
 class _Chosen(NamedTuple):
@@ -120,8 +136,11 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         _stream(config, job, allocator)
         return
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
+    memory = MemoryMeter(world.device)
+    expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
     if world.is_root:
-        print(*summary.first_lines(world, job.scorer.store, job.records, job.record, allocator), sep="\n", flush=True)
+        lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator)
+        print(*lines, *memory_expected(expected, smaller=""), sep="\n", flush=True)
     if config.tune:
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
@@ -139,8 +158,9 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
             advance(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
+    held = Held(expected, memory.taken(world))
     if world.is_root:
-        _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event))
+        _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event), held)
 
 
 def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None:
@@ -183,7 +203,9 @@ def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
     return job.with_options(replace(options, **chosen["cuts"]))
 
 
-def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut]) -> None:
+def _publish(
+    config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut], held: Held
+) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
     # In the order of the store: that of the outcomes depends on the ranks.
@@ -206,7 +228,8 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
     place = unfinished.parent  # where they are published
     # As seen from the scores, which may be moved together with run and store.
     store = StoreRecord.of(**kept_place(job.scorer.store.path, place))
-    write_timings(unfinished, job.scorer.world.size, [summary.timing(outcome) for outcome in in_order])
+    timings = [summary.timing(outcome) for outcome in in_order]
+    write_timings(unfinished, job.scorer.world.size, timings, held.as_record())
     listed = record.changed(run=os.path.relpath(run, place), store=store)
     if record.filter is not None:
         listed = listed.changed(filter={**record.filter, "run": os.path.relpath(record.filter["run"], place)})
@@ -218,6 +241,7 @@ def _publish(config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome],
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
     notes = [
+        memory_taken(held.expected, held.taken),
         *submitted,
         *told_of(seen),
         *judgements.not_counted(),
@@ -264,10 +288,12 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, step, score = _loaded(chosen, config, store, world)
+    networks = [ScoringNetwork(trained, of_run, model)]
     problem = model.exactness(world.transport).problem
     left: dict[str, Any] = {}
     if before is not None:
         filter_model, _, filter_score = _loaded(before, config, store, world)
+        networks.insert(0, ScoringNetwork(before.trained, before.record, filter_model))
         left = on_all(world.transport, lambda: _working_point(config, chosen, before, parameters_sha256(filter_model)))
         score = partial(score_what_is_left, filter_score, left["min_score"], score)
         problem = problem or filter_model.exactness(world.transport).problem
@@ -318,7 +344,8 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         outside=outside(first.record.store.surveyed, store.survey),
         bitwise_problem=problem,
     )
-    return ScoringJob(scorer, options, records, left_out, record, of_run, None if before is None else before.record)
+    of_filter = None if before is None else before.record
+    return ScoringJob(scorer, options, records, left_out, record, of_run, of_filter, networks)
 
 
 def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: World) -> tuple[EdgeClassifier, int, Score]:

@@ -3,7 +3,7 @@
 A directory of scores holds
 
     scores.json                                what was scored, with which weights; the sha256 of each file
-    timings.json                               seconds per event; not hashed
+    timings.json                               seconds per event, and memory; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
                                                with tracks track_id [N], and if asked for ckf_track_id [N] and
                                                shared_hits [S, 2], and of each of T tracks track_parameters [T, 5],
@@ -149,9 +149,14 @@ def write_list(directory: Path, record: ScoresRecord) -> None:
     write_whole(directory / LIST, json_bytes(record.plain()))
 
 
-def write_timings(directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]]) -> None:
-    """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0."""
-    write_whole(directory / TIMINGS, json_bytes({"ranks": num_ranks, "events": list(events)}))
+def write_timings(
+    directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None
+) -> None:
+    """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0.
+
+    `memory`: As in `run.json`.
+    """
+    write_whole(directory / TIMINGS, json_bytes({"ranks": num_ranks, "events": list(events), "memory": memory}))
 
 
 # --- read back -------------------------------------------------------------------------------------------------------

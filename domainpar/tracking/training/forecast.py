@@ -13,14 +13,18 @@ import torch
 from domainpar.common.agreement import Refused, agree, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
-from domainpar.nn.memory import DATA_BYTES, ModelSize
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.nn.memory import DATA_BYTES, LOADING_BYTES, ModelSize
 from domainpar.parallel.tables import lie_in_files
+from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import pieces, scratch
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Size
 from domainpar.tracking.cost.pieces import Line
+from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.sampler import Sample
 
 GAPS = 1.5
@@ -146,20 +150,48 @@ def memory_size(
 
     By formula where the network has one, else by a line through two pieces of the sample's event.
     """
-    model, world = trainer.model, trainer.world
+    keeps_freed = config.way_with_freed_memory == "keep"
+    where = training_data.store, sample.record, trainer.world
+    return size_of(config, trainer.model, *where, every=every, keeps_freed=keeps_freed)
+
+
+def size_of(
+    config: TrainConfig,
+    model: EdgeClassifier,
+    store: EventStore,
+    record: EventRecord,
+    world: World,
+    *,
+    every: int | None = None,
+    keeps_freed: bool = True,
+    trains: bool = True,
+) -> Size:
+    """The memory of a rank that trains a network, or scores events with it, by its part. *Collective*.
+
+    Args:
+        config: How the network is trained.
+        model: The network.
+        store, record: An event whose pieces are weighed where there is no formula.
+        world: The ranks.
+        every: Iterations of a segment that is computed again in backward.
+        keeps_freed: Whether the C library keeps the memory that is freed.
+        trains: Whether there is a backward pass.
+    """
     if model.size is not None:
-        return replace(model.size, recompute_every=every, offloaded=config.offload)
+        return replace(model.size, recompute_every=every, offloaded=config.offload, trains=trains)
     world.mark("measure", 0)
     # Statistics over ranks take more than on one. Two share the piece, as threads, where ranks share an event.
     ranks = 2 if world.domain.size > 1 and world.device.type == "cpu" else 1
-    how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "dtype": trainer.loader.dtype}
+    how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains}
+    how["dtype"] = DTYPES[config.dtype]
 
     def weigh() -> tuple[tuple[int, int], tuple[int, int]]:
-        few, many = pieces.weighed(model, training_data.store, sample.record, **how)
+        few, many = pieces.weighed(model, store, record, **how)
         return (few.edges, few.bytes), (many.edges, many.bytes)
 
     tensors = Line.through(*on_root(world.transport, weigh))
     # Stages have tables of their own, and torch has its own allocator on a GPU.
     of_torch = not config.is_bitwise and world.device.type == "cpu"
-    gaps = GAPS if of_torch and config.way_with_freed_memory == "keep" else 1.0
-    return Line(tensors.fixed * gaps + (OF_TORCH if of_torch else 0), tensors.of_edge * gaps + DATA_BYTES)
+    gaps = GAPS if of_torch and keeps_freed else 1.0
+    of_data = DATA_BYTES if trains else LOADING_BYTES
+    return Line(tensors.fixed * gaps + (OF_TORCH if of_torch else 0), tensors.of_edge * gaps + of_data)

@@ -66,8 +66,13 @@ def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Train
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
 
 
-def memory_expected(expectation: Expectation | None) -> list[str]:
-    """The expected memory of the run and the part it is for, with a warning where there is less."""
+def memory_expected(
+    expectation: Expectation | None, smaller: str = ", a smaller --hidden or fewer --graph-iters"
+) -> list[str]:
+    """The expected memory of the run and the part it is for, with a warning where there is less.
+
+    `smaller`: Besides more ranks, what takes less.
+    """
     if expectation is None:
         return ["memory   : not predicted for this network; the end of the run shows what it took"]
     rank = expectation.fullest
@@ -93,7 +98,7 @@ def memory_expected(expectation: Expectation | None) -> list[str]:
         lines += [
             f"WARNING: {several(len(short), 'rank')} on {short[0].where} will want {wanted}, {free} are free: the "
             "system may end the run.",
-            f"         To take less: {recompute}more ranks on more machines, a smaller --hidden or fewer --graph-iters",
+            f"         To take less: {recompute}more ranks on more machines{smaller}",
         ]
     return lines
 

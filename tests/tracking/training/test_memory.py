@@ -67,6 +67,22 @@ def test_data_of_other_events_that_stay_in_memory_are_counted(store):
     assert among.shares[0].expected - alone.shares[0].expected == others
 
 
+@pytest.mark.parametrize(("then", "share"), [({"hidden": 16}, 0.4), ({"hidden": 64}, 0.4), ({"hidden": 64}, 1.0)])
+def test_of_two_networks_the_one_that_takes_more_is_expected(store, then, share):
+    first, then = (ModelSize(graph_iters=2, trains=False, **of) for of in ({"hidden": 32}, then))
+
+    def expect(world):
+        part = PartLoader(EventStore(store), world).load(samples_of(EventStore(store).events("train"), None)[-1])
+        graph = part.graph
+        nodes, edges, pairs = graph.plan.num_local, graph.num_edges, len(graph.tiles.pair_rows)
+        of_both = first.bytes_of(nodes, edges, pairs), then.bytes_of(nodes, int(edges * share), int(pairs * share))
+        meter = MemoryMeter(CPU)
+        return meter.expect(first, "7", graph, world, then=then, share=share, of_whole=1000), max(map(int, of_both))
+
+    ((expected, of_both),) = run_ranks(expect, 1)
+    assert expected.shares[0].expected == of_both + 1000 + memory.OF_PROCESS
+
+
 def _kept(world, store, keep_edges):
     return PartLoader(EventStore(store), world, keep_edges=keep_edges).kept(
         samples_of(EventStore(store).events(), None)

@@ -1,0 +1,89 @@
+"""The memory of scoring before the first event: by the forecast of training, without a backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+
+from domainpar.nn.classifier import EdgeClassifier
+from domainpar.parallel.world import World
+from domainpar.runs.records import RunRecord
+from domainpar.tracking.config import InferConfig, TrainConfig
+from domainpar.tracking.cost.memory import Expectation, MemoryMeter
+from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
+from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
+from domainpar.tracking.training.forecast import size_of
+from domainpar.tracking.training.network import DTYPES
+
+OF_TRACKS = 300
+"""Bytes of a hit while tracks are found, fitted and compared with the truth; seen, not derived."""
+
+
+class ScoringNetwork(NamedTuple):
+    """A network that scores events: how it was trained, what its run says of that, and itself."""
+
+    trained: TrainConfig
+    record: RunRecord
+    model: EdgeClassifier
+
+
+def expected_memory(
+    config: InferConfig,
+    networks: Sequence[ScoringNetwork],
+    store: EventStore,
+    records: Sequence[EventRecord],
+    world: World,
+    memory: MemoryMeter,
+) -> Expectation | None:
+    """The memory that the largest call will take; None if it cannot be read, and on a GPU. *Collective*.
+
+    Args:
+        config: The order.
+        networks: A filter, if there is one, and the network.
+        store, records: The events.
+        world: The ranks.
+        memory: Of this rank.
+    """
+    if world.device.type != "cpu":  # its kernels were counted with backward alone
+        return None
+    call = sorted(records, key=lambda record: -record.num_edges)[: config.events_per_call]
+    first, last = networks[0], networks[-1]
+    part = _part(config, first.trained, store, call, world)
+    missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
+    if part is None or missing[0]:  # scoring says why
+        return None
+    keeps_freed = config.allocator in ("auto", "keep")
+    sizes = [
+        size_of(it.trained, it.model, store, call[0], world, keeps_freed=keeps_freed, trains=False) for it in networks
+    ]
+    memory.forget_peak()
+    hits, edges = sum(record.num_nodes for record in call), sum(record.num_edges for record in call)
+    # Nobody knows yet what the filter leaves: as much as the network was trained on, if that is told.
+    most = (last.record.store.surveyed or {}).get("edges_per_hit")
+    share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
+    of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if config.tracks or config.ckf else 0
+    then = sizes[1] if len(sizes) > 1 else None
+    name = ", ".join(record.event for record in call)
+    return memory.expect(sizes[0], name, part.graph, world, (hits, edges), then=then, share=share, of_whole=of_tracks)
+
+
+def _part(
+    config: InferConfig, trained: TrainConfig, store: EventStore, call: Sequence[EventRecord], world: World
+) -> Part | None:
+    """This rank's part of a call, of a sector where events are cut; None if it cannot be read. *Collective*."""
+    try:
+        with ExitStack() as opened:
+            events = [opened.enter_context(open_together(store, record, world.domain)) for record in call]
+            return load_part(
+                events[0] if len(events) == 1 else JoinedEvents(events),
+                world.domain,
+                grouping=config.grouping,
+                sector=all_sectors(config.sectors)[0],
+                dtype=DTYPES[trained.dtype],
+                seed=trained.seed,
+            )
+    except BadEvent:
+        return None
