@@ -140,7 +140,8 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
     if world.is_root:
         lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator)
-        print(*lines, *memory_expected(expected, smaller=""), sep="\n", flush=True)
+        predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
+        print(*lines, *predicted, sep="\n", flush=True)
     if config.tune:
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
