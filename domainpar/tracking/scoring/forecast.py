@@ -18,9 +18,9 @@ from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_pa
 from domainpar.tracking.training.forecast import size_of
 from domainpar.tracking.training.network import DTYPES
 
-OF_TRACKS, OF_FINDERS = 300, 80 * 2**20
-"""Bytes of a hit while tracks are found, fitted and compared with the truth, and of the programs that do so, which are
-loaded with the first event; seen, not derived."""
+OF_TRACKS = 300
+"""Bytes of a hit while tracks are found, fitted and compared with the truth; seen, not derived. Kernels that are compiled
+for the first time on a machine take some 80 MiB more."""
 
 
 class ScoringNetwork(NamedTuple):
@@ -65,8 +65,7 @@ def expected_memory(
     # Nobody knows yet what the filter leaves: as much as the network was trained on, if that is told.
     most = (last.record.store.surveyed or {}).get("edges_per_hit")
     share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
-    finds = config.tracks or config.ckf
-    of_tracks = OF_FINDERS + OF_TRACKS * max(record.num_nodes for record in call) if finds else 0
+    of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if config.tracks or config.ckf else 0
     then = sizes[1] if len(sizes) > 1 else None
     name = ", ".join(record.event for record in call)
     return memory.expect(sizes[0], name, part.graph, world, (hits, edges), then=then, share=share, of_whole=of_tracks)
