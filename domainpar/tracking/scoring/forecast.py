@@ -19,8 +19,8 @@ from domainpar.tracking.training.forecast import size_of
 from domainpar.tracking.training.network import DTYPES
 
 OF_TRACKS = 300
-"""Bytes of a hit while tracks are found, fitted and compared with the truth; seen, not derived. Kernels that are compiled
-for the first time on a machine take some 80 MiB more."""
+"""Bytes of a hit while tracks are found, fitted and compared with the truth; seen, not derived. Kernels that are
+compiled, the first time on a machine, take some 80 MiB more."""
 
 
 class ScoringNetwork(NamedTuple):
