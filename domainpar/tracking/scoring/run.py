@@ -107,7 +107,7 @@ class ScoringJob:
         return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
 
 
-class Held(NamedTuple):
+class MemoryTaken(NamedTuple):
     """The memory of all ranks: expected before the first event, and taken."""
 
     expected: Expectation | None
@@ -159,7 +159,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
             advance(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
-    held = Held(expected, memory.taken(world))
+    held = MemoryTaken(expected, memory.taken(world))
     if world.is_root:
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event), held)
 
@@ -205,7 +205,7 @@ def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
 
 
 def _publish(
-    config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut], held: Held
+    config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut], held: MemoryTaken
 ) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0."""
     job.scorer.world.mark("write", len(outcomes))
