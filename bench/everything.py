@@ -66,6 +66,9 @@ BENCHES = (
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
 )
 
+ALONE = ("graphs", "sectors")
+"""Those that take an hour and more, or stores of one's own: started by hand."""
+
 
 @dataclass
 class Outcome:

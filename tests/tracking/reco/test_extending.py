@@ -79,7 +79,7 @@ def test_a_false_innermost_hit_beside_the_true_one_gives_way_to_it(event, off):
     begun[first] = -1
     followed = extend_tracks(np.append(begun, np.arange(len(first))), more, 3)
     own = [np.bincount(some[some >= 0]).argmax() for some in (followed[mine] for mine in rows)]
-    assert np.mean(followed[first] == own) > 0.85
+    assert np.mean(followed[first] == own) > 0.65  # 0.31 and 0.56 where outer seeds are not followed
 
 
 def test_a_track_that_leads_nowhere_stays_as_it_was(event):
