@@ -109,6 +109,12 @@ def test_what_a_network_was_trained_on_is_the_built_in_simulation_and_others_eve
     assert outside(trained, trained) == []
 
 
+@pytest.mark.parametrize("name", ["full", "full-filter", "full-hllhc"])
+def test_the_preset_of_a_shipped_network_is_the_first_word_of_its_name(name):
+    assert parse(InferConfig, "", ["--run", f"pretrained:{name}"]).preset == "full"
+    assert parse(InferConfig, "", ["--run", f"runs/{name}"]).preset is None
+
+
 def test_a_network_for_the_hl_lhc_knows_wide_beam_spots_and_three_fields():
     trained = run_record(PLACE / "full-hllhc" / "run.json").store.surveyed
     assert trained["events"] == 141

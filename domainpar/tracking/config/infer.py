@@ -12,8 +12,8 @@ SHIPPED = "pretrained:"
 
 
 def preset_of(network: str) -> str:
-    """The preset of the events of a shipped network: NAME, also of `pretrained:NAME-hllhc`."""
-    return network.removeprefix(SHIPPED).removesuffix("-hllhc")
+    """The preset of the events of a shipped network: the first word of its name, `full` of `pretrained:full-hllhc`."""
+    return network.removeprefix(SHIPPED).split("-")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -17,10 +17,13 @@ from domainpar.tracking.events.features import NODE_FEATURES
 from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import Source
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent
+from domainpar.tracking.events.store import LEARNED, EventRecord, EventStore, Settings, WholeEvent
 
-OF_EVENTS = ("field",)
+OF_EVENTS = ("field", "beam_spot", "surfaces")
 """Settings that may differ from store to store: each event keeps its own."""
+
+OF_ALL = ("hard_cuts", "volumes", "filter")
+"""Settings that may not: a store says them of all its events, and they decide what an event is."""
 
 
 def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection: Selection | None = None) -> Source:
@@ -32,7 +35,8 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         selection: Which hits are joined anew; by default all.
 
     Raises:
-        Problem: If two stores have one name, or, from `read`, if features of an event cannot be made again.
+        Problem: If two stores have one name, or differ in `OF_ALL`; or, from `read`, if features of an event cannot be
+            made again.
         StoreError: If a store or, from `read`, a file of it is missing or damaged.
     """
     select = selection or Selection()
@@ -67,21 +71,16 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         labels = {of: values[kept] for of, values in graph.node_labels.items()}
         return replace(joined, node_labels=labels, graph_labels=graph.graph_labels)
 
-    first = next(iter(stores.values())).settings
-    # Those of edges that are joined anew are another's.
-    gone = OF_EVENTS if cuts is None else (*OF_EVENTS, *Cuts().settings, "module_map", "embedding", "edges_from")
-    common = {
-        key: value
-        for key, value in first.items()
-        if key not in gone and all(store.settings.get(key) == value for store in stores.values())
-    }
     made_by = {} if cuts is None else {"rejoined": True, **select.settings, **cuts.settings}
+    common = _common_settings(stores, made_by)
     digests = {name: store.settings_digest for name, store in stores.items()}
 
     def of_event(name: str) -> dict[str, Any]:
+        if name not in found:  # a file of an earlier preparation
+            return {}
         store, record = found[name]
         own = {**store.settings, **store.own_settings(record)}
-        return {key: own[key] for key in OF_EVENTS if key in own}
+        return {key: own[key] for key in OF_EVENTS if key in own and key not in common}
 
     return Source(
         names=tuple(found),
@@ -93,3 +92,20 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         splits={name: record.split for name, (_, record) in found.items()},
         learned_from={key: of for store in stores.values() for key, of in store.learned_from.items()},
     )
+
+
+def _common_settings(stores: Mapping[str, EventStore], made_by: Settings) -> dict[str, Any]:
+    """The settings that are the same in all stores; `made_by`: those of events that are joined anew, or none.
+
+    Raises:
+        Problem: If they differ in `OF_ALL`, and are not joined anew alike.
+    """
+    # Those of edges that are joined anew are another's.
+    gone = {*Cuts().settings, *LEARNED, "edges_from", "filter"} if made_by else set()
+    each = {name: {key: store.settings[key] for key in store.settings.keys() - gone} for name, store in stores.items()}
+    first, *others = each.values()
+    for key in OF_ALL:
+        if key not in made_by and any(first.get(key) != other.get(key) for other in others):
+            told = "; ".join(f"{name} {settings.get(key, 'without')}" for name, settings in each.items())
+            raise Problem(f"the stores differ in {key}: {told}", "mix stores of alike events, or join them anew alike")
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}

@@ -38,7 +38,8 @@ class Source:
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
-        of_event: Settings of one event alone, by its name, which its file keeps as well: its field.
+        of_event: Settings of one event alone, by its name, which its file keeps as well: its field. None of a name
+            that is not of the source.
         splits: Split of each event where the source itself tells; None: events are dealt into splits.
         whole: Name of the event of which the one of a name is all or a sector.
     """

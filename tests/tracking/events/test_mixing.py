@@ -1,5 +1,6 @@
 """Events of several stores as one source: in turn, as they were or joined anew, each with its own field."""
 
+import shutil
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from test_standard import on_ranks
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.config import ConfigError, PrepareConfig
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.mixing import mixed_events
@@ -85,6 +87,39 @@ def test_joined_anew_of_some_of_their_hits(place, tmp_path):
     assert store.settings["volumes"] == [7, 8, 9]
     with pytest.raises(ConfigError, match="--volumes '7, 8' leaves hits out"):
         PrepareConfig(source="stores", input="a, b", volumes="7, 8")
+
+
+def test_each_event_keeps_the_beam_spot_that_its_store_was_given(place, tmp_path):
+    source = open_source("simulate", num_events=1, seed=5, num_hits=800, beam_spot=BeamSpot(0.0, 30.0))
+    prepare(source, tmp_path / "c", val_split=0, test_split=0)
+    store = prepare(mixed_events([str(place / "a"), str(tmp_path / "c")]), tmp_path / "store")
+    own = {record.event: store.own_settings(record) for record in store.records}
+    assert own["c.000000005"] == {"beam_spot": [0.0, 30.0]}
+    assert own["a.000000010"] == {}
+
+
+def test_stores_whose_events_are_not_of_one_kind_are_refused_unless_they_are_selected_alike(place, tmp_path):
+    pixels = Selection(volumes=(7, 8, 9))
+    source = open_source("simulate", num_events=1, seed=5, num_hits=800, cuts=WIDE, selection=pixels)
+    prepare(source, tmp_path / "c", val_split=0, test_split=0)
+    both = [str(place / "a"), str(tmp_path / "c")]
+    for cuts in (None, SHARP):
+        with pytest.raises(Problem, match=r"the stores differ in volumes: a without; c \[7, 8, 9\]"):
+            mixed_events(both, cuts)
+    store = prepare(mixed_events(both, SHARP, pixels), tmp_path / "store")
+    assert store.settings["volumes"] == [7, 8, 9]
+
+
+def test_a_filter_stays_with_the_edges_that_it_left_and_goes_with_them(place, tmp_path):
+    for name in "ab":
+        store = EventStore(place / name)
+        settings = {**store.settings, "filter": {"min_score": 0.5, "parameters_sha256": "0" * 64}}
+        shutil.copytree(place / name, tmp_path / name)
+        write_manifest(tmp_path / name, store.records, settings)
+    assert "filter" in mixed(tmp_path, tmp_path / "as they were").settings
+    assert "filter" not in mixed(tmp_path, tmp_path / "anew", SHARP).settings
+    with pytest.raises(Problem, match="the stores differ in filter"):
+        mixed_events([str(place / "a"), str(tmp_path / "b")])
 
 
 def test_the_store_is_the_same_on_any_number_of_ranks_and_is_kept_when_made_once_more(place, tmp_path):
