@@ -105,6 +105,9 @@ Surface = Barrel | Disk
 CHARGE_SHARING = (0.35, 0.1)
 """Share of a cell, in u and v, by which the mean moves at most where a track passes several, as charges fluctuate."""
 
+MATERIAL = 0.02
+"""Of a surface that a track crosses head on, in radiation lengths."""
+
 PIXEL = Sensor(0.05, 0.05625, 0.3)
 SHORT_STRIP = Sensor(0.08, 1.2, 0.5)
 LONG_STRIP_BARREL = Sensor(0.12, 10.8, 0.7)

@@ -16,6 +16,7 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.beam_spot import BeamSpot
+from domainpar.tracking.events.detector import MATERIAL
 from domainpar.tracking.events.field import Field, forces
 from domainpar.tracking.events.graph import Hits, Particles
 from partitioners.topology import FloatArray, IntArray
@@ -34,7 +35,6 @@ STOP_IN_BARREL, STOP_IN_DISK = 0.016, 0.021  # per surface crossed, as nuclear i
 MODULE_EFFICIENCY = 0.985
 SMALLEST_PT = 0.15  # GeV; real events follow nothing below it past its first surface
 ENERGY_LOSS = 0.0009  # GeV per surface for a fast particle; slow ones lose beta^-2 times as much
-RADIATION_LENGTHS = 0.02  # per surface
 LARGEST_TURN = float(np.pi)  # half a turn: soft tracks do not come back
 STEEPEST_BARREL_SLOPE = float(np.sinh(3.0))  # real events have no barrel hits of prompt tracks beyond |eta| = 3
 
@@ -304,7 +304,7 @@ def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) 
     """Direction, slope and pt after one surface: scattered in the two directions across the track, and slower."""
     per_sine = np.sqrt(1 + slope * slope)
     momentum = pt * per_sine
-    angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / momentum
+    angle = 0.0136 * np.sqrt(MATERIAL) / momentum
     # Momentum falls by energy loss / beta.
     inverse_beta = np.sqrt(1 + (mass / momentum) ** 2)
     lost = ENERGY_LOSS * inverse_beta**3 / momentum

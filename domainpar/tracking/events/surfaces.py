@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from domainpar.common.problems import Problem
+from domainpar.tracking.events.detector import MATERIAL
 
 KINDS = ("barrel", "disk")
 
@@ -23,6 +24,7 @@ class SurfaceRow(NamedTuple):
         low, high: Its extent: z of a barrel, radius of a disk.
         sigma_u, sigma_v: Errors (sigma) of its hits: across, along r phi; and along z of a barrel, r of a disk.
         seeds: 1 where tracks from the beam may begin, most often on pixels; else 0.
+        material: What a track crosses head on, in radiation lengths.
     """
 
     volume: int
@@ -34,6 +36,7 @@ class SurfaceRow(NamedTuple):
     sigma_u: float
     sigma_v: float
     seeds: int
+    material: float = MATERIAL
 
     def wrong(self) -> str | None:
         """What is impossible about it, if something is."""
@@ -47,6 +50,8 @@ class SurfaceRow(NamedTuple):
             return f"the radius is {self.place:g}"
         if not (self.sigma_u > 0 and self.sigma_v > 0):
             return f"errors are {self.sigma_u:g} and {self.sigma_v:g}, not above 0"
+        if not 0 < self.material < 1:
+            return f"material is {self.material:g} radiation lengths, not between 0 and 1"
         return None if self.seeds in (0, 1) else f"seeds is {self.seeds}, not 0 or 1"
 
 
@@ -62,11 +67,13 @@ def read_surfaces(path: str | Path) -> list[SurfaceRow]:
             lines: Sequence[dict[str | Any, str | Any]] = list(csv.DictReader(file, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Problem(f"the surfaces cannot be read: {error}", file=path) from error
-    hint = f"columns are {', '.join(names)}; lengths in mm"
+    optional = ", ".join(SurfaceRow._field_defaults)
+    hint = f"columns are {', '.join(names)}; lengths in mm; {optional} may be left out"
     rows: dict[tuple[int, int], SurfaceRow] = {}
     for number, line in enumerate(lines, 2):
         try:
-            row = SurfaceRow(*(kind(line[name]) for name, kind in _TYPES.items()))
+            told = [name for name in names if name in line or name not in SurfaceRow._field_defaults]
+            row = SurfaceRow(*(_TYPES[name](line[name]) for name in told))
             wrong = row.wrong()
         except KeyError as error:
             raise Problem(f"no column {error.args[0]} of surfaces", hint, file=path) from error
@@ -84,5 +91,5 @@ def read_surfaces(path: str | Path) -> list[SurfaceRow]:
 
 _TYPES: dict[str, type[Any]] = {
     "volume": int, "layer": int, "kind": str, "place": float, "low": float, "high": float, "sigma_u": float,
-    "sigma_v": float, "seeds": int,
+    "sigma_v": float, "seeds": int, "material": float,
 }  # fmt: skip

@@ -39,11 +39,12 @@ PASSES = 3
 # Nothing is known before the outermost hit: mm, rad, 1/GeV, mm, and share of 1 + slope^2.
 AT_FIRST = (5.0, 0.1, 2.0, 5.0, 0.1)
 
-RADIATION_LENGTHS = 0.018
-"""Of a surface, whatever the angle: chosen on simulated events, where 0.02 scatter some mm behind it."""
+AT_THE_HIT = 0.9
+"""Part of a surface's material that scatters there, whatever the angle: chosen on simulated events, where all of it
+scatters some mm behind the hit."""
 
-ENERGY_LOSS = 0.0009
-"""GeV in a surface, of a fast particle; beta^-3 times as much of a slow one of this mass."""
+ENERGY_LOSS = 0.045
+"""GeV in a radiation length, of a fast particle; beta^-3 times as much of a slow one of this mass."""
 PION = 0.1396
 
 # A step that ends nearer to a hit than this, in mm, is the last.
@@ -167,7 +168,7 @@ def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any) -> A
         if not np.isfinite(reference).all() or reference[2] == 0.0:
             continue
         for _ in range(PASSES):
-            _fly_out(state, reference, of_track, field, back, along)
+            _fly_out(state, reference, of_track, places, field, back, along)
             deviation, spreads[track], chi2[track] = _filter(of_track, along, back, places)
             reference += deviation
             _place(state, reference)
@@ -184,7 +185,7 @@ def _place(state: Any, reference: Any) -> None:
 
 
 @compiled
-def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, along: Any) -> None:
+def _fly_out(state: Any, reference: Any, hits: Any, places: Any, field: Any, back: Any, along: Any) -> None:
     """Fly from the beam line along the hits of a track.
 
     For each hit: `back` carries deviations from it to the one before, or to the beam line, and `along` has the
@@ -200,7 +201,8 @@ def _fly_out(state: Any, reference: Any, hits: Any, field: Any, back: Any, along
         along[i, 2], along[i, 3], along[i, 4] = state.psi, state.slope, state.k
         if i + 1 < len(hits) and hits[i + 1].surface != hits[i].surface:
             momentum = GEV_PER_TESLA_MM / abs(state.k) * np.sqrt(1 + state.slope**2)
-            state.k *= 1 + ENERGY_LOSS * (1 + (PION / momentum) ** 2) ** 1.5 / momentum
+            lost = ENERGY_LOSS * places[hits[i].surface].material * (1 + (PION / momentum) ** 2) ** 1.5
+            state.k *= 1 + lost / momentum
 
 
 @compiled
@@ -284,7 +286,7 @@ def _filter(hits: Any, along: Any, back: Any, places: Any) -> Any:
                 spread[m, n] -= column[m, 0] * of_y[n] + column[m, 1] * of_z[n]
         if i == 0 or hits[i - 1].surface != hits[i].surface:
             # Scattering in both directions across the track: 13.6 MeV / p sqrt(x / X0).
-            variance = 0.0136**2 * RADIATION_LENGTHS * (k / GEV_PER_TESLA_MM) ** 2
+            variance = 0.0136**2 * AT_THE_HIT * place.material * (k / GEV_PER_TESLA_MM) ** 2
             spread[1, 1] += variance
             spread[4, 4] += variance * (1 + slope * slope)
         _multiply(back[i], spread, product)

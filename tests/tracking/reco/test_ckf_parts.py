@@ -9,7 +9,7 @@ from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.crossing import OUTWARD, next_surface, set_out
 from domainpar.tracking.reco.ckf.finder import resolve, scene_of, table_of
-from domainpar.tracking.reco.ckf.layout import trackml
+from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE, trackml
 from domainpar.tracking.reco.ckf.states import STATE_DTYPE, scatter
 
 
@@ -93,10 +93,13 @@ def test_a_track_that_left_the_barrels_flies_on_to_disks_that_are_near_alone(r, 
 @pytest.mark.parametrize(
     ("is_barrel", "slope", "path"), [(True, 0.0, 1), (True, 3.0, 10**0.5), (False, 3.0, 10**0.5 / 3)]
 )
-def test_scattering_grows_with_the_path_through_a_surface(is_barrel, slope, path):
-    state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
+@pytest.mark.parametrize("material", [0.02, 0.05])
+def test_scattering_grows_with_the_path_through_a_surface(is_barrel, slope, path, material):
+    state, place = (np.zeros(1, kind).view(np.recarray)[0] for kind in (STATE_DTYPE, PLACE_DTYPE))
     state.k, state.slope = 3e-4, slope
-    scatter(state, 0.02, is_barrel)
+    place.is_barrel, place.material = is_barrel, material
+    scatter(state, place)
     pt = 0.299792e-3 / 3e-4
-    assert state.pp == pytest.approx(0.0136**2 * 0.02 * path / pt**2, rel=1e-4)
+    assert state.pp == pytest.approx(0.0136**2 * material * path / pt**2, rel=1e-4)
+    assert state.kk == pytest.approx((0.15 * material * 3e-4) ** 2)
     assert state.ss == pytest.approx(state.pp * (1 + slope**2), rel=1e-9)

@@ -46,7 +46,7 @@ def written(path, rows, names=SurfaceRow._fields):
 
 def assert_same_surfaces(layout):
     """Those of TrackML, but for the sensors, which a file does not tell."""
-    for name in ("is_barrel", "coordinate", "low", "high", "var_u", "var_v"):
+    for name in ("is_barrel", "coordinate", "low", "high", "var_u", "var_v", "material"):
         np.testing.assert_allclose(layout.places[name], trackml().places[name])
     assert not layout.places["thickness"].any()
 
@@ -109,6 +109,7 @@ OTHERS = [ROW._replace(layer=4, place=70.0), ROW._replace(layer=6, kind="disk", 
         (ROW._replace(sigma_v=0.0), "errors are 0.01 and 0"),
         (ROW._replace(high=float("nan")), "not finite"),
         (ROW._replace(seeds=2), "seeds is 2"),
+        (ROW._replace(material=2.0), "material is 2 radiation lengths"),
         (ROW._replace(layer=4), "volume 1 layer 4 is there twice"),
         (ROW._replace(volume="a"), "invalid literal"),
         (ROW[:5], "line 4: "),
@@ -120,6 +121,13 @@ def test_an_impossible_surface_is_refused_with_its_line(tmp_path, row, what):
         read_surfaces(path)
     assert "line 4" in str(refused.value)
     assert "surfaces.csv" in str(refused.value)
+
+
+def test_material_may_be_left_out(tmp_path):
+    path = written(tmp_path / "surfaces.csv", [row[:-1] for row in (ROW, *OTHERS)], SurfaceRow._fields[:-1])
+    assert read_surfaces(path) == [ROW, *OTHERS]
+    stored = layout_of({"surfaces": [list(row[:-1]) for row in (ROW, *OTHERS)]})  # as earlier versions wrote them
+    assert stored.places["material"].tolist() == [detector.MATERIAL] * 3
 
 
 def test_files_without_surfaces_are_refused(tmp_path):

@@ -11,12 +11,13 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco import perigee
 from domainpar.tracking.reco.ckf.layout import layout_of
-from domainpar.tracking.reco.perigee import ENERGY_LOSS, NAMES, PION, RADIATION_LENGTHS, fit_perigees, flown_back
+from domainpar.tracking.reco.perigee import AT_THE_HIT, ENERGY_LOSS, NAMES, PION, fit_perigees, flown_back
 from domainpar.tracking.reco.segments import TrackHits
 
 RADII, PLANES = (33, 70, 115, 170, 260, 380, 520, 700, 900), (300, 420, 560, 720, 900, 1150, 1400, 1700, 2000)
 ERRORS = [(0.012, 0.05)] * 4 + [(0.03, 0.12)] * 5
 BARRELS = [(1, i, "barrel", r, -3000.0, 3000.0, *ERRORS[i], 1) for i, r in enumerate(RADII)]
+UNLIKE = [(*row, 0.005 if row[3] < 200 else 0.06) for row in BARRELS]  # light inside, heavy outside
 DISKS = [(2, i, "disk", z, 5.0, 1100.0, 0.015, 0.06, 1) for i, z in enumerate(PLANES)]
 
 
@@ -99,7 +100,8 @@ def hits_of(truth, field, surfaces, seed=None):
         along = np.cross([0, 0, 1.0], out)
         # The fit takes the energy that a pion loses from what it measures, so it is always lost here.
         size = np.linalg.norm(p, axis=1, keepdims=True)
-        lost = p * (1 - ENERGY_LOSS * (1 + (PION / size) ** 2) ** 1.5 / size)
+        material = surface[9] if len(surface) > 9 else detector.MATERIAL
+        lost = p * (1 - ENERGY_LOSS * material * (1 + (PION / size) ** 2) ** 1.5 / size)
         if seed is not None:
             hit += along * generator.normal(0, surface[6], (len(at), 1))
             hit += (out if surface[2] == "disk" else np.array([0, 0, 1.0])) * generator.normal(
@@ -107,7 +109,7 @@ def hits_of(truth, field, surfaces, seed=None):
             )
             across = np.cross([0, 0, 1.0], p)
             across /= np.linalg.norm(across, axis=1, keepdims=True)
-            kicks = generator.normal(0, 1, (2, len(at), 1)) * 0.0136 * np.sqrt(RADIATION_LENGTHS) / size
+            kicks = generator.normal(0, 1, (2, len(at), 1)) * 0.0136 * np.sqrt(AT_THE_HIT * material) / size
             lost = lost + size * (kicks[0] * across + kicks[1] * np.cross(p / size, across))
         p = lost
         position.append(hit)
@@ -150,7 +152,11 @@ def test_exact_hits_give_the_parameters_that_an_integrator_began_with(field, sur
     assert np.abs(pulls(fit, truth)).max() < 0.05
 
 
-@pytest.mark.parametrize(("surfaces", "eta"), [(BARRELS, (-1.0, 1.0)), (DISKS, (1.5, 2.3))], ids=["barrels", "disks"])
+@pytest.mark.parametrize(
+    ("surfaces", "eta"),
+    [(BARRELS, (-1.0, 1.0)), (DISKS, (1.5, 2.3)), (UNLIKE, (-1.0, 1.0))],
+    ids=["barrels", "disks", "unlike"],
+)
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
 def test_pulls_of_measured_hits_have_mean_0_and_width_1(field, surfaces, eta):
     truth = particles(1500, 2, *eta)

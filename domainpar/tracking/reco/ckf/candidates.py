@@ -54,7 +54,7 @@ def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene
         best, best_chi2 = -1, scene.gate
         # What the track scatters in the module before counts where it flies along the surface.
         pp, ss, kk = state.pp, state.ss, state.kk
-        scatter(state, scene.radiation_lengths, place.is_barrel)
+        scatter(state, place)
         for other in near:
             if _on_module(hits, rows[first : state.num_hits], other):
                 continue
@@ -100,7 +100,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
         child, child_rows = states[then, width], rows[then, width]
         for i in range(alive):
             last = scene.hits[rows[now, i, states[now, i].num_hits - 1]].surface
-            scatter(states[now, i], scene.radiation_lengths, scene.places[last].is_barrel)
+            scatter(states[now, i], scene.places[last])
             target, inside = next_surface(states[now, i], scene, side)
             if target < 0:
                 continue
@@ -127,7 +127,7 @@ def _add_overlaps(state: Any, copy: Any, rows: Any, row: int, near: Any, chi2s: 
     hits, surface = scene.hits, scene.hits[row].surface
     copy[0] = state
     approach(copy[0], hits[row], scene.field)
-    scatter(copy[0], scene.radiation_lengths, scene.places[surface].is_barrel)
+    scatter(copy[0], scene.places[surface])
     bz = bend_at(scene.field, copy[0])
     first, overlapping = state.num_hits, 1
     for i in range(hits_near(copy[0], surface, scene, near, chi2s)):
@@ -158,13 +158,13 @@ def _turn_back(state: Any, copy: Any, rows: Any, scene: Any) -> None:
     holes = state.holes
     rows[:3] = firsts[number - 3 : number][::-1]
     a, b, c = scene.hits[rows[0]], scene.hits[rows[1]], scene.hits[rows[2]]
-    start(state, a, b, c, scene.places, scene.field, scene.radiation_lengths)
+    start(state, a, b, c, scene.places, scene.field)
     state.holes = holes
     near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     for i in range(3):
         _add_overlaps(state, copy, rows, rows[i], near, chi2s, scene)
     for i in range(number - 4, -1, -1):
-        scatter(state, scene.radiation_lengths, scene.places[surfaces[i + 1]].is_barrel)
+        scatter(state, scene.places[surfaces[i + 1]])
         approach(state, scene.hits[firsts[i]], scene.field)
         count = hits_near(state, surfaces[i], scene, near, chi2s)
         _take_surface(state, rows, firsts[i], surfaces[i], near[:count], scene)
@@ -176,7 +176,7 @@ def _follow_seed(seed: Any, min_surfaces: int, max_holes: int, scene: Any, best:
                  rows: Any) -> bool:  # fmt: skip
     """Make the best track of a seed in `best[0]` and `best_rows`; false if it has too few surfaces."""
     a, b, c = scene.hits[seed[0]], scene.hits[seed[1]], scene.hits[seed[2]]
-    start(best[0], a, b, c, scene.places, scene.field, scene.radiation_lengths)
+    start(best[0], a, b, c, scene.places, scene.field)
     set_out(best[0], c, scene, OUTWARD)
     best_rows[:3] = seed
     _follow(best, best_rows, OUTWARD, max_holes, scene, states, rows)

@@ -32,7 +32,6 @@ class Scene(NamedTuple):
         ways: Their orders.
         field: The field.
         gate: Largest chi^2 of a hit.
-        radiation_lengths: Thickness of a surface.
     """
 
     hits: Any
@@ -43,7 +42,6 @@ class Scene(NamedTuple):
     ways: Any
     field: Any
     gate: float
-    radiation_lengths: float
 
 
 @compiled

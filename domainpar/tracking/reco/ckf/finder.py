@@ -30,7 +30,6 @@ from domainpar.tracking.reco.segments import number_tracks
 MAX_SHARED = 2  # hits that a track may lose to better ones and still be one, if enough remain
 GATE = 16.0  # largest chi^2, with 2 degrees of freedom, of a hit against the prediction
 WAYS = 3  # ways to go on that are kept at once for each seed
-RADIATION_LENGTHS = 0.02  # thickness of one surface, which scatters
 MIN_SURFACES = 4  # of a track found by following: any three hits nearly lie on a helix
 
 HIT_DTYPE = np.dtype(
@@ -113,12 +112,12 @@ def find_tracks(
     layout, field = layout or trackml(), detector.geometry().field if field is None else field
     hits, ptr, rows_of_caller = table_of(position, volume, layer, module, layout)
     track_of = np.full(len(hits), -1, np.int64)
-    count = 0
+    count, thickest = 0, layout.places["material"].max()
     for search in searches:
         scene = scene_of(hits, ptr, track_of < 0, field, layout)
         curvature = GEV_PER_TESLA_MM * scene.field.largest / search.min_pt
         # Multiple scattering: 13.6 MeV / p sqrt(x / X0).
-        angle = 0.0136 * np.sqrt(RADIATION_LENGTHS) / search.min_pt
+        angle = 0.0136 * np.sqrt(thickest) / search.min_pt
         limits = curvature, angle, search.d0, reach_of(beam_spot, search.z0)
         chains = layout.everywhere if search.everywhere else layout.prompt
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains])
@@ -144,7 +143,6 @@ def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: 
         ways=layout.ways,
         field=field,
         gate=GATE,
-        radiation_lengths=RADIATION_LENGTHS,
     )
 
 

@@ -21,12 +21,13 @@ PIXELS = (7, 8, 9)
 PLACE_DTYPE = np.dtype(
     [
         ("is_barrel", "?"),
-        *((name, "f8") for name in ("coordinate", "low", "high", "var_u", "var_v", "thickness", "tilt")),
+        *((name, "f8") for name in ("coordinate", "low", "high", "var_u", "var_v", "material", "thickness", "tilt")),
     ]
 )
 """A surface: radius of a barrel or z of a disk, its extent in z or r, the variances in mm^2 of a hit's position across
-(r phi) and along (z in a barrel, r in a disk), where one cell tells it. With them come its sensors' thickness in mm, 0
-where the resolution is told, which then goes by no number of cells, and their angle from the radial direction."""
+(r phi) and along (z in a barrel, r in a disk), where one cell tells it, and its material in radiation lengths. With
+them come its sensors' thickness in mm, 0 where the resolution is told, which then goes by no number of cells, and their
+angle from the radial direction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,8 @@ def trackml() -> Layout:
         variances = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
         coordinate = surface.radius if isinstance(surface, Barrel) else surface.z
         tilt = surface.tilt if isinstance(surface, Barrel) else 0.0
-        places[i] = (barrel, coordinate, *detector.reach_across(surface), *variances, surface.sensor.thickness, tilt)
+        reach, of_sensor = detector.reach_across(surface), (surface.sensor.thickness, tilt)
+        places[i] = (barrel, coordinate, *reach, *variances, detector.MATERIAL, *of_sensor)
     numbers = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
     pairs = [(numbers[inner], numbers[outer]) for inner, outer in detector.SEED_LAYER_PAIRS]
     return Layout.of(numbers, places, pairs, [surface.volume in PIXELS for surface in detector.SURFACES])
@@ -108,7 +110,8 @@ def _given(rows: Sequence[Any]) -> Layout:
     surfaces = [SurfaceRow(*row) for row in rows]
     places = np.zeros(len(surfaces), PLACE_DTYPE)
     for i, row in enumerate(surfaces):
-        places[i] = (row.kind == "barrel", row.place, row.low, row.high, row.sigma_u**2, row.sigma_v**2, 0.0, 0.0)
+        variances = row.sigma_u**2, row.sigma_v**2
+        places[i] = (row.kind == "barrel", row.place, row.low, row.high, *variances, row.material, 0.0, 0.0)
     pairs = lines_cross(places["is_barrel"], places["coordinate"], places["low"], places["high"])
     numbers = {(row.volume, row.layer): i for i, row in enumerate(surfaces)}
     return Layout.of(numbers, places, pairs, [row.seeds == 1 for row in surfaces])

@@ -20,8 +20,8 @@ track would be better without."""
 
 # The field is taken to be even over this far in z, in mm.
 EVEN_FIELD = 120.0
-# Share of its curvature that a track may gain in a surface by losing energy.
-LOSS = 0.003
+# Share of its curvature that a track may gain by losing energy in a surface of one radiation length.
+LOSS = 0.15
 
 STATE_DTYPE = np.dtype(
     [(name, "f8") for name in ("x", "y", "psi", "z", "slope", "k")]
@@ -102,18 +102,18 @@ def _angle_variance(k: float, radiation_lengths: float) -> float:
 
 
 @compiled
-def scatter(state: Any, radiation_lengths: float, is_barrel: bool) -> None:
+def scatter(state: Any, place: Any) -> None:
     """Add scattering and loss of energy in one surface to the covariances.
 
     A track that flies along a surface more than across it passes more of it: much, where a barrel ends.
     """
     path = np.sqrt(1 + state.slope * state.slope)
-    if not is_barrel:
+    if not place.is_barrel:
         path /= max(abs(state.slope), 0.3)
-    variance = _angle_variance(state.k, radiation_lengths) * path
+    variance = _angle_variance(state.k, place.material) * path
     state.pp += variance
     state.ss += variance * (1 + state.slope * state.slope)
-    state.kk += (LOSS * state.k) ** 2
+    state.kk += (LOSS * place.material * state.k) ** 2
 
 
 @compiled
@@ -169,7 +169,7 @@ def take(state: Any, hit: Any, place: Any, bz: float) -> None:
 
 
 @compiled
-def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any, radiation_lengths: float) -> None:
+def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any) -> None:
     """Put a state on the last of three hits of a flight, whichever way it goes: the helix through them."""
     ab, bc, ac = np.hypot(b.x - a.x, b.y - a.y), np.hypot(c.x - b.x, c.y - b.y), np.hypot(c.x - a.x, c.y - a.y)
     k = 2 * ((b.x - a.x) * (c.y - b.y) - (b.y - a.y) * (c.x - b.x)) / (ab * bc * ac)
@@ -184,7 +184,7 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any, radiation
     yb, zb = _variances(state, b, places[b.surface])
     yc, zc = _variances(state, c, places[c.surface])
     # Seen from behind b, what scattered there displaces a.
-    angle = _angle_variance(state.k, radiation_lengths)
+    angle = _angle_variance(state.k, places[b.surface].material)
     ya += angle * ab * ab
     za += angle * (1 + state.slope * state.slope) * ab * ab
     _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, bz)
