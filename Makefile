@@ -34,17 +34,18 @@ test test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
 # A share of the slow tests, also of the mistakes in tests/mistakes, is drawn by DRAW_SEED, which draws the same again.
 test test-slow: export DRAW_SEED := $(or $(DRAW_SEED),$(shell date +%s))
 
-# Three processes, also on two cores: many tests wait, for deadlines or for ranks that start. With SHARE=0.3 as much of
-# the slow tests runs beside the others of its file, with the events, stores and runs that they have made already.
+# Three processes, also on two cores: many tests wait, for deadlines or for ranks that start. They take the files in the
+# order of tests/conftest.py, which has those with long tests first. With SHARE=0.3 as much of the slow tests runs beside
+# the others of its file, with the events, stores and runs that they have made already.
 test: $(VENV)/.test-stamp
 	@echo "some thousand tests: ten to twenty minutes on two cores"
 	$(if $(SHARE),@echo "and this share of the slow tests: $(SHARE); drawn with DRAW_SEED=$(DRAW_SEED)")
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile $(if $(SHARE),-m "not faults and not slurm") $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(if $(SHARE),-m "not faults and not slurm") $(ARGS)
 
 test-slow: export SHARE ?= 1
 test-slow: $(VENV)/.test-stamp
 	@echo "share of the slow tests: $(SHARE); these and mistakes to plant are drawn with DRAW_SEED=$(DRAW_SEED)"
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow $(ARGS)
 
 # A real Slurm on this machine, which takes root and Debian's packages; skipped, with the reason, where it cannot be.
 test-slurm: $(VENV)/.test-stamp

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,16 @@ class Skips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+LONG = (
+    "bench/test_exchange bench/test_campaign bench/test_grid bench/test_programs bench/test_scaling",
+    "commands/test_doctor commands/test_export commands/test_first_lines commands/test_interrupted commands/test_serve",
+    "examples/test_examples examples/test_showers test_notebooks test_planted test_wheel",
+    "nn/test_compiled_kernels nn/test_instructions pretended_gpu/test_on_pretended_gpu pretended_gpu/test_ranks",
+    "tracking/events/test_acts_making tracking/training/test_covering tracking/training/test_tasks",
+)
+"""Files with tests of ten seconds and more: they run first, so that none is left alone at the end."""
+
+
 def pytest_collection_finish() -> None:
     """What has been imported by now stays: else each full collection of garbage would look at all of it again."""
     gc.freeze()
@@ -113,12 +124,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow tests a share that a seed draws, each by its name: the same in every process."""
+    """Of the slow tests a share that a seed draws, each by its name: the same in every process. Long ones go first."""
     share, seed = float(os.environ.get("SHARE", "1")), os.environ.get("DRAW_SEED", "0")
     rest = [item for item in items if item.get_closest_marker("slow") and not drawn(item, share, seed)]
     config.hook.pytest_deselected(items=rest)
     left_out = set(rest)
-    items[:] = [item for item in items if item not in left_out]
+    long = {Path(__file__).parent / f"{name}.py" for name in " ".join(LONG).split()}
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: item.path not in long)
 
 
 def pytest_configure(config: pytest.Config) -> None:
