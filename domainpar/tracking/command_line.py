@@ -353,7 +353,7 @@ class _Command:
             self._refuse_words("words that belong to no flag: --")
         try:
             # The texts are left out: they take longer to find than all else.
-            found, others = self._parser(lambda group: {}).parse_known_args(list(argv))
+            found, others = self._parser(lambda group: {}).parse_known_args(_joined(argv))
         except argparse.ArgumentError as error:
             self._refuse_words(f"{error.argument_name}: {error.message}")
         if unknown := [word.split("=")[0] for word in others if re.match(r"-+[a-zA-Z]", word)]:
@@ -442,6 +442,17 @@ class _Command:
             print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
         values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
         return values
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Words, those that begin with - and a digit joined to their flag: argparse takes -1e-3 and -4,55 for flags."""
+    words: list[str] = []
+    for word in argv:
+        if re.match(r"-\.?\d", word) and words and re.match("--[^=]+$", words[-1]):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _docstrings(group: type[Group]) -> dict[str, str]:

@@ -70,6 +70,7 @@ REFUSED_FLAGS = {
     "nothing for a count": ("--epochs null", "--epochs is 'null'; expected a whole number", "--help"),
     "a choice that is none": ("--mode niave", "--mode is 'niave'; expected one of halo, naive", "did you mean naive?"),
     "a negative count": ("--epochs -1", "--epochs is -1; it must be at least 1", "--epochs"),
+    "a negative rate": ("--lr -1e-3", "--lr is -0.001; it must be a finite number above 0", "--lr"),
     "an infinite rate": ("--lr 1e400", "--lr is inf; it must be a finite number above 0", "--lr"),
     "a width that is no multiple of 16": (
         "--hidden 50",
