@@ -8,6 +8,9 @@ the kernel reaches changes (`reached`).
 Ranks reach a new kernel together. Who does not find it on disk takes a lock of this machine and looks again, so that
 one rank compiles it and the others load it. What is compiled is said, and is no time of the work. Where nothing can be
 kept, kernels are compiled anew at every start, and that is said.
+
+In a kernel, a record (`table[i]` of a structured array) does not keep its array alive. Tables of records are arguments,
+which the caller owns: of one that is made in a kernel, numba gives the memory back once the last record is taken out.
 """
 
 from __future__ import annotations
@@ -82,6 +85,26 @@ class _Places(caching.CompileResultCacheImpl):
         super().__init__(function)  # type: ignore[no-untyped-call]
 
 
+class _KernelFiles(caching.IndexDataCacheFile):
+    """The files of a kernel: a list, and machine code for each type of arguments and values that it closes over.
+
+    Each file says what it is of, and counts as missing where the list says otherwise. numba takes the number of a file
+    from the list that it read last, and writes the list first. So two processes without a lock may give one number to
+    two kernels, and whoever reads before the file is there, or after a process was killed, finds that of before: the
+    code of another type, or yesterday's.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep the machine code of a kernel."""
+        super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
+
+    def load(self, key: Any) -> Any:
+        """What was kept of a kernel; None where nothing was, or something else is there."""
+        of = self._source_stamp, key
+        kept = super().load(key)  # type: ignore[no-untyped-call]
+        return kept[2] if kept is not None and kept[:2] == of else None
+
+
 class _CachedKernels(caching.FunctionCache):
     """What numba keeps on disk of one kernel, while nothing that the kernel reaches changes.
 
@@ -94,6 +117,8 @@ class _CachedKernels(caching.FunctionCache):
         super().__init__(function)  # type: ignore[no-untyped-call]
         if not hasattr(self._cache_file, "_source_stamp"):
             raise RuntimeError("this numba knows no stamp of sources: kernels on disk would outlive them.")
+        # Its stamp is put in when it is asked for.
+        self._cache_file = _KernelFiles(self.cache_path, self._impl.filename_base, "")  # type: ignore[no-untyped-call]
         _hash_of(function.__code__.co_filename)  # the file as it is while it is imported, which numba reads too
 
     def load_overload(self, signature: Any, context: Any) -> Any:
@@ -280,7 +305,7 @@ class _CompileTimer(event.Listener):
 
     def lock(self) -> bool:
         """Wait until no other process of this user compiles; returns whether that was new. Kept until numba is done."""
-        # Without locks every rank compiles for itself, and keeps the same machine code: slower, and nothing else.
+        # Without locks every rank compiles for itself: slower, and nothing else.
         with self._mutex, suppress(OSError), ExitStack() as stack:
             if self._depth == 0 or self._file >= 0 or self._alone:
                 return False

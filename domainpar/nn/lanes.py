@@ -22,7 +22,8 @@ the package, and what breaks when they go:
     `_cache` of compiled functions, a                           `common.compiling`: an error at import; if it is no
         `numba.core.caching.FunctionCache` with                 longer asked, nothing is kept (its tests)
         `load_overload`, `save_overload`, `_impl_class`
-    `_cache_file._source_stamp` of that                         the same: an error at import
+    `_cache_file` of that, an `IndexDataCacheFile` with         the same: an error at import; without `save` and `load`
+        `save`, `load`, `_source_stamp`                         files do not say what they are of (its tests)
     "no locator available", `_locator_classes`,                 the same: an error at import where nothing can be
         `UserWideCacheLocator`                                  written, or a directory "~" of who has no home
 """

@@ -143,6 +143,41 @@ def test_kernels_that_are_kept_are_loaded_without_the_lock(tmp_path, monkeypatch
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=patient(60))
 
 
+@pytest.fixture
+def two_processes(tmp_path):
+    """The files of one kernel as two processes see them."""
+    return [compiling._KernelFiles(str(tmp_path), "kernel", "stamp") for _ in range(2)]
+
+
+def test_kernels_that_two_processes_keep_at_once_do_not_stand_for_each_other(two_processes, monkeypatch):
+    one, other = two_processes
+    write_list = one._save_index
+
+    def meanwhile(kept):
+        """The other process, which has read the list before this one writes it, is done before this one goes on."""
+        write_its_list = other._save_index
+        with monkeypatch.context() as changed:
+            changed.setattr(other, "_save_index", lambda its: (write_list(kept), write_its_list(its)))
+            other.save("float", "code for floats")
+
+    monkeypatch.setattr(one, "_save_index", meanwhile)
+    one.save("int", "code for integers")
+    for key, code in (("int", "code for integers"), ("float", "code for floats")):
+        assert other.load(key) in (code, None)
+        other.save(key, code)
+        assert one.load(key) == code
+
+
+def test_a_kernel_is_not_that_of_yesterday_while_its_file_is_written(two_processes, monkeypatch):
+    one, other = two_processes
+    one.save("int", "yesterday's")
+    one._source_stamp = other._source_stamp = "changed"
+    write, found = one._save_data, []
+    monkeypatch.setattr(one, "_save_data", lambda *how: (found.append(other.load("int")), write(*how)))
+    one.save("int", "today's")
+    assert [*found, other.load("int")] == [None, "today's"]
+
+
 # --- what a kernel reaches --------------------------------------------------------------------------------------------
 
 

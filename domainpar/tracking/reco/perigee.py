@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import CHARGE_SHARING, GEV_PER_TESLA_MM
@@ -100,7 +101,7 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
     k = -helices.charge * GEV_PER_TESLA_MM / helices.pt
     begin = np.stack([helices.d0, helices.phi, k, helices.z0, np.sinh(helices.eta)], axis=1)
-    spread, chi2 = _fit_all(table[order], ptr, begin, layout.places, field)
+    spread, chi2 = _fit_all(table[order], ptr, begin, layout.places, field, _room())
     value, covariance = _parameters(begin), _carried_over(begin, spread)
     known = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
     # Hits of no particle may leave a filter without a positive variance.
@@ -119,7 +120,15 @@ def flown_back(begun: FloatArray, field: Field) -> FloatArray:
     """
     x, y, z, phi, pt, eta, charge = begun.T
     k = -np.where(charge == 0, np.nan, charge) * GEV_PER_TESLA_MM / pt
-    return _parameters(_fly_back(np.stack([x, y, phi, k, z, np.sinh(eta)], axis=1), field))
+    return _parameters(_fly_back(np.stack([x, y, phi, k, z, np.sinh(eta)], axis=1), field, _room()))
+
+
+def _room() -> npt.NDArray[np.void]:
+    """Room for a state, which the caller of a kernel owns: a record keeps no array alive in compiled code.
+
+    Of one made there, numba frees the array once the record is taken out, and its memory is given to whoever asks next.
+    """
+    return np.zeros(1, STATE_DTYPE)
 
 
 def _parameters(reference: FloatArray) -> FloatArray:
@@ -142,9 +151,9 @@ def _carried_over(reference: FloatArray, covariance: FloatArray) -> FloatArray:
 
 
 @compiled
-def _fly_back(begun: Any, field: Any) -> Any:
+def _fly_back(begun: Any, field: Any, room: Any) -> Any:
     """(d0, phi, k, z0, slope) of states (x, y, phi, k, z, slope); NaN of those with one."""
-    references, state = np.full((len(begun), 5), np.nan), np.zeros(1, STATE_DTYPE)[0]
+    references, state = np.full((len(begun), 5), np.nan), room[0]
     for i in range(len(begun)):
         if np.isfinite(begun[i]).all():
             state.x, state.y, state.psi, state.k, state.z, state.slope = begun[i]
@@ -157,12 +166,12 @@ def _fly_back(begun: Any, field: Any) -> Any:
 
 
 @compiled
-def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any) -> Any:
+def _fit_all(hits: Any, ptr: Any, references: Any, places: Any, field: Any, room: Any) -> Any:
     """Move the references (d0, phi, k, z0, slope), [T, 5], where the hits of their tracks tell; (covariances of
     deviations from them, [T, 5, 5], chi^2, [T]), NaN without a helix."""
     spreads, chi2 = np.full((len(references), 5, 5), np.nan), np.full(len(references), np.nan)
     most = max(np.max(np.diff(ptr)), 1) if len(references) else 1
-    state, back, along = np.zeros(1, STATE_DTYPE)[0], np.empty((most, 5, 5)), np.empty((most, 5))
+    state, back, along = room[0], np.empty((most, 5, 5)), np.empty((most, 5))
     for track in range(len(references)):
         of_track, reference = hits[ptr[track] : ptr[track + 1]], references[track]
         if not np.isfinite(reference).all() or reference[2] == 0.0:

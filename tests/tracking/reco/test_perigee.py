@@ -1,10 +1,16 @@
 """Parameters of tracks at the beam line: against an integrator that uses nothing of the fit, and simulated truth."""
 
+import hashlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from domainpar.testing import patient
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import surface_numbers
@@ -300,3 +306,27 @@ def test_particles_that_began_elsewhere_are_flown_back_to_the_parameters_of_thei
     np.testing.assert_allclose(flown_back(begun, field), truth, rtol=1e-4, atol=0.02)
     begun[3, 3], begun[4, 6] = np.nan, 0
     assert np.isnan(flown_back(begun, field)).all(axis=1).tolist() == [3 <= i <= 4 for i in range(len(begun))]
+
+
+def all_bits():
+    """A hash of fits, and of particles flown back."""
+    truth = particles(40, 9, -1.0, 1.0)
+    fit = fit_perigees(*hits_of(truth, FIELDS["table"], BARRELS), len(truth))
+    begun = np.column_stack([np.zeros((40, 3)), truth[:, 2], np.full(40, 2.0), np.linspace(-2, 2, 40), np.ones(40)])
+    tables = fit.value, fit.covariance, fit.chi2, flown_back(begun + 0.5, FIELDS["table"])
+    return hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()
+
+
+def test_no_bit_depends_on_what_becomes_of_memory_that_was_freed():
+    """The state of a fit was once in freed memory, which most times nobody asked for meanwhile."""
+    # glibc gives what is freed to whoever asks next, whatever the size, and writes over it at once.
+    environment = {
+        **os.environ,
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.perturb=85",
+        "PYTHONPATH": str(Path(perigee.__file__).parents[3]),
+    }
+    program = [sys.executable, "-c", "import test_perigee; print(test_perigee.all_bits())"]
+    ended = subprocess.run(
+        program, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True, timeout=patient(120)
+    )
+    assert ended.stdout.strip() == all_bits(), ended.stderr
