@@ -1,8 +1,8 @@
-"""The magnetic field of a detector, symmetric about the beam: one number, a table along the beam, or a map.
+"""The magnetic field of a detector, symmetric about an axis along z: one number, a table along the beam, or a map.
 
-A track of direction psi and slope dz/ds (s: arc length in the transverse plane) at azimuth phi is bent in the
-transverse plane as by a field along z of B_z - slope B_r cos(psi - phi), and B_r sin(psi - phi) changes its slope and
-its transverse momentum: the Lorentz force. Far forward the second term of the first matters as much as B_z.
+A track of direction psi and slope dz/ds (s: arc length in the transverse plane) at azimuth phi about the axis is bent
+in the transverse plane as by a field along z of B_z - slope B_r cos(psi - phi), and B_r sin(psi - phi) changes its
+slope and its transverse momentum: the Lorentz force. Far forward the second term of the first matters as much as B_z.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ LARGEST = 50.0
 NODES = 6_000
 """Nodes of a map that are kept, about: each event's file has them. Solenoids change little over 60 mm."""
 
+AZIMUTHS = 8
+"""At which a field is averaged around the beam."""
+
+_STEP = 60.0
+"""mm between the nodes of a map that is made here."""
+
 _HINT = (
     "a file has two columns, z and B_z, or four, r z B_r B_z, or six, x y z B_x B_y B_z, in mm and T, on a regular grid"
 )
@@ -38,6 +44,7 @@ class Field(NamedTuple):
         r_step: Distance in mm of nodes in the transverse plane, from the beam on; of no meaning for one row.
         z_first, z_step: First node along z, and the distance to the next, in mm.
         bz, br: B_z and B_r in T, float64 [R, Z]; with one row they are the same at every radius, and B_r is 0.
+        x, y: The axis of a map in mm: that of a magnet need not be the beam.
     """
 
     r_step: float
@@ -45,6 +52,8 @@ class Field(NamedTuple):
     z_step: float
     bz: FloatArray
     br: FloatArray
+    x: float = 0.0
+    y: float = 0.0
 
     @classmethod
     def of(cls, value: Any) -> Field:
@@ -57,7 +66,8 @@ class Field(NamedTuple):
             return value
         if isinstance(value, Mapping):
             bz, br = (np.array([row.split() for row in value[name]], np.float64) for name in ("bz", "br"))
-            return cls(float(value["r_step"]), float(value["z_first"]), float(value["z_step"]), bz, br)._checked()
+            steps = (float(value[name]) for name in ("r_step", "z_first", "z_step"))
+            return cls(*steps, bz, br, float(value.get("x", 0.0)), float(value.get("y", 0.0)))._checked()
         table = np.asarray(value, np.float64)
         if table.ndim == 0:
             return cls.along([0.0, 1.0], [float(table)] * 2)
@@ -78,6 +88,30 @@ class Field(NamedTuple):
             even = np.linspace(z[0], z[-1], round(float((z[-1] - z[0]) / (steps.min() / 4))) + 1)
             z, bz = even, np.interp(even, z, bz)
         return cls(1.0, float(z[0]), float(z[1] - z[0]), bz[None].copy(), np.zeros((1, len(bz))))._checked()
+
+    @classmethod
+    def solenoid(cls, centre: Sequence[float], period: float, waves: Sequence[float], reach: Sequence[float]) -> Field:
+        """A map of a field that is symmetric about its axis and its middle, without sources, as Maxwell has it.
+
+        B_z is the sum of w_n cos(k z) I_0(k r), and B_r that of w_n sin(k z) I_1(k r), k = 2 pi n / period, with r and
+        z from the centre.
+
+        Args:
+            centre: x, y, z of the middle in mm.
+            period: In mm.
+            waves: w_n in T, n from 0.
+            reach: Largest distance from the axis, and largest |z| about the origin, of the map in mm.
+        """
+        r, z = np.arange(0.0, reach[0] + _STEP, _STEP), np.arange(-reach[1], reach[1] + _STEP, _STEP)
+        angle = (np.arange(64) + 0.5) * np.pi / 64
+        bz, br = np.zeros((2, len(r), len(z)))
+        for n, wave in enumerate(waves):
+            k = 2 * np.pi * n / period
+            grown = np.exp(k * r[:, None] * np.cos(angle))  # the mean over all angles is I_0, with their cosine I_1
+            along = k * (z - centre[2])
+            bz += wave * grown.mean(axis=1)[:, None] * np.cos(along)
+            br += wave * (grown * np.cos(angle)).mean(axis=1)[:, None] * np.sin(along)
+        return cls(_STEP, -float(reach[1]), _STEP, bz, br, float(centre[0]), float(centre[1]))._checked()
 
     def _checked(self) -> Field:
         """Itself.
@@ -103,7 +137,8 @@ class Field(NamedTuple):
             name: [" ".join(f"{value:.6g}" for value in row[::each]) for row in getattr(self, name)[::each].tolist()]
             for name in ("bz", "br")
         }
-        return {"r_step": self.r_step * each, "z_first": self.z_first, "z_step": self.z_step * each, **lines}
+        axis = {"x": self.x, "y": self.y} if self.x or self.y else {}
+        return {"r_step": self.r_step * each, "z_first": self.z_first, "z_step": self.z_step * each, **axis, **lines}
 
     def __str__(self) -> str:
         least, most = float(self.bz.min()), float(self.bz.max())
@@ -112,9 +147,9 @@ class Field(NamedTuple):
         text = f"B_z {least:g} to {most:g} T"
         if len(self.bz) == 1:
             return f"{text}, by z"
-        return (
-            f"{text}, |B_r| up to {np.abs(self.br).max():g} T, a map of {self.bz.shape[0]} x {self.bz.shape[1]} nodes"
-        )
+        about = f" about an axis at x {self.x:g} and y {self.y:g} mm" if self.x or self.y else ""
+        nodes = f"{self.bz.shape[0]} x {self.bz.shape[1]} nodes"
+        return f"{text}, |B_r| up to {np.abs(self.br).max():g} T, a map of {nodes}{about}"
 
     @property
     def largest(self) -> float:
@@ -122,16 +157,29 @@ class Field(NamedTuple):
         return float(np.abs(self.bz).max())
 
     def at(self, position: FloatArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """B_z and B_r in T at positions x, y, z in mm, [N, 3]; float64 [N] each."""
+        """B_z, and B_r from the axis outward, in T at positions x, y, z in mm, [N, 3]; float64 [N] each."""
         x, y, z = np.asarray(position, np.float64).reshape(-1, 3).T
-        bz, br = _components(self, np.hypot(x, y), z)
+        bz, br = _components(self, np.hypot(x - self.x, y - self.y), z)
         return bz, br
 
     def bending(self, position: FloatArray) -> npt.NDArray[np.float64]:
-        """What bends a track from the origin at these positions, as a field along z: B_z - z/r B_r, float64 [N]."""
-        bz, br = self.at(position)
+        """What bends a track from the origin at these positions, as a field along z: B_z - z/r B_r, float64 [N].
+
+        Where the axis of the field is not the beam, it is the mean over azimuths: tolerances go by it.
+        """
         x, y, z = np.asarray(position, np.float64).reshape(-1, 3).T
-        return np.asarray(bz - z / np.maximum(np.hypot(x, y), 1e-3) * br)
+        r = np.maximum(np.hypot(x, y), 1e-3)
+        if not (self.x or self.y):
+            bz, br = self.at(position)
+            return np.asarray(bz - z / r * br)
+        bent = np.zeros(len(r))
+        for azimuth in np.linspace(0, 2 * np.pi, AZIMUTHS, endpoint=False):
+            ahead, aside = np.cos(azimuth), np.sin(azimuth)
+            bz, br = self.at(np.stack([r * ahead, r * aside, z], axis=1))
+            from_x, from_y = r * ahead - self.x, r * aside - self.y
+            outward = (from_x * ahead + from_y * aside) / np.maximum(np.hypot(from_x, from_y), 1e-3)
+            bent += bz - z / r * br * outward
+        return bent / AZIMUTHS
 
 
 # --- for compiled code -----------------------------------------------------------------------------------------------
@@ -139,7 +187,7 @@ class Field(NamedTuple):
 
 @compiled
 def field_at(field: Any, r: float, z: float) -> Any:
-    """(B_z, B_r) in T at a radius and z in mm."""
+    """(B_z, B_r) in T at a distance from the axis and z in mm."""
     bz = field.bz
     place = min(max((z - field.z_first) / field.z_step, 0.0), bz.shape[1] - 1.0)
     node = min(int(place), bz.shape[1] - 2)
@@ -162,6 +210,7 @@ def forces(field: Any, x: float, y: float, z: float, psi: float, slope: float) -
     """(bend, twist) in T of a track at a point: B_z - slope B_r cos(psi - phi), and B_r sin(psi - phi)."""
     if field.bz.shape[0] == 1:
         return field_at(field, 0.0, z)[0], 0.0
+    x, y = x - field.x, y - field.y
     r = max(np.hypot(x, y), 1e-9)
     bz, br = field_at(field, r, z)
     sine, cosine = np.sin(psi), np.cos(psi)

@@ -213,7 +213,7 @@ def _mean_bending(position: Any, slope: float, field: Any) -> float:
         along[i + 1], away[i + 1] = along[i] + length, away[i]
         for k in range(STEPS):
             share = (k + 0.5) / STEPS
-            x_here, y_here = x + share * dx, y + share * dy
+            x_here, y_here = x + share * dx - field.x, y + share * dy - field.y
             r = max(np.hypot(x_here, y_here), 1e-9)
             bz_here, br_here = field_at(field, r, z + share * dz)
             bend = bz_here - slope * br_here * (x_here * dx + y_here * dy) / (r * length)

@@ -18,6 +18,8 @@ HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
 track would be better without."""
 
+# What curvature k to expect of any particle, in 1/(mm T): that of 0.15 GeV.
+CURVATURE = GEV_PER_TESLA_MM / 0.15
 # The field is taken to be even over this far in z, in mm.
 EVEN_FIELD = 120.0
 # Share of its curvature that a track may gain by losing energy in a surface of one radiation length.
@@ -54,6 +56,12 @@ def fly(state: Any, s: float, field: Any) -> None:
     turned = state.k * twist * s
     state.k *= 1 + state.slope * turned
     turned *= 1 + state.slope * state.slope
+    # As uncertain as k: the two filters know nothing of each other otherwise.
+    apart = twist * s * (1 + state.slope * state.slope)
+    variance = state.kk * apart * apart
+    state.zz += 0.25 * s * s * variance
+    state.zs += 0.5 * s * variance
+    state.ss += variance
     state.z += 0.5 * turned * s
     state.slope += turned
 
@@ -179,6 +187,12 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any) -> None:
     state.psi = np.arctan2(c.y - b.y, c.x - b.x) + 0.5 * k * bc
     state.slope = (c.z - a.z) / (ab + bc)
     bz, twist = forces(field, b.x, b.y, b.z, state.psi - k * bc, state.slope)
+    before, behind, here = bz, bz, bz
+    if field.bz.shape[0] > 1:
+        before, behind = _between(a, b, state.slope, field), _between(b, c, state.slope, field)
+        here = forces(field, c.x, c.y, c.z, state.psi, state.slope)[0]
+        # The curvature of a parabola through three points is that of the track, weighed most at the middle one.
+        bz = (ab * (2 * before + bz) + bc * (2 * behind + bz)) / (3 * (ab + bc))
     state.k = k / bz
     ya, za = _variances(state, a, places[a.surface])
     yb, zb = _variances(state, b, places[b.surface])
@@ -187,12 +201,55 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, field: Any) -> None:
     angle = _angle_variance(state.k, places[b.surface].material)
     ya += angle * ab * ab
     za += angle * (1 + state.slope * state.slope) * ab * ab
-    _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, bz)
+    if field.bz.shape[0] == 1:
+        _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, bz)
+    else:
+        _start_parabola(state, -(ab + bc), -bc, ya, yb, yc, 1.0)
+        state.k = k
+        _expect_momentum(state, bz)
+        _turn(state, bc * ((2 * behind + here) / 6 - bz / 2))
     # Where the slope changes on the way, that at c is asked for: half of the change times the arc squared is taken off.
     half = 0.5 * state.k * twist * (1 + state.slope * state.slope)
     z_of_a, z_of_b = a.z - half * (ab + bc) ** 2, b.z - half * bc**2
     _start_line(state, -(ab + bc), -bc, z_of_a, z_of_b, c.z, za, zb, zc)
     state.num_hits, state.surfaces, state.holes, state.pending = 3, 3, 0, 0
+
+
+@compiled
+def _turn(state: Any, per_k: float) -> None:
+    """Turn a state by `per_k` times its k: at the last hit a map bends other than it does on the whole."""
+    state.psi += per_k * state.k
+    state.yp += per_k * state.yk
+    state.pp += per_k * (2 * state.pk + per_k * state.kk)
+    state.pk += per_k * state.kk
+
+
+@compiled
+def _between(a: Any, b: Any, slope: float, field: Any) -> float:
+    """What bends a flight half way between two hits, in T."""
+    psi = np.arctan2(b.y - a.y, b.x - a.x)
+    bend: float = forces(field, 0.5 * (a.x + b.x), 0.5 * (a.y + b.y), 0.5 * (a.z + b.z), psi, slope)[0]
+    return bend
+
+
+@compiled
+def _expect_momentum(state: Any, bend: float) -> None:
+    """Turn the curvature of a state and its covariances into those of k, by what bends there in T.
+
+    A map may bend little at a point, or not at all: then three hits tell no momentum. So what is known of momenta
+    before any hit counts as a measurement of k: 0 with the error `CURVATURE`.
+    """
+    expected = CURVATURE * CURVATURE * bend
+    total = state.kk + expected * bend
+    off, gain = state.k / total, expected / total
+    state.x += np.sin(state.psi) * state.yk * off
+    state.y -= np.cos(state.psi) * state.yk * off
+    state.psi -= state.pk * off
+    state.yy -= state.yk * state.yk / total
+    state.yp -= state.yk * state.pk / total
+    state.pp -= state.pk * state.pk / total
+    state.k, state.yk, state.pk = state.k * gain, state.yk * gain, state.pk * gain
+    state.kk *= CURVATURE * CURVATURE / total
 
 
 @compiled
