@@ -128,7 +128,10 @@ def newest_run() -> Path:
             else:
                 begun[path.parent] = datetime.fromisoformat(record.started).timestamp()
     if not begun:
-        raise ValueError(f"no run in {RUNS}/; train one first (python -m domainpar.train), or name it with --run.")
+        raise ValueError(
+            f"no run in {RUNS}/; train one first (python -m domainpar.train), "
+            "or name it with --run (pretrained:NAME for a shipped network)."
+        )
     return max(begun, key=lambda run: (begun[run], run))
 
 

@@ -531,7 +531,8 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd):
     assert ended.value.code == 2
     assert capfd.readouterr() == (
         "",
-        "domainpar: error: no run in runs/; train one first (python -m domainpar.train), or name it with --run\n",
+        "domainpar: error: no run in runs/; train one first (python -m domainpar.train), or name it with --run "
+        "(pretrained:NAME for a shipped network)\n",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 from test_infer import inferred, trained, write_store
 
+from domainpar.common import words
 from domainpar.common.agreement import Refused
 from domainpar.common.problems import Problem
 from domainpar.parallel.world import World
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import efficiency
 from domainpar.tracking.reco.tracks import TrackOptions
@@ -161,6 +163,15 @@ def test_no_more_events_are_taken_than_have_enough_targets(place, monkeypatch, n
     inferred(place, place / "all", num_ranks, tracks="cc", tune=True, split="test")
     assert kept(place)["cc"]["events"] == 2
     assert kept(place)["cc"] != first
+
+
+def test_signs_of_life_say_which_cuts_are_tried(place, monkeypatch):
+    monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5)})
+    told, count_tracks = [], tuning.count_tracks
+    monkeypatch.setattr(tuning, "count_tracks", lambda *what: told.append(words.VOICE.phase) or count_tracks(*what))
+    inferred(place, place / "out", tracks="cc", tune=True, split="test")
+    events = [record.event for record in EventStore(place / "store").events("val")]
+    assert told == [f"event {event}: {number} of 16 cuts" for event in events for number in range(1, 17)]
 
 
 def test_what_is_given_is_not_tuned(place, monkeypatch):

@@ -66,8 +66,9 @@ class Field(NamedTuple):
             return value
         if isinstance(value, Mapping):
             bz, br = (np.array([row.split() for row in value[name]], np.float64) for name in ("bz", "br"))
-            steps = (float(value[name]) for name in ("r_step", "z_first", "z_step"))
-            return cls(*steps, bz, br, float(value.get("x", 0.0)), float(value.get("y", 0.0)))._checked()
+            r_step, z_first, z_step = (float(value[name]) for name in ("r_step", "z_first", "z_step"))
+            axis = float(value.get("x", 0.0)), float(value.get("y", 0.0))
+            return cls(r_step, z_first, z_step, bz, br, *axis)._checked()
         table = np.asarray(value, np.float64)
         if table.ndim == 0:
             return cls.along([0.0, 1.0], [float(table)] * 2)

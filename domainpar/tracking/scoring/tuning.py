@@ -10,7 +10,7 @@ from typing import Any
 
 from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.problems import Problem
-from domainpar.common.words import progress, several
+from domainpar.common.words import VOICE, progress, several
 from domainpar.runs.own_files import TUNED
 from domainpar.runs.records import Table, read_file
 from domainpar.tracking.config import InferConfig
@@ -90,6 +90,7 @@ def tune(
         edges = scores.edge_index[:, scored], scores.edge_logit[scored]
         of_all: TrackOptions | None = None
         for number, values in enumerate(tried):
+            VOICE.phase = f"event {event.event_id}: {number + 1} of {len(tried)} cuts"
             chosen = replace(options, **values)  # type: ignore[arg-type]
             # One least quality after the other is tried on the same tracks.
             if of_all != (of_all := replace(chosen, min_quality=0.0)):
