@@ -119,8 +119,8 @@ class DetectorFlags(Group):
 
     field: str | None = None
     """Magnetic field: one number, B_z in T, for everywhere; or a file, with a table of z and B_z or with a map of r, z,
-    B_r, B_z as ACTS writes it, in mm and T. Default: the field of the TrackML events for hits on TrackML's layers; 2 T
-    for all others, and for --source acts."""
+    B_r, B_z as ACTS writes it, in mm and T. Default: for hits on TrackML's layers the field that was measured in the
+    events of the challenge, a table of its B_z in simulated ones; 2 T for all others, and for --source acts."""
 
     beam_spot: Spot | None = None
     """Where collisions lie along the beam: mean z and its standard deviation in mm, '0, 55'. Default: measured from
