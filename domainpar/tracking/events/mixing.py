@@ -80,7 +80,9 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
             return {}
         store, record = found[name]
         own = {**store.settings, **store.own_settings(record)}
-        return {key: own[key] for key in OF_EVENTS if key in own and key not in common}
+        kept = {key: own[key] for key in OF_EVENTS if key in own and key not in common}
+        # The field of real events of TrackML's challenge follows from where they are from.
+        return {**kept, "source": own["source"]} if own.get("source") == "trackml" else kept
 
     return Source(
         names=tuple(found),

@@ -1,6 +1,7 @@
 """Events of several stores as one source: in turn, as they were or joined anew, each with its own field."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from test_standard import on_ranks
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.config import ConfigError, PrepareConfig
+from domainpar.tracking.events import detector
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.field import Field
@@ -66,6 +68,18 @@ def test_events_come_in_turn_as_they_were_in_their_splits_and_with_their_field(p
     assert len(store.survey["fields"]) == 2
     assert not [text for text in outside(store.survey, a.survey) + outside(store.survey, b.survey) if "field" in text]
     assert outside(a.survey, store.survey)[-1].startswith("field 2 T everywhere")
+
+
+def test_real_events_of_trackml_keep_the_field_of_the_challenge(place, tmp_path):
+    source = open_source("simulate", num_events=1, seed=3, num_hits=800, cuts=WIDE)  # as if they were
+    real = replace(source, settings={**source.settings, "source": "trackml"})
+    prepare(real, tmp_path / "real", val_split=0, test_split=0)
+    store = prepare(mixed_events([str(place / "a"), str(tmp_path / "real")]), tmp_path / "store")
+    for record in store.records:
+        with store.open(record) as event:
+            field = detector.field_of(event.settings, np.array([8]), np.array([2]))
+        is_real = record.event.startswith("real.")
+        assert field is (detector.challenge_field() if is_real else detector.geometry().field)
 
 
 def test_joined_anew_they_are_what_their_files_would_be_with_these_cuts(place, tmp_path):
