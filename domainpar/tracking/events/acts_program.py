@@ -45,7 +45,14 @@ def generic_detector() -> Any:
 
 
 def acts_field(field: Field | None, scratch: Path) -> Any:
-    """A field as ACTS has it; None: 2 T. Maps pass through a file in `scratch`."""
+    """A field as ACTS has it; None: 2 T. Maps pass through a file in `scratch`.
+
+    Raises:
+        Problem: If the axis of a map is not the beam.
+    """
+    if field is not None and (field.x or field.y):
+        what = f"ACTS takes a map about the beam, and the axis of this one lies at x {field.x:g} and y {field.y:g} mm"
+        raise Problem(what, "take a map without x and y")
     acts = import_acts()
     told = FIELD_ELSEWHERE if field is None else field.to_json()
     if isinstance(told, float | int):

@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 
 from domainpar.common.agreement import Gathering, Refused
+from domainpar.common.problems import Problem
 from domainpar.testing import find_mpiexec, run_command
 from domainpar.tracking.events import acts, acts_making
 from domainpar.tracking.events.acts_making import MADE, Making, make_events
 from domainpar.tracking.events.acts_program import acts_field, import_acts
+from domainpar.tracking.events.detector import challenge_field
 from domainpar.tracking.events.field import Field
 
 pytest.importorskip("acts", reason="ACTS has wheels for Linux on x86-64 alone")
@@ -131,6 +133,11 @@ def test_collisions_lie_as_the_beam_spot_says(tmp_path):
         widths.append(collisions["vz"].std())
     assert max(counts) > 1.3 * min(counts) > 20
     assert 75 > max(widths) > 1.3 * min(widths)
+
+
+def test_a_map_about_another_axis_is_none_for_acts(tmp_path):
+    with pytest.raises(Problem, match="lies at x -150 and y -150 mm"):
+        acts_field(challenge_field(), tmp_path)
 
 
 def test_acts_has_the_field_of_the_store_everywhere(tmp_path):
