@@ -203,6 +203,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         "acorn": _acorn_options(config) if config.source == "acorn" else None,
         "field": None if config.field is None else read_field(config.field),
         "beam_spot": None if config.beam_spot is None or config.simulate else BeamSpot(*config.beam_spot.value),
+        "beam_line": None if config.beam_line is None else config.beam_line.value,
         "surfaces": None if config.surfaces is None else read_surfaces(config.surfaces),
     }
     opened = open_source(config.source, **{**arguments, **other})
@@ -324,6 +325,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         print(f"field: {Field.of(field)}")
     if (spot := store.beam_spot) is not None:
         print(f"beam spot: {spot} ({'as given' if 'beam_spot' in store.settings else 'measured from true particles'})")
+    if line := store.settings.get("beam_line"):
+        print(f"beam line: x {line[0]:g} mm, y {line[1]:g} mm in the files; in the store it is x = y = 0")
     if lost := store.settings.get("hit_inefficiency"):
         print(f"hit inefficiency: {lost[0]:.4g} of the hits were removed at random, as in inefficient sensors")
     if store.settings.get("pt_unit") is not None:

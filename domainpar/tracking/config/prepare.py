@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
+from domainpar.tracking.config.texts import Conditions, FromTo, LayerPairs, Line, NameList, Numbers, Spot
 from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
 SourceName = Literal[SourceKind, "scores", "stores"]
@@ -127,12 +127,19 @@ class DetectorFlags(Group):
     events with truth; without truth that of the TrackML events, '0, 5.44', which simulated events have, too; '0, 55'
     with --simulate, where '0, 5, 60' draws the standard deviation of each event between 5 and 60."""
 
+    beam_line: Line | None = None
+    """x and y of the beam in mm, '-0.5, 0.3': positions of hits and particles are taken from there on, and so are d0
+    and all features. Default: 0, 0."""
+
     surfaces: str | None = None
     """CSV file with the surfaces of the detector, from one to the next of which --ckf and --extend of infer
     extrapolate: volume, layer, kind, place, low, high, sigma_u, sigma_v, seeds and, if known, material
     (docs/another_detector.md). Default: those of TrackML."""
 
-    RULES = rules(MeansNothing("surfaces", beside="source simulate", hint="it has TrackML's"))
+    RULES = rules(
+        MeansNothing("surfaces", beside="source simulate", hint="it has TrackML's"),
+        MeansNothing("beam_line", beside="source simulate, simulate", hint="events are made about x = y = 0"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,10 +311,11 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
             spares_presets=True,
         ),
         MeansNothing(
-            "field, beam_spot, surfaces",
+            "field, beam_spot, beam_line, surfaces",
             beside="source scores, source stores",
             hint="the store of the events keeps them",
         ),
+        MeansNothing("beam_line", without=OF_HITS, hint="its files are graphs, whose features are made already"),
         MeansNothing("edges_from", without=OF_HITS, hint="its files are graphs, joined already"),
         MeansNothing(
             "module_map, embedding",

@@ -205,6 +205,17 @@ class Spot(Text):
         raise ConfigError("not two numbers, the second above 0", "write its z and its width (sigma) in mm: '0, 55'")
 
 
+class Line(Text):
+    """Where the beam passes x and y, in mm: `-0.5, 0.3`."""
+
+    @cached_property
+    def value(self) -> tuple[float, float]:
+        match _numbers(self):
+            case x, y if math.isfinite(x) and math.isfinite(y):
+                return x, y
+        raise ConfigError("not two numbers", "write x and y of the beam in mm: '-0.5, 0.3'")
+
+
 class FromTo(Text):
     """A number from 0 on, or the least and the most of one: `200`, `60, 200`."""
 

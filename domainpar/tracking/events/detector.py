@@ -474,9 +474,14 @@ def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer
     Where they tell nothing it is that of the TrackML events if all hits, of these volumes and layers, [N] each, lie on
     surfaces of this detector, and `FIELD_ELSEWHERE` if not. Simulated ones have a table of it, by z alone.
     """
+    x, y = settings.get("beam_line", (0.0, 0.0))  # positions are from there on, and those of a field are not
     if (given := settings.get("field")) is not None:
-        return Field.of(given)
+        field = Field.of(given)
+        return field._replace(x=field.x - x, y=field.y - y) if field.br.any() else field
     ours = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
     if not ours:
         return Field.of(FIELD_ELSEWHERE)
-    return challenge_field() if settings.get("source") == "trackml" else geometry().field
+    if settings.get("source") != "trackml":
+        return geometry().field
+    field = challenge_field()
+    return field._replace(x=field.x - x, y=field.y - y) if x or y else field

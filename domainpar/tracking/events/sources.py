@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
+
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.tracking.events.beam_spot import BeamSpot
@@ -70,6 +72,7 @@ def open_source(
     clusters: bool = False,
     field: Field | None = None,
     beam_spot: BeamSpot | None = None,
+    beam_line: tuple[float, float] | None = None,
     surfaces: Sequence[SurfaceRow] | None = None,
 ) -> Source:
     """List the events of a source.
@@ -87,6 +90,7 @@ def open_source(
         clusters: Features of clusters as well, from the cells of TrackML files.
         field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts`.
         beam_spot: Where collisions lie along the beam; None: measured where there is truth.
+        beam_line: x and y of the beam in mm, for sources of hits: positions are taken from there on; None: 0, 0.
         surfaces: The surfaces of the detector; None: those of TrackML, where they are asked for.
 
     Raises:
@@ -112,6 +116,7 @@ def open_source(
             {"source": kind, **({"cluster_features": True} if clusters else {})},
             selection,
             cuts,
+            beam_line,
         )
     elif kind == "acts" and (any(path.glob("event*-measurements.csv*")) or not any(path.rglob("*.parquet"))):
         from domainpar.tracking.events import acts
@@ -125,12 +130,13 @@ def open_source(
             {"source": kind, **({"positions": "of true hits"} if at_true else {})},
             selection,
             cuts,
+            beam_line,
         )
     elif kind in ("acts", "colliderml"):
         from domainpar.tracking.events.colliderml import ColliderMLEvents
 
         sample = ColliderMLEvents(path, measured=kind == "acts")
-        source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts)
+        source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts, beam_line)
     elif kind == "heptrkx":
         from domainpar.tracking.events import heptrkx
 
@@ -193,14 +199,28 @@ def _of_hits(
     settings: Settings,
     selection: Selection,
     cuts: Candidates,
+    beam_line: tuple[float, float] | None = None,
 ) -> Source:
     """A source of hits that are selected and joined here."""
 
     def kept(name: str) -> Hits:
-        return selection.of(hits(name))
+        return selection.of(hits(name) if beam_line is None else _from_beam(hits(name), beam_line))
 
     settings = {**settings, **selection.settings, **cuts.settings}
+    if beam_line is not None:
+        settings["beam_line"] = list(beam_line)
     return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept)
+
+
+def _from_beam(hits: Hits, beam_line: tuple[float, float]) -> Hits:
+    """Hits and vertices with positions from the beam on."""
+    away = np.array([*beam_line, 0.0])
+    assert hits.position is not None, "sources of hits have positions"
+    position = (hits.position - away).astype(hits.position.dtype)
+    if (particles := hits.particles) is not None:
+        vertex = (particles.vertex - away).astype(particles.vertex.dtype)
+        particles = replace(particles, vertex=vertex)
+    return replace(hits, position=position, particles=particles)
 
 
 def _simulated(
