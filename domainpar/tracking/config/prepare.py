@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import Conditions, FromTo, LayerPairs, Line, NameList, Numbers, Spot
+from domainpar.tracking.config.texts import BeamLine, Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
 from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
 SourceName = Literal[SourceKind, "scores", "stores"]
@@ -127,7 +127,7 @@ class DetectorFlags(Group):
     events with truth; without truth that of the TrackML events, '0, 5.44', which simulated events have, too; '0, 55'
     with --simulate, where '0, 5, 60' draws the standard deviation of each event between 5 and 60."""
 
-    beam_line: Line | None = None
+    beam_line: BeamLine | None = None
     """x and y of the beam in mm, '-0.5, 0.3': positions of hits and particles are taken from there on, and so are d0
     and all features. Default: 0, 0."""
 

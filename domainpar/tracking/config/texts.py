@@ -205,7 +205,7 @@ class Spot(Text):
         raise ConfigError("not two numbers, the second above 0", "write its z and its width (sigma) in mm: '0, 55'")
 
 
-class Line(Text):
+class BeamLine(Text):
     """Where the beam passes x and y, in mm: `-0.5, 0.3`."""
 
     @cached_property
