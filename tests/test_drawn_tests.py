@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import conftest
 import marks
 
 NAMES = [f"tests/test_some.py::test_law[{number}]" for number in range(1000)]
@@ -28,6 +27,7 @@ def test_a_share_of_1_is_all_and_what_is_always_run_is_in_any():
 
 
 def test_files_with_long_tests_are_there_and_run_first(request):
+    conftest = request.config.pluginmanager.getplugin(str(Path(__file__).with_name("conftest.py")))
     names = " ".join(conftest.LONG).split()
     assert len(names) == len(set(names)) > 10
     assert all((Path(__file__).parent / f"{name}.py").is_file() for name in names)

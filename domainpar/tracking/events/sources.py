@@ -161,10 +161,8 @@ def open_source(
     else:
         raise ValueError(f"unknown source {kind!r}; known: {', '.join(get_args(SourceKind))}.")
     if num_events is not None and num_events > len(source.names):
-        raise Problem(
-            f"{several(num_events, 'event')} asked for, but {directory} holds {len(source.names)}",
-            "ask for fewer --events",
-        )
+        asked = several(num_events, "event")
+        raise Problem(f"{asked} asked for, but {directory} holds {len(source.names)}", "ask for fewer --events")
     settings = {**source.settings, **given_conditions(field, beam_spot, surfaces)}
     return replace(source, names=source.names[:num_events], settings=settings)
 
