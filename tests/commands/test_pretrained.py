@@ -105,7 +105,7 @@ def test_what_a_network_was_trained_on_is_the_built_in_simulation_and_others_eve
     others = trained | {"beam_spot": [[-7.3, 0.0], [52.1, 52.1]], "fields": [["2 T everywhere", [2.0] * 13]]}
     spot, *field = outside(trained, others)
     assert spot.startswith("beam spot 52.1 mm wide at z -7.3 to 0 mm (4.")
-    # Among the pixels the two fields differ by 7 % at the far ends: less than those of simulated and real events elsewhere.
+    # Among the pixels the two fields differ by 7 % at the far ends, less than those of simulated and of real events.
     assert field == ([] if "pixel" in name else ["field 2 T everywhere (B_z 0.18 to 2.005 T, by z)"])
     assert outside(trained, trained) == []
 
