@@ -54,19 +54,21 @@ def _on(num_ranks, event, kind, *args):
     return found[0][0], found[0][1], [scores[edge] for edge in sorted(scores)]
 
 
+DRAWN = {
+    "tiled": tiled_events(max_nodes=30, max_edges=90),
+    "num_ranks": st.integers(2, 5),
+    "kind": st.sampled_from(["ranges", "random", "one part"]),
+    "order": st.sampled_from(["edge-first", "node-first"]),
+    "dtype": st.sampled_from([torch.float32, torch.float64]),
+    "value": st.sampled_from([None, None, None, float("nan"), float("inf")]),
+}
+
+
 @pytest.mark.parametrize("examples", [100, slow(500)])
 def test_one_step_is_the_same_bits_on_any_ranks(examples):
-    settings(max_examples=examples)(_same_bits)()
+    settings(max_examples=examples)(given(**DRAWN)(_same_bits))()
 
 
-@given(
-    tiled=tiled_events(max_nodes=30, max_edges=90),
-    num_ranks=st.integers(2, 5),
-    kind=st.sampled_from(["ranges", "random", "one part"]),
-    order=st.sampled_from(["edge-first", "node-first"]),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    value=st.sampled_from([None, None, None, float("nan"), float("inf")]),
-)
 def _same_bits(tiled, num_ranks, kind, order, dtype, value):
     graph, assignment, num_tiles = tiled
     event = TiledEvent.of(graph, assignment, num_tiles, tiny=True)
