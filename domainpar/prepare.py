@@ -290,7 +290,7 @@ def _work(config: PrepareConfig) -> int:
         facts: list[EventFacts] = []
         directory = prepare_store(config, world, facts)
         if world.is_root:
-            _say_what_is_there(directory, facts)
+            _say_what_is_there(directory, facts, config.module_map)
             if config.report:
                 from domainpar.nn.memory import ModelSize
                 from domainpar.tracking.cost.cuts import print_report
@@ -299,13 +299,14 @@ def _work(config: PrepareConfig) -> int:
     return 0
 
 
-def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
+def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: str | None) -> None:
     from domainpar.common.words import between, on_ranks, several, this_python
     from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.store import LEARNED, EventStore
     from domainpar.tracking.reco.facts import described
+    from domainpar.tracking.training.pretrained import runs_of
 
     store = EventStore(directory)
     splits = ", ".join(f"{len(store.events(split))} {split}" for split in ("train", "val", "test"))
@@ -349,12 +350,14 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]") -> None:
         of_all = f"of {len(store):,} events"
         some = {name: f" in {count:,} {of_all}" for name, count in known_in.items() if count < len(store)}
         print(f"labels: {', '.join(label.what + some.get(label.name, '') for label in labels)}")
-    trains = bool((labelled or labels) and store.events("train"))
-    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer"]
+    trained = runs_of(joined_by or "")
+    trains = bool(not trained and (labelled or labels) and store.events("train"))
+    command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer", *trained]
     if trains and not labelled:
         command += ["--task", labels[0].task, "--label", labels[0].name]
-    skipping = ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
-    print(f"next: {shlex.join([*command, '--store', str(directory), *skipping])}")
+    last = ["--tracks", "greedy"] if trained else []
+    last += ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
+    print(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:

@@ -40,7 +40,7 @@ from domainpar.tracking.scoring.run import score_store
 from domainpar.tracking.scoring.summary import other_events
 from domainpar.tracking.training import pretrained
 from domainpar.tracking.training.network import begin_with, make_network
-from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, source
+from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, runs_of, source
 from domainpar.tracking.training.run import train
 
 NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
@@ -126,10 +126,18 @@ def test_a_network_for_the_hl_lhc_knows_wide_beam_spots_and_three_fields():
     assert len(outside(trained, others | {"fields": [["3 T everywhere", [3.0] * 13]]})) == 1
 
 
+def test_events_of_a_shipped_map_are_scored_by_its_filter_and_its_network():
+    assert runs_of("pretrained:full") == ["--run", "pretrained:full-filter", "--then", "pretrained:full"]
+    assert runs_of("pretrained:full-hllhc") == ["--run", "pretrained:full-hllhc"]
+    assert runs_of("maps/mine/module_map.safetensors") == []
+
+
 def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--events", "2", "--hits", "20000", "--hard-cuts", "pt: [1, .inf]"]
     assert prepare.main([*flags, "--module-map", "pretrained:quickstart", "--store", "alike"]) == 0
+    following = "-m domainpar.infer --run pretrained:quickstart --store alike --tracks greedy\n"
+    assert capsys.readouterr().out.endswith(following)
     kept = Path("alike") / MODULE_MAP
     assert kept.read_bytes() == (PLACE / "quickstart" / MODULE_MAP).read_bytes()
     assert prepare.main([*flags, "--z0", "5", "--store", "by cuts"]) == 0

@@ -88,7 +88,7 @@ def open_source(
         num_phi_sectors: Sectors that a heptrkx event was cut into.
         acorn: Options for acorn files.
         clusters: Features of clusters as well, from the cells of TrackML files.
-        field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts`.
+        field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts` and `colliderml`.
         beam_spot: Where collisions lie along the beam; None: measured where there is truth.
         beam_line: x and y of the beam in mm, for sources of hits: positions are taken from there on; None: 0, 0.
         surfaces: The surfaces of the detector; None: those of TrackML, where they are asked for.
@@ -97,7 +97,7 @@ def open_source(
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
     """
     cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
-    if kind == "acts":  # its generic detector has TrackML's layers, and never had TrackML's field
+    if kind in ("acts", "colliderml"):  # simulated with ACTS: on TrackML's layers, but never in TrackML's field
         field = field or Field.of(FIELD_ELSEWHERE)
     if kind == "simulate":
         count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events

@@ -44,6 +44,15 @@ def module_map_of(run: str) -> Path:
     return path
 
 
+def runs_of(joined_by: str) -> list[str]:
+    """The flags of `infer` for events that the map of a shipped network joined; none for those of other maps."""
+    if not joined_by.startswith(SHIPPED):
+        return []
+    network = joined_by.removesuffix("-filter")
+    has_filter = (PLACE / f"{network.removeprefix(SHIPPED)}-filter").is_dir()
+    return ["--run", f"{network}-filter", "--then", network] if has_filter else ["--run", network]
+
+
 def least_score_of(name: str) -> float | None:
     """The least score of the edges that a shipped network was trained on, by `NAME-filter`; None without a filter."""
     left = read_run(PLACE / name).store.filter
