@@ -15,7 +15,8 @@ from collider_files import SAMPLE, tables_of, write_sample, write_table
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.colliderml import LAYER_PAIRS, ColliderMLEvents
-from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, field_of
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import layer_pairs_of, open_source
@@ -158,6 +159,9 @@ def test_files_of_trackmls_detector_in_the_same_schema_are_read(tmp_path):
     hits = ColliderMLEvents(tmp_path).read("000000000")
     assert np.array_equal(hits.volume, simulated.volume)
     assert np.array_equal(hits.layer, simulated.layer)
+    settings = open_source("colliderml", directory=tmp_path).settings  # and not in the field of TrackML's events
+    assert str(field_of(settings, hits.volume, hits.layer)) == str(Field.of(2.0))
+    assert str(field_of({"source": "simulate"}, hits.volume, hits.layer)) != str(Field.of(2.0))
 
 
 def bytes_held(directory, num_events):
