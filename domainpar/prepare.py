@@ -318,9 +318,9 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: st
     for name, file in LEARNED.items():
         if name in store.settings and (directory / file).exists():
             print(readers[name](directory / file))
-    if left := store.settings.get("filter"):
-        network = f"the network with parameters {left['parameters_sha256'][:16]}"
-        print(f"filter: edges to which {network} gave a score of at least {left['min_score']:g}")
+    if filtered := store.settings.get("filter"):
+        network = f"the network with parameters {filtered['parameters_sha256'][:16]}"
+        print(f"filter: edges to which {network} gave a score of at least {filtered['min_score']:g}")
     print(f"each with {between(nodes, 'hit')}, {between(edges, 'candidate edge')}, {between(tiles, 'tile')}")
     if (field := store.settings.get("field")) is not None:
         print(f"field: {Field.of(field)}")
@@ -350,7 +350,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: st
         of_all = f"of {len(store):,} events"
         some = {name: f" in {count:,} {of_all}" for name, count in known_in.items() if count < len(store)}
         print(f"labels: {', '.join(label.what + some.get(label.name, '') for label in labels)}")
-    trained = runs_of(joined_by or "")
+    trained = runs_of(joined_by or "", filtered["parameters_sha256"] if filtered else None)
     trains = bool(not trained and (labelled or labels) and store.events("train"))
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer", *trained]
     if trains and not labelled:

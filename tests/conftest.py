@@ -114,7 +114,7 @@ LONG = (
 """Files with tests of ten seconds and more: they run first, so that none is left alone at the end."""
 
 
-gc.disable()  # while tests are collected: modules and tests stay, and a third of that time would go into looking at them
+gc.disable()  # while tests are collected: modules and tests stay, and looking at them would take a third of the time
 
 
 def pytest_collection_finish() -> None:

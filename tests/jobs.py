@@ -129,7 +129,7 @@ class Job:
                 self.ranks_ended = time.time()
             assert time.monotonic() < until, f"still at work after {timeout:g} s:\n{self.text}"
             time.sleep(0.02)
-        give_up_at = time.monotonic() + 15.0
+        give_up_at = time.monotonic() + patient(15.0)
         while self.processes():
             assert time.monotonic() < give_up_at, f"still at work: {self.processes()}\n{self.text}"
             time.sleep(0.02)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from domainpar.measure.programs import Ended, run_limited
+from domainpar.testing import patient
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("domainpar", "partitioners", "tests", "pyproject.toml")
@@ -85,7 +86,7 @@ def ran(tests: Iterable[str], mistake: Mistake | None = None) -> Ended:
         of_this_run = [name for name in os.environ if name.startswith("PYTEST_")]
         environment = {"PYTHONPATH": name, "OMP_NUM_THREADS": "1"}
         inside = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", name, *pytest]
-        return run_limited(inside, SECONDS, [environment], of_this_run)
+        return run_limited(inside, patient(SECONDS), [environment], of_this_run)
 
 
 def survives(mistake: Mistake) -> str:

@@ -130,6 +130,9 @@ def test_events_of_a_shipped_map_are_scored_by_its_filter_and_its_network():
     assert runs_of("pretrained:full") == ["--run", "pretrained:full-filter", "--then", "pretrained:full"]
     assert runs_of("pretrained:full-hllhc") == ["--run", "pretrained:full-hllhc"]
     assert runs_of("maps/mine/module_map.safetensors") == []
+    of_filter = about("pixel")["store"]["filter"]["parameters_sha256"]
+    assert runs_of("", of_filter) == ["--run", "pretrained:pixel"]
+    assert runs_of("", of_filter[::-1]) == []
 
 
 def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkeypatch, capsys):

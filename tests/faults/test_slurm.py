@@ -25,7 +25,7 @@ from faults.on_purpose import switch
 from jobs import running, small_training, started
 from marks import fault
 
-from domainpar.testing import find_mpiexec
+from domainpar.testing import find_mpiexec, patient
 
 pytestmark = pytest.mark.slurm
 
@@ -183,6 +183,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def wait_until(there: Callable[[], bool], seconds: float, told: Callable[[], str]) -> None:
+    seconds = patient(seconds)
     give_up_at = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < give_up_at, f"not so far after {seconds:g} s:\n{told()}"

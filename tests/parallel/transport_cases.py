@@ -14,6 +14,7 @@ from domainpar.common.problems import Problem
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.transport import Pending, Transport
 from domainpar.parallel.world import World
+from domainpar.testing import patient
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
@@ -425,7 +426,7 @@ def large_messages_move_in_progress_alone(world: World) -> None:
         transport.start(send, send_counts, receive, receive_counts),
         transport.start_all_reduce(values),
     )
-    started, give_up_at = transport._unfinished[unfinished:], time.monotonic() + 15
+    started, give_up_at = transport._unfinished[unfinished:], time.monotonic() + patient(15)
     while any(posted.requests for posted in started) and time.monotonic() < give_up_at:
         exchange.progress()
         reduction.progress()

@@ -16,6 +16,7 @@ from domainpar.common.agreement import Refused
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed, parameters_sha256
 from domainpar.runs.checkpoint_files import step_of
+from domainpar.testing import patient
 
 FORK = multiprocessing.get_context("fork")  # torch is there at once; the children compute on one thread
 
@@ -24,7 +25,7 @@ def kill_while_saving(directory, first, seconds):
     """Let a process save, and kill it so long after its first checkpoint is the last one, which takes two renames."""
     saving = FORK.Process(target=save_forever, args=(directory, first), daemon=True)
     saving.start()
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + patient(60)
     try:
         while last_step(directory) < first:
             assert saving.is_alive(), "it ended by itself"

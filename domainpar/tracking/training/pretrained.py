@@ -44,8 +44,20 @@ def module_map_of(run: str) -> Path:
     return path
 
 
-def runs_of(joined_by: str) -> list[str]:
-    """The flags of `infer` for events that the map of a shipped network joined; none for those of other maps."""
+def runs_of(joined_by: str, left_by: str | None = None) -> list[str]:
+    """The flags of `infer` for events that the map of a shipped network joined, or that its filter left.
+
+    Args:
+        joined_by: The module map as it was named.
+        left_by: sha256 of the parameters of the filter that chose the edges, if one did.
+
+    Returns:
+        Nothing for events of other maps and filters.
+    """
+    if left_by is not None:
+        filters = {path.parent.name: read_run(path.parent).store.filter for path in PLACE.glob("*/run.json")}
+        behind = [name for name, filtered in filters.items() if filtered and filtered["parameters_sha256"] == left_by]
+        return ["--run", SHIPPED + behind[0]] if behind else []
     if not joined_by.startswith(SHIPPED):
         return []
     network = joined_by.removesuffix("-filter")
