@@ -1,4 +1,4 @@
-"""Draw the pictures of a run that the README shows.
+"""Draw the pictures of a run that docs/ shows.
 
 python docs/draw_report.py RUN NAIVE_RUN docs (needs matplotlib: pip install '.[report]')
 

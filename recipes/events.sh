@@ -1,6 +1,6 @@
-# The events that the shipped networks were trained on: 155 simulated ones, as files and as stores. On any number of
-# ranks they are the same. 18 minutes and 6 GB with one process; recipes/full.yaml, quickstart.yaml and pixel.yaml go on
-# from here. Needs the extra [acts].
+# The events that pretrained:full-hllhc was trained on: 155 simulated ones, as files and as stores. On any number of
+# ranks they are the same. 18 minutes and 6 GB with one process; recipes/full-hllhc.yaml goes on from
+# here. Needs the extra [acts].
 #
 #   sh recipes/events.sh
 set -e

@@ -120,7 +120,8 @@ class DetectorFlags(Group):
     field: str | None = None
     """Magnetic field: one number, B_z in T, for everywhere; or a file, with a table of z and B_z or with a map of r, z,
     B_r, B_z as ACTS writes it, in mm and T. Default: for hits on TrackML's layers the field that was measured in the
-    events of the challenge, a table of its B_z in simulated ones; 2 T for all others, and for --source acts."""
+    events of the challenge, a table of its B_z unless they are real ones; 2 T for all others, and for --source acts and
+    colliderml."""
 
     beam_spot: Spot | None = None
     """Where collisions lie along the beam: mean z and its standard deviation in mm, '0, 55'. Default: measured from
