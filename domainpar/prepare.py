@@ -155,13 +155,17 @@ def _cuts(config: PrepareConfig) -> "Cuts":
     """The cuts of a configuration."""
     from domainpar.tracking.events.beam_spot import BeamSpot
     from domainpar.tracking.events.construct import Cuts
+    from domainpar.tracking.events.detector import FIELD_ELSEWHERE
+    from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.sources import layer_pairs_of
 
     given = config.layer_pairs
     pairs = layer_pairs_of(config.source) if given is None else given.value
     spot = config.beam_spot
     z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot.value[0], spot.value[-1]).reach)
-    return Cuts(phi_slope=config.phi_slope, z0=z0, same_layer=config.same_layer, layer_pairs=pairs)
+    strongest = 0.0 if config.field is None else float(abs(read_field(config.field).bz).max())
+    phi_slope = config.phi_slope or Cuts.phi_slope * max(1.0, strongest / FIELD_ELSEWHERE)
+    return Cuts(phi_slope=phi_slope, z0=z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
 def _selection(config: PrepareConfig) -> "Selection":

@@ -61,3 +61,16 @@ def test_a_preset_that_names_the_target_of_a_map_takes_a_map_that_is_there():
     assert config.module_map == "a.safetensors"
     with pytest.raises(ConfigError, match="--map-target .* means nothing without --module-map build or"):
         parse(PrepareConfig, "", ["--preset", "quickstart", "--module-map", "a", "--map-target", "pt: [2, .inf]"])
+
+
+def test_cuts_are_as_wide_as_the_field_and_the_beam_spot_that_are_told(tmp_path):
+    def cuts(*words):
+        store = tmp_path / "-".join(words)
+        assert prepare.main(["--events", "1", "--hits", "500", "--store", str(store), *words]) == 0
+        settings = EventStore(store).settings
+        return settings["phi_slope"], settings["z0"]
+
+    assert cuts() == cuts("--field", "1", "--beam-spot", "0, 5") == (6e-4, 200.0)
+    strong = cuts("--field", "3.8", "--beam-spot", "-10, 60")
+    assert strong == pytest.approx((1.9 * 6e-4, 250.0))
+    assert cuts("--field", "3.8", "--phi-slope", "5e-4") == (5e-4, 200.0)

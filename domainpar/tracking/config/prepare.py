@@ -188,8 +188,9 @@ _CUTS = "phi_slope, z0, layer_pairs, same_layer"
 class CandidateFlags(Group):
     """Candidate edges, for sources that give hits"""
 
-    phi_slope: float = 6e-4
-    """Largest change of phi per change of r along an edge, in rad/mm."""
+    phi_slope: float | None = None
+    """Largest change of phi per change of r along an edge, in rad/mm. Default: 0.0006, which keeps particles above some
+    0.5 GeV in 2 T, and more in proportion in a --field that is stronger."""
 
     z0: float | None = None
     """Largest distance from the origin at which the line through an edge meets the beam axis, in mm. Default: 200,
