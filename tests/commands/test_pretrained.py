@@ -44,6 +44,7 @@ from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of,
 from domainpar.tracking.training.run import train
 
 NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
+RUNS = sorted(path.parent.name for path in PLACE.glob("*/run.json"))  # filters, too
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_networks_are_shipped_in_four_megabytes_and_each_of_their_maps_in_three(
     assert max(maps.values()) <= 3_000_000
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in PLACE.glob("*/run.json")))
+@pytest.mark.parametrize("name", RUNS)
 def test_the_map_that_comes_with_a_network_is_the_one_that_joined_its_events(name):
     store, shipped = about(name)["store"], ModuleMap.read(module_map_of(f"pretrained:{name}"))
     assert store["joined_by"] == f"pretrained:{name.removesuffix('-filter')}"
@@ -93,7 +94,7 @@ def test_the_map_that_comes_with_a_network_is_the_one_that_joined_its_events(nam
     assert 0.9 < low < high < 9.5
 
 
-@pytest.mark.parametrize("name", sorted({path.parent.name for path in PLACE.glob("*/run.json")} - {"full-hllhc"}))
+@pytest.mark.parametrize("name", [name for name in RUNS if not name.endswith("-hllhc")])
 def test_what_a_network_was_trained_on_is_the_built_in_simulation_and_others_events_are_told(name):
     trained = run_record(PLACE / name / "run.json").store.surveyed
     assert trained["events"] >= 8
@@ -109,14 +110,15 @@ def test_what_a_network_was_trained_on_is_the_built_in_simulation_and_others_eve
     assert outside(trained, trained) == []
 
 
-@pytest.mark.parametrize("name", ["full", "full-filter", "full-hllhc"])
+@pytest.mark.parametrize("name", ["full", "full-filter", "full-hllhc", "pixel-hllhc"])
 def test_the_preset_of_a_shipped_network_is_the_first_word_of_its_name(name):
-    assert parse(InferConfig, "", ["--run", f"pretrained:{name}"]).preset == "full"
+    assert parse(InferConfig, "", ["--run", f"pretrained:{name}"]).preset == name.split("-")[0]
     assert parse(InferConfig, "", ["--run", f"runs/{name}"]).preset is None
 
 
-def test_a_network_for_the_hl_lhc_knows_wide_beam_spots_and_three_fields():
-    trained = run_record(PLACE / "full-hllhc" / "run.json").store.surveyed
+@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith("-hllhc")])
+def test_a_network_for_the_hl_lhc_knows_wide_beam_spots_and_three_fields(name):
+    trained = run_record(PLACE / name / "run.json").store.surveyed
     assert trained["events"] == 141
     low, high = trained["beam_spot"][1]
     assert low < 6 < 58 < high
