@@ -1,4 +1,4 @@
-"""Write a map of the field of an ideal coil, with its radial part: the second field of pretrained:full-hllhc.
+"""Write a map of the field of an ideal coil, with its radial part: the second field of the networks NAME-hllhc.
 
 python recipes/solenoid.py FILE
 
