@@ -2,17 +2,15 @@
 
 python docs/draw_report.py RUN NAIVE_RUN docs (needs matplotlib: pip install '.[report]')
 
-Those in the repository are of simulated events at the density of TrackML's, behind the filter of recipes/full.yaml
-(STORE, and TEST of other events made alike: `--seed 700 --events 24 --val-split 0 --test-split .99`): one network
-trained on whole events, one on eight sectors of each, with as many edges a step and as many steps.
+Those in the repository are of the first network of docs/tutorial.md, beside one that was trained on eight sectors of
+each event, with as many edges a step and as many steps. In the folder of the tutorial:
 
-    FLAGS="--store STORE --hidden 32 --graph-iters 4 --epochs 5 --lr 0.005", target and weighting of recipes/full.yaml
-    python -m domainpar.train $FLAGS --out RUN
-    python -m domainpar.train $FLAGS --mode naive --sectors 8 --events-per-step 8 --out NAIVE_RUN
-    FLAGS="--checkpoint last --preset full --tracks greedy --matching-style two_way"
-    python -m domainpar.infer $FLAGS --run RUN --tune --split val --out VAL  # NAIVE_RUN alike
-    python -m domainpar.infer $FLAGS --run RUN --store TEST --split test
-    python -m domainpar.infer $FLAGS --run NAIVE_RUN --mode naive --sectors 8 --store TEST --split test
+    FLAGS="--store stores/tutorial --config target.yaml --hidden 32 --epochs 60 --mode naive --sectors 8"
+    mpiexec -n 2 python -m domainpar.train $FLAGS --events-per-step 8 --out runs/sectors
+    FLAGS="--split test --tracks greedy --tune --matching-style two_way --overwrite"
+    mpiexec -n 2 python -m domainpar.infer --run runs/small $FLAGS
+    mpiexec -n 2 python -m domainpar.infer --run runs/sectors --mode naive --sectors 8 $FLAGS
+    python ../docs/draw_report.py runs/small runs/sectors ../docs
 """
 
 import sys
