@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -152,6 +153,14 @@ VOICE = Voice()
 """That of this process."""
 
 
+def _size_of_bar() -> tuple[int, int] | tuple[None, None]:
+    """Columns and rows for a bar on a terminal that has none, as in containers; else tqdm asks the terminal itself."""
+    with suppress(OSError, ValueError):  # it is no terminal
+        if not all(os.get_terminal_size(sys.stderr.fileno())):
+            return 80, 24  # with no rows it would show no bar
+    return None, None
+
+
 @contextmanager
 def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
     """Show how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
@@ -169,7 +178,8 @@ def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> It
     from tqdm import tqdm
 
     note = ""
-    with tqdm(total=total, initial=done, desc=what, unit=unit, disable=None if talks else True) as bar:
+    hidden, (columns, rows) = None if talks else True, _size_of_bar()
+    with tqdm(total=total, initial=done, desc=what, unit=unit, ncols=columns, nrows=rows, disable=hidden) as bar:
 
         def advance(count: int = 1, note_now: str = "") -> None:
             nonlocal done, note

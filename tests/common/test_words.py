@@ -1,7 +1,9 @@
 """What commands tell the user to type, how they count, and that none of them is silent for long."""
 
+import pty
 import re
 import sys
+import termios
 import threading
 
 import pytest
@@ -109,6 +111,19 @@ def test_on_a_terminal_the_bar_goes_on_and_no_line_is_added(clock, capsys, monke
         capsys.readouterr()
         _after(clock, 100)
         assert re.fullmatch(r"\rlearn a map: +0%.*0/12.*", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (24, 60)])
+def test_a_terminal_that_has_no_size_shows_the_bar_as_well(rows, columns, monkeypatch):
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (rows, columns))
+    with open(its, "w") as terminal, open(ours, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with words.progress("learn a map", 12, "event", talks=True) as advance:
+            advance(12)
+        shown = screen.read(10_000).decode().split("\r")
+    assert re.match(r"learn a map: +0%.*0/12", shown[1])
+    assert len(shown[1]) <= (columns or 80)
 
 
 def test_a_thread_looks_while_a_process_works_and_ends_with_it(monkeypatch):
