@@ -1,6 +1,6 @@
-# The events that pretrained:full-hllhc and pretrained:pixel-hllhc were trained on: 155 simulated ones, as files and as
-# stores. On any number of ranks they are the same. 7 to 18 minutes and 6 GB with one process; the recipes of these networks
-# go on from here. Needs the extra [acts].
+# The events that pretrained:full-hllhc, pixel-hllhc and quickstart-hllhc were trained on: 155 simulated ones, as files and
+# as stores. On any number of ranks they are the same. 7 to 18 minutes and 6 GB with one process; the recipes of these
+# networks go on from here. Needs the extra [acts].
 #
 #   sh recipes/events.sh
 set -e
