@@ -82,6 +82,7 @@ def test_each_network_is_shipped_in_800_kilobytes_and_its_map_in_three_megabytes
     for path in files:
         sizes[path.relative_to(PLACE).parts[0]] += 0 if path.name == MODULE_MAP else path.stat().st_size
     assert max(sizes.values()) <= 800_000
+    assert sum(sizes.values()) <= 5_000_000
     maps = {path.parent.name: path.stat().st_size for path in files if path.name == MODULE_MAP}
     assert sorted(maps) == NAMES
     assert max(maps.values()) <= 3_000_000
