@@ -16,6 +16,9 @@ from domainpar.tracking.reco.helix import fit_helices
 LEAST_HITS, SOFTEST, HARDEST = 8, 0.3, 5.0
 """Hits of a track that is cut in halves, at least; and its pT in GeV: halves of harder ones are all but straight."""
 
+SHORTEST = 100.0
+"""Transverse distance in mm from the first to the last hit of a half, at least: pixel hits alone tell no momentum."""
+
 ETAS, RATIOS = (1.0, 1.5, 2.0, 2.5), np.linspace(0.0, 2.0, 101)
 """Edges of the bins of |eta|, nearer to 0 a field changes little along a track, and of the ratios of momenta."""
 
@@ -46,6 +49,10 @@ def ratios_of_halves(position: FloatArray, track_id: IntArray, field: Field) -> 
     with np.errstate(divide="ignore", invalid="ignore"):  # NaN without a fit, infinite on a line
         ratio = np.clip(fits.pt[1::2] * fits.charge[1::2] / (fits.pt * fits.charge)[::2], RATIOS[0], RATIOS[-1])
         good = (fits.pt[::2] > SOFTEST) & (fits.pt[::2] < HARDEST) & np.isfinite(ratio)
+    middle = first + (hits + 1) // 2
+    ends = rows[np.minimum([first, middle - 1, middle, first + hits - 1], len(rows) - 1)]
+    x, y, _ = np.moveaxis(np.asarray(position)[ends[1::2]] - np.asarray(position)[ends[::2]], -1, 0)
+    good &= (np.hypot(x, y) >= SHORTEST).all(axis=0)
     counts: IntArray = np.histogram2d(np.abs(fits.eta[::2][good]), ratio[good], bins=(ETAS, RATIOS))[0].astype(np.int64)
     return counts
 

@@ -16,7 +16,7 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.reco.helix import ALONG_ERROR, POSITION_ERROR, SCATTERING, chi2
+from domainpar.tracking.reco.helix import SCATTERING, chi2
 from domainpar.tracking.reco.segments import TrackHits, long_enough
 
 BESIDE = 25.0
@@ -45,7 +45,7 @@ def link_greedily(inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: f
     position = np.ascontiguousarray(hits.position, np.float64)
     bz = np.abs(Field.of(hits.field).bending(position))
     distance = np.sum(position**2, axis=1)
-    grown = _grow(inner, outer, position, distance, bz, hits.surface, hits.module, max_chi2)
+    grown = _grow(inner, outer, position, hits.error, distance, bz, hits.surface, hits.module, max_chi2)
     return np.asarray(grown)
 
 
@@ -108,7 +108,7 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     bz = np.abs(Field.of(hits.field).bending(position))
     taken = offered[
         _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
-               position, np.sum(position**2, axis=1), bz, hits.surface, hits.module, max_chi2)
+               position, hits.error, np.sum(position**2, axis=1), bz, hits.surface, hits.module, max_chi2)
     ]  # fmt: skip
     return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
 
@@ -122,7 +122,7 @@ def _root(parent: Any, hit: int) -> int:
 
 
 @compiled
-def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface: Any, module: Any,
+def _grow(inner: Any, outer: Any, position: Any, error: Any, distance: Any, bz: Any, surface: Any, module: Any,
           max_chi2: float) -> Any:  # fmt: skip
     num_hits = len(position)
     parent, last, size = np.arange(num_hits), np.arange(num_hits), np.ones(num_hits, np.int64)
@@ -142,7 +142,7 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
                 count += 1
         if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
             continue
-        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, bz, max_chi2):
+        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, error, bz, max_chi2):
             continue
         if first > second:
             first, second = second, first
@@ -155,8 +155,8 @@ def _grow(inner: Any, outer: Any, position: Any, distance: Any, bz: Any, surface
 
 
 @compiled
-def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, distance: Any, bz: Any, surface: Any,
-           module: Any, max_chi2: float) -> Any:  # fmt: skip
+def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, error: Any, distance: Any, bz: Any,
+           surface: Any, module: Any, max_chi2: float) -> Any:  # fmt: skip
     """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
     taken = np.zeros(len(hit), np.bool_)
     members = np.empty(MOST_HITS, np.int64)
@@ -172,18 +172,17 @@ def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, di
             if not _beside(members[:count], members[count : count + 1], position, surface, module):
                 continue
             together = members[: count + 1]
-            if _on_helix(together, distance[together], position, bz, max_chi2):
+            if _on_helix(together, distance[together], position, error, bz, max_chi2):
                 taken[i] = True
                 count += 1
     return taken
 
 
 @compiled
-def _on_helix(members: Any, distance: Any, position: Any, bz: Any, max_chi2: float) -> bool:
+def _on_helix(members: Any, distance: Any, position: Any, error: Any, bz: Any, max_chi2: float) -> bool:
     """Whether one helix goes through hits, given the distance of each from the origin."""
     outward = members[np.argsort(distance, kind="mergesort")]
-    off = chi2(position[outward], bz[outward], POSITION_ERROR, ALONG_ERROR, SCATTERING)
-    return bool(off <= max_chi2)
+    return bool(chi2(position[outward], error[outward], bz[outward], SCATTERING) <= max_chi2)
 
 
 @compiled

@@ -18,10 +18,13 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
 
-POSITION_ERROR, ALONG_ERROR, SCATTERING = 0.4, 1.0, 0.008
-"""How far a hit of a particle may lie from its helix, chosen on simulated events: in mm of the transverse plane; in mm
-along z (in a disk: along r), seen across the flight; and in rad of a particle of 1 GeV, for scattering, loss of energy,
-and a field that changes along the way."""
+ERRORS = (0.4, 1.0)
+"""How far a hit of a particle may lie from its helix in mm, measured exactly, chosen on simulated events: in the
+transverse plane; and along z (in a disk: along r), seen across the flight."""
+
+SCATTERING = 0.008
+"""Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a field that changes
+along the way. Chosen on simulated events."""
 
 STEPS = 4
 """Steps from hit to hit in which a map of the field is followed."""
@@ -115,15 +118,16 @@ def check_finite(position: FloatArray) -> None:
 
 
 @compiled
-def chi2(position: Any, bz: Any, position_error: float, along_error: float, scattering: float) -> float:
+def chi2(position: Any, error: Any, bz: Any, scattering: float) -> float:
     """Mean square distance of hits from their common helix, in units of the errors that are allowed.
 
     In the transverse plane and along z, added up. Each error grows by `scattering` times lever arm over pT.
 
     Args:
         position: x, y, z of at least three hits ordered outward, in mm, float64 [n, 3].
+        error: How far each may lie from it in mm, as `ERRORS`, [n, 2].
         bz: |B_z| at each, in T, [n].
-        position_error, along_error, scattering: As `POSITION_ERROR`, `ALONG_ERROR` and `SCATTERING`.
+        scattering: As `SCATTERING`.
 
     Returns:
         Infinity where no helix goes through them.
@@ -138,7 +142,7 @@ def chi2(position: Any, bz: Any, position_error: float, along_error: float, scat
     squares = 0.0
     for i in range(len(position)):
         away, off = distance_from_helix(position[i], rho, phi, d, z0, slope)
-        squares += (away / (position_error + bend)) ** 2 + (off / (along_error + bend)) ** 2
+        squares += (away / (error[i, 0] + bend)) ** 2 + (off / (error[i, 1] + bend)) ** 2
     return squares / len(position)
 
 

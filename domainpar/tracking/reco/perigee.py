@@ -102,7 +102,8 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     k = -helices.charge * GEV_PER_TESLA_MM / helices.pt
     begin = np.stack([helices.d0, helices.phi, k, helices.z0, np.sinh(helices.eta)], axis=1)
     spread, chi2 = _fit_all(table[order], ptr, begin, layout.places, field, _room())
-    value, covariance = _parameters(begin), _carried_over(begin, spread)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is dropped below
+        value, covariance = _parameters(begin), _carried_over(begin, spread)
     known = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
     # Hits of no particle may leave a filter without a positive variance.
     unknown = ~(known & (np.einsum("tii->ti", covariance) > 0).all(axis=1))

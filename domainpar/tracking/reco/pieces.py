@@ -18,8 +18,7 @@ from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.reco.helix import (
-    ALONG_ERROR,
-    POSITION_ERROR,
+    ERRORS,
     SCATTERING,
     check_tracks,
     chi2,
@@ -34,19 +33,16 @@ class StitchOptions:
     """Limits of stitching; the defaults were chosen on simulated events.
 
     Hits that are off by e over a lever arm l leave a helix off by e (1 + g / l)^2 in the transverse plane, and by
-    e (1 + g / l) along z, a distance g beyond them. Here e is `position` (`along` for z) and what scattering adds,
+    e (1 + g / l) along z, a distance g beyond them. Here e is the error of the hits and what scattering adds,
     `scattering` l / pT.
 
     Attributes:
         min_hits: Tracks with fewer hits are left alone; a helix takes three.
-        eta: Largest difference in pseudorapidity of two pieces.
+        eta: Largest difference in pseudorapidity of two pieces whose hits are measured exactly.
         reach: Longest gap between two pieces, in mm of the transverse plane.
         beside: Where pieces overlap in distance from the origin, the hits of the outer one must each have a hit of the
             inner one within this many mm.
-        position: Largest error of a hit in the transverse plane, in mm.
-        along: Largest error of a hit along z (in a disk: along r), seen across the flight, in mm.
-        scattering: Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a
-            field that changes along the way.
+        scattering: Angle in rad by which a particle of 1 GeV may leave its helix (`helix.SCATTERING`).
         residual: Largest chi2 (`helix.chi2`) of the hits of a pair.
         residual_beside: The same where the pieces overlap: hits beside each other were scattered alike.
 
@@ -58,8 +54,6 @@ class StitchOptions:
     eta: float = 0.02
     reach: float = 400.0
     beside: float = 25.0
-    position: float = POSITION_ERROR
-    along: float = ALONG_ERROR
     scattering: float = SCATTERING
     residual: float = 0.08
     residual_beside: float = 0.04
@@ -77,6 +71,7 @@ def stitch(
     position: FloatArray,
     options: StitchOptions | None = None,
     field: float | FloatArray | Field = 2.0,
+    error: FloatArray | None = None,
 ) -> IntArray:
     """Join pieces of tracks that lie on one helix, end to end or side by side.
 
@@ -91,6 +86,7 @@ def stitch(
         position: x, y, z of each hit in mm, [N, 3].
         options: Limits; the defaults if None.
         field: As for `helix.fit_helices`.
+        error: How far each hit may lie from its helix in mm, [N, 2]; `helix.ERRORS` if None.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. The same hits are on tracks as
@@ -104,7 +100,8 @@ def stitch(
     check_tracks(position, track_id)
     if len(track_id) and track_id.min() < -1:
         raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
-    pieces = Pieces.of(track_id, position, options.min_hits, field).by_eta()
+    error = np.broadcast_to(ERRORS, (len(position), 2)) if error is None else error
+    pieces = Pieces.of(track_id, position, error, options.min_hits, field).by_eta()
     pairs = _best_pairs(pieces, options)
     while len(pairs):
         pieces = pieces.joined(*pairs.T)
@@ -120,12 +117,14 @@ PT_IS_RADIUS = 1 / GEV_PER_TESLA_MM
 
 PIECE_DTYPE = np.dtype(
     [(name, np.float64) for name in ("rho", "phi", "d", "z0", "slope", "eta", "pt", "bend", "lever", "begin", "end")]
+    + [(name, np.float64) for name in ("across", "along", "turn")]
     + [(name, np.float64, 3) for name in ("first", "last")]
     + [("track", np.int64), ("fresh", np.bool_)]
 )
 """A piece: its helix, with rho in 1/mm positive for a turn to the right and d in mm positive where the beam line lies
 to the left; pT in GeV, and what rho would be at 1 GeV; the transverse distance from its first to its last hit, the
-distances of both from the origin, and both hits, in mm; its track, and whether it was not there in an earlier round."""
+distances of both from the origin, the largest error of its hits across and along, how far its pseudorapidity may be off
+by the resolution of its hits, and both hits, in mm; its track, and whether it was not there in an earlier round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +133,10 @@ class Pieces:
 
     Attributes:
         table: One row a piece, `PIECE_DTYPE` [P].
-        ptr: First hit of each piece in the three arrays below, int64 [P + 1]; hits of a piece go outward.
+        ptr: First hit of each piece in the four arrays below, int64 [P + 1]; hits of a piece go outward.
         rows: These hits as rows of the event, int64 [n].
         position: Their x, y, z in mm, float64 [n, 3].
+        error: How far each may lie from its helix in mm, float64 [n, 2].
         bz: What bends there, as |B_z| in T, float64 [n].
     """
 
@@ -144,18 +144,27 @@ class Pieces:
     ptr: IntArray
     rows: IntArray
     position: FloatArray
+    error: FloatArray
     bz: FloatArray
 
     def __len__(self) -> int:
         return len(self.table)
 
     @classmethod
-    def of(cls, track_id: IntArray, position: FloatArray, min_hits: int, field: float | FloatArray | Field) -> Pieces:
+    def of(
+        cls,
+        track_id: IntArray,
+        position: FloatArray,
+        error: FloatArray,
+        min_hits: int,
+        field: float | FloatArray | Field,
+    ) -> Pieces:
         """Fit the tracks that have enough hits.
 
         Args:
             track_id: Track of each hit, -1 for none, [N].
             position: x, y, z of each hit in mm, float64 [N, 3].
+            error: How far each hit may lie from its helix in mm, float64 [N, 2].
             min_hits: Fewest hits of a piece.
             field: As for `helix.fit_helices`.
 
@@ -166,7 +175,7 @@ class Pieces:
         _, number, counts = np.unique(track_id[on], return_inverse=True, return_counts=True)
         enough = counts[number] >= min_hits
         on, track = on[enough], track_id[on[enough]]
-        return cls._fitted(on, track, position[on], np.abs(Field.of(field).bending(position[on])))
+        return cls._fitted(on, track, position[on], error[on], np.abs(Field.of(field).bending(position[on])))
 
     def joined(self, inner: IntArray, outer: IntArray) -> Pieces:
         """The pieces after joining pairs of them, each in at most one: only what is new is fitted, and `fresh`."""
@@ -174,7 +183,8 @@ class Pieces:
         track[outer] = track[inner]
         places = self.hits_of(np.concatenate([inner, outer]))[0]
         owner = np.repeat(track, np.diff(self.ptr))
-        new = self._fitted(self.rows[places], owner[places], self.position[places], self.bz[places])
+        of_hits = self.position[places], self.error[places], self.bz[places]
+        new = self._fitted(self.rows[places], owner[places], *of_hits)
         is_old = np.ones(len(self), bool)
         is_old[inner] = is_old[outer] = False
         old = self._take(np.flatnonzero(is_old))
@@ -184,6 +194,7 @@ class Pieces:
             ptr=np.concatenate([old.ptr, old.ptr[-1] + new.ptr[1:]]),
             rows=np.concatenate([old.rows, new.rows]),
             position=np.concatenate([old.position, new.position]),
+            error=np.concatenate([old.error, new.error]),
             bz=np.concatenate([old.bz, new.bz]),
         ).by_eta()
 
@@ -194,10 +205,12 @@ class Pieces:
         return np.repeat(starts, counts) + np.arange(counts.sum()), counts
 
     @classmethod
-    def _fitted(cls, rows: IntArray, track: IntArray, position: FloatArray, bz: FloatArray) -> Pieces:
+    def _fitted(
+        cls, rows: IntArray, track: IntArray, position: FloatArray, error: FloatArray, bz: FloatArray
+    ) -> Pieces:
         """Pieces of these hits on these tracks; those through which no helix goes are left out."""
         outward = np.lexsort((np.sum(position**2, axis=1), track))
-        rows, position, bz = rows[outward], position[outward], bz[outward]
+        rows, position, error, bz = rows[outward], position[outward], error[outward], bz[outward]
         names, counts = np.unique(track, return_counts=True)
         ptr = np.concatenate([[0], np.cumsum(counts)])
         helices = fit_helices(position, np.repeat(np.arange(len(counts)), counts), len(counts), PT_IS_RADIUS)
@@ -206,17 +219,20 @@ class Pieces:
         table["z0"], table["eta"], table["slope"] = helices.z0, helices.eta, np.sinh(helices.eta)
         table["bend"] = GEV_PER_TESLA_MM * np.add.reduceat(bz, ptr[:-1]) / counts
         table["pt"] = helices.pt * table["bend"]
+        table["across"], table["along"] = np.maximum.reduceat(error, ptr[:-1]).T
         table["first"], table["last"] = position[ptr[:-1]], position[ptr[1:] - 1]
         table["begin"], table["end"] = (np.linalg.norm(table[name], axis=1) for name in ("first", "last"))
         table["lever"] = np.hypot(*(table["last"] - table["first"])[:, :2].T)
+        table["turn"] = np.maximum(table["along"] - ERRORS[1], 0) / np.maximum(table["lever"], 1e-9)
         table["track"], table["fresh"] = names, True
-        pieces = cls(table=table, ptr=ptr, rows=rows, position=position, bz=bz)
+        pieces = cls(table=table, ptr=ptr, rows=rows, position=position, error=error, bz=bz)
         return pieces._take(np.flatnonzero(helices.fitted & (table["lever"] > 0)))
 
     def _take(self, members: IntArray) -> Pieces:
         places, counts = self.hits_of(members)
         ptr = np.concatenate([[0], np.cumsum(counts)])
-        return Pieces(self.table[members], ptr, self.rows[places], self.position[places], self.bz[places])
+        of_hits = self.position[places], self.error[places], self.bz[places]
+        return Pieces(self.table[members], ptr, self.rows[places], *of_hits)
 
     def by_eta(self) -> Pieces:
         """The same, ordered by geometry alone: names of tracks and the order of hits must not decide anything."""
@@ -251,16 +267,16 @@ def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatA
     position, pair = pieces.position[places], np.repeat(np.arange(len(counts)) // 2, counts)
     outward = np.lexsort((np.sum(position**2, axis=1), pair))
     ptr = np.searchsorted(pair[outward], np.arange(len(pairs) + 1))
-    limits = options.position, options.along, options.scattering
-    return np.asarray(_chi2s(position[outward], pieces.bz[places][outward], ptr, *limits))
+    error, bz = pieces.error[places][outward], pieces.bz[places][outward]
+    return np.asarray(_chi2s(position[outward], error, bz, ptr, options.scattering))
 
 
 @compiled
-def _chi2s(position: Any, bz: Any, ptr: Any, across: float, along: float, scattering: float) -> Any:
+def _chi2s(position: Any, error: Any, bz: Any, ptr: Any, scattering: float) -> Any:
     off = np.empty(len(ptr) - 1)
     for pair in range(len(off)):
         hits = slice(ptr[pair], ptr[pair + 1])
-        off[pair] = chi2(position[hits], bz[hits], across, along, scattering)
+        off[pair] = chi2(position[hits], error[hits], bz[hits], scattering)
     return off
 
 
@@ -269,7 +285,7 @@ def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
 
     One of each pair is `fresh`. Where the pieces overlap in distance from the origin, they lie side by side.
     """
-    limits = np.array([options.eta, options.reach, options.beside, options.position, options.along, options.scattering])
+    limits = np.array([options.eta, options.reach, options.beside, options.scattering])
     pairs: IntArray = _find(pieces.table, pieces.ptr, pieces.position, limits)
     return pairs
 
@@ -278,10 +294,14 @@ def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
 def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
     pairs = np.empty((256, 2), np.int64)
     count = 0
+    widest = np.max(table.turn) if len(table) else 0.0
     for i in range(len(table)):
+        reach = limits[0] + table[i].turn + widest
         for j in range(i + 1, len(table)):
-            if table[j].eta - table[i].eta > limits[0]:
+            if table[j].eta - table[i].eta > reach:
                 break  # pieces are sorted by eta: all others are further away
+            if table[j].eta - table[i].eta > limits[0] + table[i].turn + table[j].turn:
+                continue
             a, b = (i, j) if table[i].begin <= table[j].begin else (j, i)
             if not ((table[a].fresh or table[b].fresh) and _continues(table[a], table[b], limits)):
                 continue
@@ -297,7 +317,7 @@ def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
 @compiled
 def _continues(inner: Any, outer: Any, limits: Any) -> bool:
     """Whether the two helices bend alike and meet the nearest hits of each other."""
-    _, reach, beside, position, along, scattering = limits
+    _, reach, beside, scattering = limits
     apart = outer.begin > inner.end
     gap = np.hypot(outer.first[0] - inner.last[0], outer.first[1] - inner.last[1]) if apart else 0.0
     # A straight line through the beam line meets the hits of two particles that fly back to back.
@@ -307,17 +327,18 @@ def _continues(inner: Any, outer: Any, limits: Any) -> bool:
     kink = scattering / max(min(inner.pt, outer.pt), 1e-3)
     # Not the curvatures: between the pieces the field may have changed.
     charge_over_pt = abs(inner.rho / inner.bend - outer.rho / outer.bend)
-    if charge_over_pt > _uncertainty(inner, position, kink) + _uncertainty(outer, position, kink):
+    if charge_over_pt > _uncertainty(inner, kink) + _uncertainty(outer, kink):
         return False
-    if not _meets(inner, outer.first, gap, position + kink * inner.lever, along + kink * inner.lever):
+    across, along = max(inner.across, outer.across), max(inner.along, outer.along)
+    if not _meets(inner, outer.first, gap, across + kink * inner.lever, along + kink * inner.lever):
         return False
-    return not apart or _meets(outer, inner.last, gap, position + kink * outer.lever, along + kink * outer.lever)
+    return not apart or _meets(outer, inner.last, gap, across + kink * outer.lever, along + kink * outer.lever)
 
 
 @compiled
-def _uncertainty(piece: Any, position: float, kink: float) -> float:
+def _uncertainty(piece: Any, kink: float) -> float:
     """Uncertainty of 1/pT of a piece in 1/GeV: of its sagitta half an error of a hit, and half a kink."""
-    return float(4 * (position + kink * piece.lever / 4) / piece.lever**2 / piece.bend)
+    return float(4 * (piece.across + kink * piece.lever / 4) / piece.lever**2 / piece.bend)
 
 
 @compiled

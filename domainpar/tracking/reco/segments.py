@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,15 @@ import numpy.typing as npt
 from domainpar.common.compiling import compiled
 from domainpar.plan import BoolArray
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
 from domainpar.tracking.events.joining import grouped as grouped
-from domainpar.tracking.reco.ckf.layout import Layout
+from domainpar.tracking.reco.ckf.layout import Layout, trackml
+from domainpar.tracking.reco.helix import ERRORS
 
 NO_TRACK = -1
+
+SIGMAS = 5.0
+"""Sigmas of the resolution of its surface by which a hit may be off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +32,7 @@ class TrackHits:
         surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
         module: Module of each hit within its surface, [N]; 0 where it is unknown.
         field: As for `helix.fit_helices`.
-        layout: The surfaces, for following; by default those of TrackML.
+        layout: The surfaces, for following and for `error`; by default those of TrackML.
     """
 
     position: FloatArray | None
@@ -38,6 +43,13 @@ class TrackHits:
 
     def __len__(self) -> int:
         return len(self.surface)
+
+    @cached_property
+    def error(self) -> npt.NDArray[np.float64]:
+        """How far each hit may lie from the helix of its particle in mm, float64 [N, 2]: `helix.ERRORS` and `SIGMAS` of
+        the resolution of its surface, where that is known."""
+        layout = trackml() if self.layout is None else self.layout
+        return np.hypot(ERRORS, SIGMAS * layout.resolution_of(*volumes_and_layers(self.surface)))
 
     @property
     def distance(self) -> npt.NDArray[np.float64] | None:

@@ -168,7 +168,7 @@ def finished(
     if options.refine:
         tracks = number_tracks(refine(tracks, hits, options.max_chi2, options.min_hits))
     if options.stitch and hits.position is not None:
-        tracks = stitch(tracks, hits.position, field=hits.field)
+        tracks = stitch(tracks, hits.position, field=hits.field, error=hits.error)
     if options.extend:
         began = clock()
         tracks = extend_tracks(tracks, hits, options.min_hits)

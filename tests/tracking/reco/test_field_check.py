@@ -75,6 +75,13 @@ def test_momenta_are_right_in_a_map_that_changes_along_the_way(slope):
     assert ratios_of_halves(position, np.zeros(9, np.int64), field).sum() == (ETAS[0] < np.arcsinh(slope) < ETAS[-1])
 
 
+@pytest.mark.parametrize(("last", "counted"), [(170, 0), (250, 0), (300, 1)])
+def test_tracks_with_a_half_that_is_too_short_to_tell_a_momentum_are_left_out(last, counted):
+    position = flown(Field.of(2.0), 1.5, 2.0, 1, np.linspace(30, last, 10))  # halves of 4/9 of the way
+    assert np.hypot(*(position[4] - position[0])[:2]) == pytest.approx((last - 30) * 4 / 9, rel=0.02)
+    assert ratios_of_halves(position, np.zeros(10, np.int64), Field.of(2.0)).sum() == counted
+
+
 def test_in_a_map_that_is_the_same_everywhere_momenta_are_those_of_a_constant_field():
     rng = np.random.default_rng(2)
     position, track_id = rng.normal(0, 300, (200, 3)), np.arange(200) // 10

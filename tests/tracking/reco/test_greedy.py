@@ -12,8 +12,9 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.greedy import MOST_HITS, link_greedily, refine
-from domainpar.tracking.reco.helix import chi2
+from domainpar.tracking.reco.helix import ERRORS, SCATTERING, chi2
 from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished
 
@@ -74,6 +75,36 @@ def test_hits_of_no_detector_have_no_surfaces_to_conflict():
     assert link_greedily(np.arange(7), np.arange(1, 8), hits, 1.0).tolist() == [0] * 8
 
 
+def of_barrel(sigma_u, sigma_v):
+    """Surfaces at `RADII`, layers 1 to 8 of volume 1, with these resolutions."""
+    rows = [["barrel", radius, -2000.0, 2000.0, sigma_u, sigma_v, 1] for radius in RADII]
+    return layout_of({"surfaces": [[1, layer, *row] for layer, row in enumerate(rows, 1)]})
+
+
+@pytest.mark.parametrize(("sigmas", "axis"), [((1.5, 0.02), 0), ((0.02, 3.0), 1)])
+def test_hits_may_lie_from_their_helix_as_far_as_the_resolution_of_their_surfaces_says(sigmas, axis):
+    away = np.random.default_rng(5).normal(0, sigmas[axis], 8)
+    position = helix(pt=20.0, phi=0.0)  # flies along x: across is y
+    position[:, 1 + axis] += away
+    surface = surface_numbers(np.ones(8, int), np.arange(1, 9))
+    halves, chain = np.repeat([0, 1], 4), (np.arange(7), np.arange(1, 8))
+    for layout, together in ((of_barrel(*sigmas), True), (of_barrel(0.02, 0.02), False), (None, False)):
+        hits = TrackHits(position, surface, np.ones(8, int), 2.0, layout)
+        grown = link_greedily(*chain, hits, 0.5)
+        assert (len(set(grown.tolist())) == 1) == together, layout
+        stitched = finished(halves, hits, TrackOptions())
+        assert (len(set(stitched.tolist())) == 1) == together, layout
+
+
+def test_hits_on_no_surface_that_is_known_have_the_errors_of_simulated_events():
+    surface = surface_numbers(np.array([0, 1, 1, 17]), np.array([0, 3, 99, 2]))
+    hits = TrackHits(helix(radii=RADII[:4]), surface, np.ones(4, int), 2.0, of_barrel(0.1, 2.0))
+    expected = [ERRORS, (math.hypot(0.4, 0.5), math.hypot(1.0, 10.0)), ERRORS, ERRORS]
+    np.testing.assert_allclose(hits.error, expected)
+    of_trackml = TrackHits(hits.position, surface, hits.module).error
+    np.testing.assert_allclose(of_trackml[3], np.hypot(ERRORS, 5 * np.array([0.12, 10.8]) / 12**0.5))
+
+
 def test_a_track_ends_at_the_most_hits_it_may_have():
     radii = np.linspace(30, 1000, MOST_HITS + 8)
     hits = TrackHits(helix(radii=radii), np.arange(1, len(radii) + 1), np.ones(len(radii), int))
@@ -86,11 +117,12 @@ def test_the_misfit_is_that_of_the_definition(seed):
     rng = np.random.default_rng(seed)
     hits = helix(rng.uniform(0.3, 10), rng.choice([-1, 1]), rng.uniform(-3, 3), rng.uniform(-3, 3))
     hits = hits + rng.normal(0, rng.uniform(0, 3), hits.shape)
-    assert chi2(hits, np.full(8, 2.0), 0.4, 1.0, 0.008) == pytest.approx(plainly.off_helix(hits.tolist()), rel=1e-6)
+    off = chi2(hits, np.tile(ERRORS, (8, 1)), np.full(8, 2.0), SCATTERING)
+    assert off == pytest.approx(plainly.off_helix(hits.tolist()), rel=1e-6)
 
 
 def test_hits_that_no_helix_goes_through_fit_infinitely_badly():
-    assert chi2(np.ones((4, 3)), np.full(4, 2.0), 0.4, 1.0, 0.008) == math.inf
+    assert chi2(np.ones((4, 3)), np.ones((4, 2)), np.full(4, 2.0), SCATTERING) == math.inf
 
 
 # --- refining --------------------------------------------------------------------------------------------------------

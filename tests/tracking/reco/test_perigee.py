@@ -226,6 +226,7 @@ def test_neither_the_order_of_hits_nor_the_other_tracks_change_a_bit(simulated):
         assert values[7].tobytes() == getattr(twice, name)[-1].tobytes()
 
 
+@pytest.mark.filterwarnings("error")
 def test_hits_of_no_one_particle_have_a_fit_with_positive_variances_or_none(simulated):
     hits = simulated[0][0]
     for number in (6000, 3000, 300):

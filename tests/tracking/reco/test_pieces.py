@@ -11,6 +11,7 @@ import pytest
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.helix import ERRORS
 from domainpar.tracking.reco.pieces import Pieces, StitchOptions, find_pairs, stitch
 
 FIELD = 2.0
@@ -161,7 +162,8 @@ def test_pieces_farther_apart_than_the_reach_are_not_joined():
 
 def pairs_of(inner, outer):
     track_id = np.repeat([0, 1], [len(inner), len(outer)])
-    pieces = Pieces.of(track_id, np.concatenate([inner, outer]), 3, FIELD).by_eta()
+    error = np.tile(ERRORS, (len(track_id), 1))
+    pieces = Pieces.of(track_id, np.concatenate([inner, outer]), error, 3, FIELD).by_eta()
     return find_pairs(pieces, StitchOptions(eta=0.1, scattering=1e-6)).tolist()
 
 

@@ -81,6 +81,14 @@ class Layout:
         surfaces = np.array([self.numbers[int(v), int(n)] for v, n in present], np.int64)
         return np.asarray(surfaces[place.reshape(-1)])  # numpy 2.0 gives `place` the shape of the pairs
 
+    def resolution_of(self, volume: IntArray, layer: IntArray) -> npt.NDArray[np.float64]:
+        """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
+        present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
+        sigma = np.sqrt(np.stack([self.places["var_u"], self.places["var_v"]], axis=1))
+        sigma = np.append(sigma, np.zeros((1, 2)), axis=0)  # the last is that of no surface
+        rows = [self.numbers.get((int(v), int(n)), -1) for v, n in present]
+        return np.asarray(sigma[np.array(rows, np.int64)][place.reshape(-1)])
+
 
 @lru_cache(maxsize=1)
 def trackml() -> Layout:
