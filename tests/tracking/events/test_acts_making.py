@@ -119,6 +119,29 @@ def test_the_events_are_read_with_their_truth(spoilt):
     assert np.quantile(np.linalg.norm(moved, axis=1), 0.9) < 8
 
 
+OF_ID = ["particle_id_pv", "particle_id_sv", "particle_id_part", "particle_id_gen", "particle_id_subpart"]
+
+
+def test_particles_and_their_hits_are_those_that_another_reading_counts(seen):
+    hits = acts.read_event(seen, "000000000")
+    tables = ("measurements", "hits", "particles_simulated", "measurement-simhit-map")
+    measured, true, particles, links = (table(seen, 0, name) for name in tables)
+    first = links.drop_duplicates("measurement_id").set_index("measurement_id")["hit_id"]
+    owner = true[OF_ID].iloc[first.loc[measured["measurement_id"]]]
+    counted = particles.merge(owner.groupby(OF_ID).size().rename("n").reset_index(), how="left", on=OF_ID).fillna(
+        {"n": 0}
+    )
+    assert len(hits) == len(measured) == counted["n"].sum()
+    pt, of = np.hypot(counted["px"], counted["py"]).to_numpy(), hits.particles
+    eta = np.arcsinh(counted["pz"].to_numpy() / pt)
+    expected, found = (
+        sorted(zip(n[n > 0].tolist(), pt[n > 0].round(4).tolist(), eta[n > 0].round(4).tolist()))
+        for n, pt, eta in ((counted["n"].to_numpy(), pt, eta), (of.nhits, of.pt, of.eta))
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert len(found) > 100
+
+
 def test_collisions_lie_as_the_beam_spot_says(tmp_path):
     rng = np.random.default_rng
     wide = ALL_SEEN._replace(pile_up=(300.0, 300.0), beam_spot=(20.0, 30.0, 30.0))
