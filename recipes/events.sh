@@ -1,5 +1,5 @@
-# The events that pretrained:full-hllhc, pixel-hllhc and quickstart-hllhc were trained on: 155 simulated ones, as files and
-# as stores. On any number of ranks they are the same. 7 to 18 minutes and 6 GB with one process; the recipes of these
+# The events that pretrained:full-hllhc, pixel-hllhc and quickstart-hllhc were trained on: 195 simulated ones, as files and
+# as stores. On any number of ranks they are the same. 10 to 25 minutes and 8 GB with one process; the recipes of these
 # networks go on from here. Needs the extra [acts].
 #
 #   sh recipes/events.sh
@@ -16,5 +16,8 @@ $prepare --source acts --simulate 30 --seed 2000 --input acts/mix-b --pile-up '6
 # 40 events with pile-up 200.
 $prepare --source acts --simulate 40 --seed 3000 --input acts/mix-c --pile-up 200 --beam-spot '0, 5, 60' \
   --store stores/mix-c
+# 40 events with pile-up 200 and wider beam spots, 60 to 90 mm. Only pixel-hllhc was trained on these, too.
+$prepare --source acts --simulate 40 --seed 4000 --input acts/mix-d --pile-up 200 --beam-spot '0, 60, 90' \
+  --store stores/mix-d
 # 40 events of the built-in simulation, which has TrackML's field, beam spot and noise.
 $prepare --events 40 --hits 100000 --store stores/toy

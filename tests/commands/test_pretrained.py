@@ -124,7 +124,7 @@ def test_the_preset_of_a_shipped_network_is_the_first_word_of_its_name(name):
 @pytest.mark.parametrize("name", [name for name in RUNS if name.endswith("-hllhc")])
 def test_a_network_for_the_hl_lhc_knows_wide_beam_spots_and_three_fields(name):
     trained = run_record(PLACE / name / "run.json").store.surveyed
-    assert trained["events"] == 141
+    assert trained["events"] == (173 if name == "pixel-hllhc" else 141)
     low, high = trained["beam_spot"][1]
     assert low < 6 < 58 < high
     assert [words.split()[0] for words, _ in trained["fields"]] == ["2", "B_z", "B_z"]
