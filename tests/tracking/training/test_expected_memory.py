@@ -94,7 +94,7 @@ def test_pieces_of_an_event_grow_and_are_shared(store):
 
 @pytest.mark.parametrize(
     ("num_ranks", "gib", "expected"),
-    [(1, 400, None), (3, 60, 2), (1, 20, 1), slow(3, 400, None), slow(1, 60, 2), slow(3, 20, 1)],
+    [(1, 400, None), (3, 60, 2), (1, 24, 1), slow(3, 400, None), slow(1, 60, 2), slow(3, 24, 1)],
 )
 def test_auto_recomputes_no_more_than_a_limit_makes_necessary(store, tmp_path, monkeypatch, num_ranks, gib, expected):
     gibibyte_of_event = 2**30 / 3037 * 1.05 * num_ranks
