@@ -51,8 +51,8 @@ def ratios_of_halves(position: FloatArray, track_id: IntArray, field: Field) -> 
         good = (fits.pt[::2] > SOFTEST) & (fits.pt[::2] < HARDEST) & np.isfinite(ratio)
     middle = first + (hits + 1) // 2
     ends = rows[np.minimum([first, middle - 1, middle, first + hits - 1], len(rows) - 1)]
-    x, y, _ = np.moveaxis(np.asarray(position)[ends[1::2]] - np.asarray(position)[ends[::2]], -1, 0)
-    good &= (np.hypot(x, y) >= SHORTEST).all(axis=0)
+    across = (position[ends[1::2]] - position[ends[::2]])[..., :2]
+    good &= (np.linalg.norm(across, axis=-1) >= SHORTEST).all(axis=0)
     counts: IntArray = np.histogram2d(np.abs(fits.eta[::2][good]), ratio[good], bins=(ETAS, RATIOS))[0].astype(np.int64)
     return counts
 

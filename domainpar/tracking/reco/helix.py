@@ -19,8 +19,8 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 MIN_FITTED_HITS = 3
 
 ERRORS = (0.4, 1.0)
-"""How far a hit of a particle may lie from its helix in mm, measured exactly, chosen on simulated events: in the
-transverse plane; and along z (in a disk: along r), seen across the flight."""
+"""How far a hit that is measured exactly may lie from the helix of its particle in mm, chosen on simulated events: in
+the transverse plane; and along z (in a disk: along r), seen across the flight."""
 
 SCATTERING = 0.008
 """Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a field that changes

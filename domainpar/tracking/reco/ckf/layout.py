@@ -69,25 +69,29 @@ class Layout:
         Raises:
             ValueError: If a hit lies on none of them.
         """
-        present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
-        unknown = [(int(v), int(n)) for v, n in present if (int(v), int(n)) not in self.numbers]
+        rows, unknown, layers = self._rows(volume, layer)
         if unknown:
             whose = "the TrackML detector" if self is trackml() else "--surfaces"
             raise ValueError(
                 f"hits lie in volume {unknown[0][0]} layer {unknown[0][1]}, which is no surface of {whose} "
-                f"({len(unknown)} of {len(present)} layers are unknown); following helices needs the radius or z, "
+                f"({len(unknown)} of {layers} layers are unknown); following helices needs the radius or z, "
                 "extent and resolution of every surface: prepare --surfaces FILE."
             )
-        surfaces = np.array([self.numbers[int(v), int(n)] for v, n in present], np.int64)
-        return np.asarray(surfaces[place.reshape(-1)])  # numpy 2.0 gives `place` the shape of the pairs
+        return rows
 
     def resolution_of(self, volume: IntArray, layer: IntArray) -> npt.NDArray[np.float64]:
         """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
+        variance = np.stack([self.places["var_u"], self.places["var_v"]], axis=1)
+        variance = np.append(variance, np.zeros((1, 2)), axis=0)  # the last, row -1, is that of no surface
+        return np.asarray(np.sqrt(variance[self._rows(volume, layer)[0]]))
+
+    def _rows(self, volume: IntArray, layer: IntArray) -> tuple[IntArray, list[Layer], int]:
+        """Row of each hit's surface, -1 on none; the (volume, layer) on none; and how many layers have hits."""
         present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
-        sigma = np.sqrt(np.stack([self.places["var_u"], self.places["var_v"]], axis=1))
-        sigma = np.append(sigma, np.zeros((1, 2)), axis=0)  # the last is that of no surface
-        rows = [self.numbers.get((int(v), int(n)), -1) for v, n in present]
-        return np.asarray(sigma[np.array(rows, np.int64)][place.reshape(-1)])
+        layers = [(int(v), int(n)) for v, n in present]
+        rows = np.array([self.numbers.get(of, -1) for of in layers], np.int64)
+        unknown = [of for of in layers if of not in self.numbers]
+        return rows[place.reshape(-1)], unknown, len(layers)  # numpy 2.0 gives `place` the shape of the pairs
 
 
 @lru_cache(maxsize=1)
