@@ -19,7 +19,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import efficiency
-from domainpar.tracking.reco.tracks import TrackOptions
+from domainpar.tracking.reco.tracks import REASONS, TrackOptions
 from domainpar.tracking.scoring import tuning
 
 
@@ -127,7 +127,8 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
 
 def test_later_inferences_take_them_unless_told_otherwise(place):
     tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
-    tuning.keep(place / "run", TrackOptions("walk", extend=True), {"cuts": {"walk_min": 0.5, "min_quality": 7.0}})
+    extended = {"cuts": {"walk_min": 0.5, "min_quality": 7.0}, "quality": list(REASONS)}
+    tuning.keep(place / "run", TrackOptions("walk", extend=True), extended)
     tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
     listed, _ = inferred(place, place / "out", tracks="walk", split="test")
     assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
@@ -157,7 +158,7 @@ def test_no_more_events_are_taken_than_have_enough_targets(place, monkeypatch, n
     assert kept(place)["cc"]["events"] == 1, "the first of two in the store, on any number of ranks"
     taken = [record.event for records in scored for record in records if record.split == "val"]
     assert len(taken) == (1 if num_ranks == 1 else 2 * num_ranks), "a round of events, on each rank"
-    assert ("tune 16 cuts", 2, "event", True) in told
+    assert ("tune 18 cuts", 2, "event", True) in told
     first = kept(place)["cc"]
     monkeypatch.setattr(tuning, "ENOUGH_TARGETS", 10**9)
     inferred(place, place / "all", num_ranks, tracks="cc", tune=True, split="test")
@@ -171,7 +172,7 @@ def test_signs_of_life_say_which_cuts_are_tried(place, monkeypatch):
     monkeypatch.setattr(tuning, "count_tracks", lambda *what: told.append(words.VOICE.phase) or count_tracks(*what))
     inferred(place, place / "out", tracks="cc", tune=True, split="test")
     events = [record.event for record in EventStore(place / "store").events("val")]
-    assert told == [f"event {event}: {number} of 16 cuts" for event in events for number in range(1, 17)]
+    assert told == [f"event {event}: {number} of 18 cuts" for event in events for number in range(1, 19)]
 
 
 def test_what_is_given_is_not_tuned(place, monkeypatch):
@@ -188,6 +189,19 @@ def test_a_damaged_choice_is_refused(tmp_path, content):
     (tmp_path / "tracks.json").write_text(content)
     with pytest.raises(Problem, match=r"tracks\.json cannot be read"):
         tuning.read(tmp_path)
+
+
+def test_a_least_quality_of_an_older_kind_of_quality_is_refused(tmp_path):
+    chosen = {"cuts": {"min_quality": 7.0}, "quality": list(REASONS)}
+    (tmp_path / "tracks.json").write_text(json.dumps({"greedy": chosen}))
+    assert tuning.read(tmp_path) == {"greedy": chosen}
+    for older in ({"cuts": {"min_quality": 7.0}}, chosen | {"quality": ["hits", "scores", "beam"]}):
+        (tmp_path / "tracks.json").write_text(json.dumps({"greedy": older}))
+        with pytest.raises(Problem, match="was chosen when other things counted as quality") as refused:
+            tuning.read(tmp_path)
+        assert "remove it, and tune again" in str(refused.value)
+    (tmp_path / "tracks.json").write_text(json.dumps({"cc": {"cuts": {"score_cut": 0.8}}}))
+    assert list(tuning.read(tmp_path)) == ["cc"]
 
 
 def test_without_validation_events_or_their_truth_nothing_is_tuned(place):

@@ -119,8 +119,9 @@ class TrackFlags(Group):
     leads to are added, and wrong ones are removed. The surfaces are TrackML's, or those of prepare --surfaces."""
 
     min_quality: float | None = None
-    """Drop tracks below this quality: the number of hits, plus twice the sum of the scores of their segments, plus up
-    to 2 for a helix from the beam line. Default: as tuned, else 0."""
+    """Drop tracks below this quality, and build tracks again of the hits that they leave. The quality is the number of
+    hits, plus twice the sum of the scores of their segments, plus up to 2 for a helix from the beam line, plus up to 8
+    for hits close to their helix. Default: as tuned, else 0."""
 
     shared_hits: bool = False
     """Let a track of four hits or more also have hits of other tracks, if one helix fits all of them. In track_id and

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
@@ -87,14 +88,39 @@ def fit_helices(
             f"in [0, {num_tracks})."
         )
     check_finite(position)
-    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
-    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
+    rows, ptr = _outward(position, track_id, num_tracks)
     curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], Field.of(field), ptr).T
     fitted = np.isfinite(curvature)
     with np.errstate(divide="ignore"):  # a straight line has curvature 0
         pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
     charge = np.where(fitted, -np.sign(np.where(fitted, curvature * mean_bz, 0.0)), 0.0).astype(np.int8)
     return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
+
+
+def chi2_of_tracks(
+    position: FloatArray, error: FloatArray, bz: FloatArray, track_id: IntArray, num_tracks: int
+) -> npt.NDArray[np.float64]:
+    """How well each track's hits lie on one helix: `chi2` per degree of freedom, of twice as many measurements as hits
+    and five parameters, float64 [T].
+
+    Args:
+        position: x, y, z of each hit in mm, [N, 3].
+        error: Of each hit, as for `chi2`, [N, 2].
+        bz: |B_z| at each, in T, [N].
+        track_id: As for `fit_helices`, [N].
+        num_tracks: Number of tracks T.
+
+    Returns:
+        Infinity for a track of fewer than three hits, or of hits that lie on no helix.
+    """
+    rows, ptr = _outward(position, track_id, num_tracks)
+    return np.asarray(_chi2_of_all(position[rows], error[rows], bz[rows], ptr, SCATTERING))
+
+
+def _outward(position: FloatArray, track_id: IntArray, num_tracks: int) -> tuple[IntArray, IntArray]:
+    """Hits by track, each outward from the origin, and where the tracks begin among them, [T + 1]."""
+    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
+    return rows, np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
 
 
 def check_tracks(position: FloatArray, track_id: IntArray) -> None:
@@ -193,6 +219,16 @@ def _fit_all(position: Any, field: Any, ptr: Any) -> Any:
             z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
             fits[track] = -rho, phi, -d, z0, slope, _mean_bending(position[hits], slope, field)
     return fits
+
+
+@compiled
+def _chi2_of_all(position: Any, error: Any, bz: Any, ptr: Any, scattering: float) -> Any:
+    off = np.full(len(ptr) - 1, np.inf)
+    for track in range(len(ptr) - 1):
+        hits, count = slice(ptr[track], ptr[track + 1]), ptr[track + 1] - ptr[track]
+        if count >= MIN_FITTED_HITS:
+            off[track] = chi2(position[hits], error[hits], bz[hits], scattering) * count / (2 * count - 5)
+    return off
 
 
 @compiled

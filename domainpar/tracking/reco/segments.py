@@ -32,7 +32,7 @@ class TrackHits:
         surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
         module: Module of each hit within its surface, [N]; 0 where it is unknown.
         field: As for `helix.fit_helices`.
-        layout: The surfaces, for following and for `error`; by default those of TrackML.
+        layout: The surfaces, for following, `resolution` and `error`; by default those of TrackML.
     """
 
     position: FloatArray | None
@@ -44,12 +44,22 @@ class TrackHits:
     def __len__(self) -> int:
         return len(self.surface)
 
+    def take(self, kept: BoolArray) -> TrackHits:
+        """Some of them, in their order."""
+        position = None if self.position is None else self.position[kept]
+        return replace(self, position=position, surface=self.surface[kept], module=self.module[kept])
+
+    @cached_property
+    def resolution(self) -> npt.NDArray[np.float64]:
+        """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
+        layout = trackml() if self.layout is None else self.layout
+        return layout.resolution_of(*volumes_and_layers(self.surface))
+
     @cached_property
     def error(self) -> npt.NDArray[np.float64]:
         """How far each hit may lie from the helix of its particle in mm, float64 [N, 2]: `helix.ERRORS` and `SIGMAS` of
-        the resolution of its surface, where that is known."""
-        layout = trackml() if self.layout is None else self.layout
-        return np.hypot(ERRORS, SIGMAS * layout.resolution_of(*volumes_and_layers(self.surface)))
+        its resolution."""
+        return np.hypot(ERRORS, SIGMAS * self.resolution)
 
     @property
     def distance(self) -> npt.NDArray[np.float64] | None:

@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import clock
 from domainpar.plan import BoolArray
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.greedy import link_greedily, refine, share
-from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.reco.helix import ERRORS, chi2_of_tracks, fit_helices
 from domainpar.tracking.reco.pieces import stitch
 from domainpar.tracking.reco.segments import NO_TRACK, Segments, TrackHits, long_enough, number_tracks
 from domainpar.tracking.reco.walk import walk
@@ -61,7 +62,7 @@ class TrackOptions:
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
         extend: Follow each track through all hits of the TrackML detector at last (`ckf.extending`): hits that
             no segment leads to are added, and of two tracks that want a hit the better one has it.
-        min_quality: Tracks of a smaller `quality` are dropped.
+        min_quality: Tracks of a smaller `quality` are dropped, and their hits are given to others.
         shared_hits: Let tracks have hits of other tracks as well (`shared_hits`).
 
     Raises:
@@ -160,7 +161,7 @@ def finished(
 ) -> IntArray:
     """Tracks of any finder refined, stitched and followed as the options say, int64 [N].
 
-    Nothing is stitched without positions. `seconds` receives those of `following`.
+    Nothing is stitched without positions. `seconds` gains those of `following`.
 
     Raises:
         ValueError: If they are to be refined or followed without positions, or followed in another detector.
@@ -173,7 +174,7 @@ def finished(
         began = clock()
         tracks = extend_tracks(tracks, hits, options.min_hits)
         if seconds is not None:
-            seconds["following"] = clock() - began
+            seconds["following"] = seconds.get("following", 0.0) + clock() - began
     return tracks
 
 
@@ -183,10 +184,38 @@ def tracks_from_scores(
     hits: TrackHits,
     options: TrackOptions,
     seconds: dict[str, float] | None = None,
+    first: IntArray | None = None,
 ) -> IntArray:
-    """Tracks built, `finished` and of enough quality; arguments, result and errors as of these."""
-    tracks = finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
-    return worthy(tracks, edge_index, logits, hits, options)
+    """Tracks built, `finished` and of enough quality; arguments, result and errors as of these.
+
+    A wrong track that scores well takes hits of particles that score worse. So where tracks are dropped for their
+    quality, what no track has is built again, without the segments along which the dropped ones ran.
+
+    Args:
+        first: The tracks of any quality, where they are known.
+    """
+    tracks, rows = np.full(len(hits), NO_TRACK, np.int64), np.arange(len(hits))
+    for _ in range(PASSES):
+        built = (
+            finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
+            if first is None
+            else first
+        )
+        kept = worthy(built, edge_index, logits, hits, options)
+        tracks[rows[kept >= 0]] = kept[kept >= 0] + tracks.max(initial=NO_TRACK) + 1
+        src, dst = edge_index
+        along = (built[src] == built[dst]) & (built[src] >= 0)
+        left = (kept[src] < 0) & (kept[dst] < 0) & ~along
+        if not left.any() or np.array_equal(kept >= 0, built >= 0):
+            break
+        free = kept < 0
+        edge_index, logits = (np.cumsum(free) - 1)[edge_index[:, left]], logits[left]
+        rows, hits, first = rows[free], hits.take(free), None
+    return number_tracks(tracks)
+
+
+PASSES = 3
+"""Times that tracks are built at most, where some are dropped: a third adds a tenth of what a second does."""
 
 
 def worthy(
@@ -199,18 +228,24 @@ def worthy(
     return number_tracks(np.where((tracks >= 0) & np.append(enough, False)[tracks], tracks, NO_TRACK))
 
 
-WORTH_OF_SCORE, WORTH_OF_BEAM, NEAR_BEAM = 2.0, 2.0, 0.15
-"""Hits that are as good a reason to believe in a track as a segment that is certain, and as a helix through the beam
-line; and the distance from that line in mm at which half of this is left. Chosen on simulated events: pixel hits and
-full events."""
+REASONS = ("hits", "scores", "beam", "helix")
+"""What the quality of a track consists of: a least quality means something for these only."""
+
+WORTH_OF_SCORE, WORTH_OF_BEAM, WORTH_OF_FIT = 2.0, 2.0, 8.0
+"""Hits that are as good a reason to believe in a track as a segment that is certain, a helix through the beam line, and
+hits exactly on a helix. Chosen on simulated events: pixel hits and full events."""
+
+NEAR_BEAM, NEAR_HELIX = 0.15, 0.05
+"""The distance from the beam line in mm, and the chi2 per degree of freedom, at which half of that is left."""
 
 
 def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArray[np.float64]:
-    """The reasons to believe in each track: its hits, twice the sum of their scores, and two for the beam, float64 [T].
+    """The reasons to believe in each track, float64 [T]: its hits, twice the sum of their scores, up to two for a helix
+    from the beam line, and up to eight for hits that lie on it.
 
     The score of a hit is that of the best segment which leads to it from another hit of its track. Most particles come
-    from the beam line, and few wrong tracks lead to it. A track that has neither must be long: so many hits seldom lie
-    on one helix by chance.
+    from the beam line, and few wrong tracks lead to it; hits of several particles seldom lie on one helix as closely as
+    they are measured (`chi2_of_tracks`). A track that has nothing of this must be long.
     """
     inner, outer = segments.inner, segments.outer
     inside = (tracks[inner] == tracks[outer]) & (tracks[inner] >= 0)
@@ -219,8 +254,13 @@ def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArra
     on = tracks >= 0
     reasons = np.asarray(np.bincount(tracks[on], weights=1 + WORTH_OF_SCORE * best[on]), np.float64)
     if hits.position is not None:
-        off = fit_helices(hits.position, tracks, len(reasons), hits.field).d0 / NEAR_BEAM
+        position = np.ascontiguousarray(hits.position, np.float64)
+        bz = np.abs(Field.of(hits.field).bending(position))
+        error = np.where(hits.resolution > 0, hits.resolution, ERRORS)  # what is not known is allowed
+        off = fit_helices(position, tracks, len(reasons), hits.field).d0 / NEAR_BEAM
         reasons += np.nan_to_num(WORTH_OF_BEAM / (1 + off * off))  # no helix, no reason
+        chi2 = chi2_of_tracks(position, error, bz, tracks, len(reasons))
+        reasons += WORTH_OF_FIT / (1 + chi2 / NEAR_HELIX)
     return reasons
 
 

@@ -19,20 +19,20 @@ from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
 from domainpar.tracking.reco.performance.truth import truth_of
-from domainpar.tracking.reco.tracks import TrackOptions, shared_hits, tracks_from_scores, worthy
+from domainpar.tracking.reco.tracks import REASONS, TrackOptions, shared_hits, tracks_from_scores
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scorer import LeftOut, Scorer
 from domainpar.tracking.scoring.scores import EventScores
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "greedy": {"score_cut": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), "max_chi2": (0.5, 1.0, 2.0)},
+    "greedy": {"score_cut": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "max_chi2": (0.5, 1.0, 2.0)},
     "walk": {"walk_min": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9), "walk_add": (0.3, 0.6, 0.8, 0.9, 0.97)},
     "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
     "junction": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
 }
 """The values of each method's cuts that are tried, all with all."""
 
-QUALITIES = (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+QUALITIES = (0.0, 8.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0)
 """Those of `min_quality`, which is tried with each of them."""
 
 RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
@@ -74,7 +74,7 @@ def tune(
         cuts: Which particles and tracks count.
 
     Returns:
-        `cuts` by name, and each of `RATES` there, over how many `events`.
+        `cuts` by name, and each of `RATES` there, over how many `events`; `quality`, what that consisted of.
 
     Raises:
         Problem: If no event could be scored, or told its truth.
@@ -95,7 +95,7 @@ def tune(
             # One least quality after the other is tried on the same tracks.
             if of_all != (of_all := replace(chosen, min_quality=0.0)):
                 tracks = tracks_from_scores(*edges, hits, of_all)
-            kept = worthy(tracks, *edges, hits, chosen)
+            kept = tracks_from_scores(*edges, hits, chosen, first=tracks)
             counts = count_tracks(kept, truth, cuts, shared_hits(kept, *edges, hits, chosen))
             built[str(number)] = counts.to_json()
         return built
@@ -124,7 +124,8 @@ def tune(
     ]
     rates = [_rates(counts, config.matching_style) for counts in totals]
     best = max(range(len(tried)), key=lambda number: merit(rates[number], config.max_fake_rate))  # the first of equals
-    return {"cuts": tried[best], **rates[best], "style": config.matching_style, "events": len(judged)}
+    about = {"style": config.matching_style, "events": len(judged), "quality": list(REASONS)}
+    return {"cuts": tried[best], **rates[best], **about}
 
 
 def merit(rates: dict[str, float], max_fake_rate: float | None) -> float:
@@ -165,10 +166,13 @@ def read(run: Path) -> dict[str, Any]:
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
             method = key.removesuffix(EXTENDED).removesuffix(REFINED)
-            TrackOptions(**{"method": method, **chosen["cuts"]})
+            options = TrackOptions(**{"method": method, **chosen["cuts"]})
+            if options.min_quality and chosen.get("quality") != list(REASONS):
+                what = f"min_quality {options.min_quality:g} of {key!r} was chosen when other things counted as quality"
+                raise ValueError(f"{what} ({chosen.get('quality')}, now {', '.join(REASONS)})")
         return dict(content)
 
-    return read_file(path, checked, "remove it, or tune again")
+    return read_file(path, checked, "remove it, and tune again")
 
 
 def describe(options: TrackOptions, chosen: dict[str, Any]) -> str:

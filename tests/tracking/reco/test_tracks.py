@@ -16,8 +16,17 @@ from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import sector_of_tiles
+from domainpar.tracking.reco.helix import ERRORS
 from domainpar.tracking.reco.segments import Segments, TrackHits
-from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished, logit, quality, worthy
+from domainpar.tracking.reco.tracks import (
+    TrackOptions,
+    build_tracks,
+    finished,
+    logit,
+    quality,
+    tracks_from_scores,
+    worthy,
+)
 from domainpar.tracking.scoring.event_tracks import with_tracks
 from domainpar.tracking.scoring.scores import NETWORK, score_event
 
@@ -293,7 +302,7 @@ def tracks_from_file(world, path, logits):
 # --- worth -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_each_and_two_for_the_beam():
+def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_each_and_what_its_helix_tells():
     bare = TrackHits(None, np.arange(6), np.ones(6, int))
     edges = np.array([[0, 1, 0, 2, 3, 4], [1, 2, 2, 3, 4, 5]])
     logits = np.log(np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.75]) / np.array([0.1, 0.5, 0.4, 0.2, 0.3, 0.25]))
@@ -306,10 +315,41 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
     out = np.array([[30.0, 0, 1], [70, 0, 2], [110, 0, 3]])
     hits = TrackHits(np.concatenate([out, out + np.array([0, 0.15, 0])]), np.arange(6), np.ones(6, int))
     segments = Segments.of(edges, logits, np.arange(6), 6, -np.inf)
-    assert quality(two, segments, hits) == pytest.approx([expected[0] + 2, expected[1] + 1])
-    for least, kept in ((6.8, [0, 0, 0, 1, 1, 1]), (7.0, [0, 0, 0, -1, -1, -1]), (8.1, [-1] * 6)):
+    assert quality(two, segments, hits) == pytest.approx([expected[0] + 2 + 8, expected[1] + 1 + 8])
+    for least, kept in ((14.8, [0, 0, 0, 1, 1, 1]), (15.0, [0, 0, 0, -1, -1, -1]), (16.1, [-1] * 6)):
         options = TrackOptions("greedy", score_cut=0.0, min_quality=least)
         assert worthy(two, edges, logits, hits, options).tolist() == kept, least
+
+
+def test_a_track_is_worth_more_the_closer_its_hits_lie_to_one_helix_as_its_surfaces_measure_them():
+    """The middle one of three hits is 0.3 mm off along z: 0.1 mm, 0.2 mm and 0.1 mm from the line closest to them."""
+    outward = np.array([[100.0, 0, 10], [200, 0, 20.3], [300, 0, 30]])
+    away = np.array([0.1, 0.2, 0.1]) * np.cos(np.arctan(0.1))  # seen across the flight
+    alone = Segments.of(np.zeros((2, 0), int), np.zeros(0), np.arange(3), 3, -np.inf)
+    surface = surface_numbers(np.full(3, 8), np.array([2, 4, 6]))
+    pixels, unknown = TrackHits(outward, surface, np.ones(3, int)), TrackHits(outward, np.full(3, 77), np.ones(3, int))
+    sigma = pixels.resolution[0, 1]
+    assert 0.01 < sigma < 0.1
+    assert not unknown.resolution.any()
+    for hits, error in ((pixels, sigma), (unknown, ERRORS[1])):
+        per_freedom = np.sum((away / error) ** 2)  # six measurements, five parameters
+        assert quality(np.zeros(3, int), alone, hits) == pytest.approx([3 + 2 + 8 / (1 + per_freedom / 0.05)], rel=1e-6)
+
+
+def test_hits_of_tracks_that_are_dropped_are_built_again_without_the_segments_of_these():
+    particle = np.array([[30.0, 0, 1], [70, 0, 2], [110, 0, 3], [150, 0, 4], [190, 0, 5]])
+    others = np.array([[70.0, 10, 90], [150, -12, 90]])  # with the particle's third hit they lie on no helix
+    hits = TrackHits(np.concatenate([-particle, others, particle]), np.arange(12), np.ones(12, int))
+    edges = np.array([[0, 1, 2, 3, 5, 9, 7, 8, 9, 10], [1, 2, 3, 4, 9, 6, 8, 9, 10, 11]])
+    logits = np.array([4.0] * 4 + [3.0] * 2 + [1.0] * 4)  # so these are joined first
+    wrong, right = [1, 1, -1, -1, 1, -1, -1], [-1, -1, 1, 1, 1, 1, 1]
+    found = TrackOptions("greedy", stitch=False)
+    first = tracks_from_scores(edges, logits, hits, found)
+    assert first.tolist() == [0] * 5 + wrong
+    worthy_ones = replace(found, min_quality=12.0)
+    assert tracks_from_scores(edges, logits, hits, worthy_ones).tolist() == [0] * 5 + right
+    assert tracks_from_scores(edges, logits, hits, worthy_ones, first=first).tolist() == [0] * 5 + right
+    assert not np.any(tracks_from_scores(edges, logits, hits, replace(found, min_quality=99.0)) >= 0)
 
 
 @pytest.mark.parametrize("least", [-1.0, float("nan"), float("inf")])
