@@ -196,11 +196,9 @@ def tracks_from_scores(
     """
     tracks, rows = np.full(len(hits), NO_TRACK, np.int64), np.arange(len(hits))
     for _ in range(PASSES):
-        built = (
-            finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
-            if first is None
-            else first
-        )
+        built, first = first, None
+        if built is None:
+            built = finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
         kept = worthy(built, edge_index, logits, hits, options)
         tracks[rows[kept >= 0]] = kept[kept >= 0] + tracks.max(initial=NO_TRACK) + 1
         src, dst = edge_index
@@ -210,7 +208,7 @@ def tracks_from_scores(
             break
         free = kept < 0
         edge_index, logits = (np.cumsum(free) - 1)[edge_index[:, left]], logits[left]
-        rows, hits, first = rows[free], hits.take(free), None
+        rows, hits = rows[free], hits.take(free)
     return number_tracks(tracks)
 
 
