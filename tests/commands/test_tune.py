@@ -200,6 +200,8 @@ def test_a_least_quality_of_an_older_kind_of_quality_is_refused(tmp_path):
         with pytest.raises(Problem, match="was chosen when other things counted as quality") as refused:
             tuning.read(tmp_path)
         assert "remove it, and tune again" in str(refused.value)
+        then = "hits, scores, beam" if "quality" in older else "which, it does not say"
+        assert f"({then}; now hits, scores, beam, helix)" in str(refused.value)
     (tmp_path / "tracks.json").write_text(json.dumps({"cc": {"cuts": {"score_cut": 0.8}}}))
     assert list(tuning.read(tmp_path)) == ["cc"]
 

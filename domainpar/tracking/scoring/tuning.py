@@ -169,7 +169,8 @@ def read(run: Path) -> dict[str, Any]:
             options = TrackOptions(**{"method": method, **chosen["cuts"]})
             if options.min_quality and chosen.get("quality") != list(REASONS):
                 what = f"min_quality {options.min_quality:g} of {key!r} was chosen when other things counted as quality"
-                raise ValueError(f"{what} ({chosen.get('quality')}, now {', '.join(REASONS)})")
+                then = ", ".join(chosen.get("quality", ["which, it does not say"]))
+                raise ValueError(f"{what} ({then}; now {', '.join(REASONS)})")
         return dict(content)
 
     return read_file(path, checked, "remove it, and tune again")
