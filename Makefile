@@ -10,7 +10,7 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: help train test test-slow test-faults test-slurm lint bench table docs
+.PHONY: help train test test-slow test-faults test-slurm test-atoms lint bench table docs
 
 help:
 	@echo "make train   install into .venv, then train on built-in events with $(RANKS) ranks (RANKS=2 for two)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slow   the same law on more ranks, transports and sizes: ten to twenty minutes on two cores"
 	@echo "make test-faults   ranks killed, frozen and cut off, disks full, files spoilt, at every place: some twenty minutes"
 	@echo "make test-slurm   jobs of a real Slurm with two nodes on this machine (root): some minutes"
+	@echo "make test-atoms   MACE, SevenNet, CHGNet and NequIP, each installed into an environment of its own (1.5 GB each): some minutes"
 	@echo "make lint    style, types and the direction of imports"
 	@echo "make bench   short runs of all benchmarks, minutes, into bench/RESULTS.md (ARGS=--help for real events and more)"
 	@echo "make docs    build the pages as a site, into site/html, which opens from a disk"
@@ -51,6 +52,21 @@ test-slow: $(VENV)/.test-stamp
 test-slurm: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slurm -rsx -v $(ARGS) tests/faults/test_slurm.py
 
+# Packages of others whose pins differ, each beside what domainpar needs, in an environment of its own.
+test-atoms: $(VENV)/.test-stamp .venv-mace/.stamp .venv-sevennet/.stamp .venv-chgnet/.stamp .venv-nequip/.stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -rsx -v $(ARGS) tests/atoms
+
+.venv-mace/.stamp: PACKAGES := mace-torch==0.3.16 ase==3.29.0 matscipy==1.3.1
+.venv-sevennet/.stamp: PACKAGES := sevenn==0.13.0 ase==3.29.0
+.venv-chgnet/.stamp: PACKAGES := chgnet==0.4.2 ase==3.29.0
+.venv-nequip/.stamp: PACKAGES := nequip==0.19.1 ase==3.29.0
+.venv-%/.stamp:
+	@echo "installing into .venv-$*: $(PACKAGES), one to five minutes ..."
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq \
+	  "torch==$$(sed -n 's/^torch==//p' constraints.txt)" numba pymetis tqdm psutil rich $(PACKAGES)
+	@touch $@
+
 # One after the other: they measure how long the end of a job takes.
 test-faults: $(VENV)/.test-stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m faults -s $(ARGS)
@@ -66,9 +82,9 @@ bench: $(VENV)/.test-stamp
 
 # Into other files first, so that a survey that finds something wrong leaves the tables as they were.
 table: $(VENV)/.test-stamp
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/nn/adapt/survey.py > docs/reference/convolutions.md.new
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/placed/survey.py > docs/reference/convolutions.md.new
 	mv docs/reference/convolutions.md.new docs/reference/convolutions.md
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/nn/adapt/survey.py models > docs/reference/models.md.new
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python tests/placed/survey.py models > docs/reference/models.md.new
 	mv docs/reference/models.md.new docs/reference/models.md
 
 docs: $(VENV)/.test-stamp $(VENV)/.docs-stamp

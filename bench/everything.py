@@ -60,6 +60,7 @@ BENCHES = (
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("grid", "--sizes 3000 2000 --hidden 16 --rounds 1 --repeats 2", "", ""),
     Bench("peers", "--hidden 16 --repeats 2", "--case small"),
+    Bench("overhead", "--nodes 1000 20000 --repeats 20", "", ""),
     Bench("bitwise", "--networks all --hidden 16 --graph-iters 2 --most-ranks 2", "--case tiny"),
     Bench("price", "--hidden 16 --repeats 3 --hash-ranks 1 2", "--case small"),
     Bench("overlap", "--hidden 16 --repeats 3 --ranks 2", "--case small"),

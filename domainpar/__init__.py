@@ -1,6 +1,7 @@
 """Training and inference on one graph that is split over many ranks, with the result of one rank.
 
-Networks on stages give that result to the last bit, any other module up to rounding. The names below are loaded when
+Networks on stages give that result to the last bit, any other module up to rounding, or on CPU to the last bit if asked
+to. The names below are loaded when
 they are first used: importing the package starts nothing and does not load torch.
 """
 
@@ -10,12 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
-    from domainpar.nn.adapt.parallelize import GraphParallel as GraphParallel, parallelize as parallelize
-    from domainpar.nn.adapt.part import GraphPart as GraphPart
-    from domainpar.nn.adapt.rows import NotExact as NotExact
-    from domainpar.nn.adapt.split import split_graph as split_graph, split_slices as split_slices
-    from domainpar.nn.adapt.in_blocks import in_blocks as in_blocks
-    from domainpar.nn.adapt.verify import Verification as Verification, verify as verify
+    from domainpar.placed.domain import part_of_domain as part_of_domain
+    from domainpar.placed.own_operators import rule as rule
+    from domainpar.placed.parallelize import parallelize as parallelize
+    from domainpar.placed.part import GraphPart as GraphPart
+    from domainpar.placed.ranks import NotExact as NotExact
+    from domainpar.placed.recompute import in_blocks as in_blocks, kept_ghosts as kept_ghosts
+    from domainpar.placed.split import split_graph as split_graph, split_slices as split_slices
+    from domainpar.placed.tensor import Placed as Placed
+    from domainpar.placed.verify import Verification as Verification, verify as verify
     from domainpar.nn.interaction import InteractionNetwork as InteractionNetwork
     from domainpar.nn.stages import EdgeStage as EdgeStage, NodeStage as NodeStage
     from domainpar.parallel.halo import AdjointHalo as AdjointHalo, CompleteHalo as CompleteHalo
@@ -29,12 +33,15 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 __version__ = "0.1.0"
 
 _MODULES = {
-    "domainpar.nn.adapt.parallelize": "GraphParallel parallelize",
-    "domainpar.nn.adapt.part": "GraphPart",
-    "domainpar.nn.adapt.rows": "NotExact",
-    "domainpar.nn.adapt.split": "split_graph split_slices",
-    "domainpar.nn.adapt.in_blocks": "in_blocks",
-    "domainpar.nn.adapt.verify": "Verification verify",
+    "domainpar.placed.domain": "part_of_domain",
+    "domainpar.placed.own_operators": "rule",
+    "domainpar.placed.parallelize": "parallelize",
+    "domainpar.placed.part": "GraphPart",
+    "domainpar.placed.ranks": "NotExact",
+    "domainpar.placed.recompute": "in_blocks kept_ghosts",
+    "domainpar.placed.split": "split_graph split_slices",
+    "domainpar.placed.tensor": "Placed",
+    "domainpar.placed.verify": "Verification verify",
     "domainpar.nn.interaction": "InteractionNetwork",
     "domainpar.nn.stages": "EdgeStage NodeStage",
     "domainpar.parallel.halo": "AdjointHalo CompleteHalo",
@@ -48,6 +55,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "GraphParallel":
+        raise AttributeError("there is no GraphParallel any more: parallelize(module, world) returns the module itself")
     if name not in _HOMES:
         raise AttributeError(f"module 'domainpar' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

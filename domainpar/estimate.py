@@ -75,7 +75,9 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    work = work_here(training_asked(config), store, world, config.partitioners.value)
+    work = work_here(
+        training_asked(config), store, world, config.partitioners.value, described is not None and described.gpus
+    )
     said = {name: getattr(config, name) for name in ("nodes", "watts", "dollars_per_hour")}
     machine = replace(described or work.here, **{name: value for name, value in said.items() if value})
     print(*_introduction(config, work, machine, described is None), sep="\n", flush=True)
@@ -85,12 +87,14 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     return found, machine, work.steps_per_epoch
 
 
-def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "StepWork":
+def work_here(
+    config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = (), as_on_gpus: bool = False
+) -> "StepWork":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
     from domainpar.tracking.training.arrange import work_of
 
     with VOICE.doing("steps on pieces of an event, alone"):
-        work = work_of(config, store, world, partitioners=partitioners)
+        work = work_of(config, store, world, partitioners=partitioners, as_on_gpus=as_on_gpus)
     with VOICE.doing("steps and messages of ranks on all cores at once"):
         return replace(work, here=replace(work.here, **_of_all_cores(config, store)))
 

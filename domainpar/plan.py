@@ -7,7 +7,7 @@ rows. So each part asks the others for the nodes that it needs, and learns from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -90,16 +90,28 @@ class PartitionPlan:
         """Global id of every local row, int64 [num_local]."""
         return np.concatenate([self.owned_ids, self.ghost_ids])
 
+    def within(self, first: int, last: int) -> PartitionPlan:
+        """The plan of the nodes [first, last) alone, numbered from 0, without edges."""
+        begin, end = np.searchsorted(self.owned_ids, [first, last])
+        ghosts = (self.ghost_ids >= first) & (self.ghost_ids < last)
+        sent, none = (self.send_rows >= begin) & (self.send_rows < end), np.zeros(0, np.int64)
+        parts = np.arange(self.num_parts)
+        return replace(
+            self,
+            owned_ids=self.owned_ids[begin:end] - first,
+            ghost_ids=self.ghost_ids[ghosts] - first,
+            edge_ids=none,
+            edge_rows=np.zeros((2, 0), np.int64),
+            edge_owned=none.astype(bool),
+            send_rows=self.send_rows[sent] - begin,
+            send_counts=np.bincount(parts.repeat(self.send_counts)[sent], minlength=self.num_parts),
+            recv_counts=np.bincount(parts.repeat(self.recv_counts)[ghosts], minlength=self.num_parts),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class LocalEdges:
-    """The edges that one part computes on, before its ghost nodes are known.
-
-    Attributes:
-        edge_ids: Global id of each edge, int64 [num_edges], increasing.
-        src: Global id of the node where each edge begins, int64 [num_edges].
-        dst: Global id of the node where each edge ends, int64 [num_edges].
-    """
+    """The edges that one part computes on: global ids, increasing, and those of the nodes at both ends, int64 [n]."""
 
     edge_ids: IntArray
     src: IntArray
@@ -130,14 +142,64 @@ def draft_plan(
     edges: LocalEdges, assignment: IntArray, part: int, num_parts: int, edge_policy: EdgePolicy
 ) -> PartitionPlan:
     """A plan that sends nothing yet: what other parts need is not known. Arguments as for `build_plan`."""
-    _check_owner(assignment, num_parts)
-    _check_local(edges, assignment, part, edge_policy)
-    return _draft(edges, assignment, part, num_parts, edge_policy)
+    owner, none = assignment, np.zeros(0, np.int64)
+    _check_owner(owner, num_parts)
+    _check_local(edges, owner, part, edge_policy)
+    if num_parts == 1 and not owner.any():  # the only part: every node is owned, and its row is its id
+        owned_ids, ghost_ids = np.arange(len(owner)), none
+        edge_rows = np.stack([edges.src, edges.dst]).astype(np.int64, copy=False)
+    else:
+        owned_ids = np.flatnonzero(owner == part)
+        # Ghosts by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
+        touched = np.zeros(len(owner), dtype=bool)
+        touched[edges.src] = True
+        touched[edges.dst] = True
+        touched[owned_ids] = False
+        ghost_ids = np.flatnonzero(touched)
+        # Stable: those of one owner stay ascending, as the owner will send them.
+        ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
+        local_ids = np.concatenate([owned_ids, ghost_ids])
+        row_of = np.full(len(owner), -1, dtype=np.int64)
+        row_of[local_ids] = np.arange(len(local_ids))
+        edge_rows = np.empty((2, len(edges.src)), np.int64)
+        row_of.take(edges.src, out=edge_rows[0], mode="clip")  # checked before; "raise" would take a copy
+        row_of.take(edges.dst, out=edge_rows[1], mode="clip")
+    return PartitionPlan(
+        part=part,
+        num_parts=num_parts,
+        edge_policy=edge_policy,
+        owned_ids=owned_ids,
+        ghost_ids=ghost_ids,
+        edge_ids=edges.edge_ids,
+        edge_rows=edge_rows,
+        edge_owned=edge_rows[1] < len(owned_ids),
+        send_rows=none,
+        send_counts=np.zeros(num_parts, np.int64),
+        recv_counts=np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64),
+    )
 
 
 def complete_plan(draft: PartitionPlan, ask: Ask) -> PartitionPlan:
     """The plan of `draft_plan` with the rows that the part has to send. *Collective*, because `ask` is."""
     return _complete(draft, ask(_wanted(draft)))
+
+
+def _complete(draft: PartitionPlan, owed: list[IntArray]) -> PartitionPlan:
+    """The plan with the rows to send: `owed[p]` holds the ids that part `p` needs from this one."""
+    send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
+    if len(strangers := send_ids[~np.isin(send_ids, draft.owned_ids)]):
+        raise RuntimeError(
+            f"part {draft.part} was asked for node {strangers[0]}, which it does not own; "
+            "the parts hold different assignments of one graph."
+        )
+    send_counts = np.array([len(ids) for ids in owed], dtype=np.int64)
+    # Owned ids are ascending, and a row is a place among them.
+    return replace(draft, send_rows=np.searchsorted(draft.owned_ids, send_ids), send_counts=send_counts)
+
+
+def _wanted(draft: PartitionPlan) -> list[IntArray]:
+    """Global ids of the ghost nodes that a part needs, one array for each owner."""
+    return list(np.split(draft.ghost_ids, np.cumsum(draft.recv_counts)[:-1]))
 
 
 def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> PartitionPlan:
@@ -152,9 +214,8 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
     Returns:
         A plan without edges: `owned_ids` is the part's slice, `ghost_ids` what it needs of others' slices.
     """
-    first, last, num_parts = bounds[part], bounds[part + 1], len(bounds) - 1
+    first, last, num_parts, none = bounds[part], bounds[part + 1], len(bounds) - 1, np.zeros(0, np.int64)
     ghost_ids = np.unique(wanted[(wanted < first) | (wanted >= last)])
-    none = np.zeros(0, np.int64)
     draft = PartitionPlan(
         part=part,
         num_parts=num_parts,
@@ -178,12 +239,7 @@ def build_plans(
 
     Args:
         edge_index: `src` and `dst` id of each edge, int64 [2, E].
-        assignment: Part of each node, [N], in [0, num_parts); -1 for a node that no part takes.
-        num_parts: Number of parts.
-        edge_policy: `incoming` or `incident`: which edges a part computes on.
-
-    Returns:
-        One plan per part, in order. A part may own nothing.
+        assignment, num_parts, edge_policy: As for `build_plan`.
 
     Raises:
         ValueError: If the assignment names a part that does not exist, or an edge a node that does not.
@@ -192,71 +248,26 @@ def build_plans(
     _check_owner(owner, num_parts)
     _check_ends(edge_index[0], edge_index[1], len(owner))
     local = [select_edges(edge_index, owner, part, edge_policy) for part in range(num_parts)]
-    drafts = [_draft(own, owner, part, num_parts, edge_policy) for part, own in enumerate(local)]
-    # Each send list is read off the receivers' ghosts. The sender's own edges would give a wrong one: edges are
-    # directed, so a part may need rows of another part that needs none of its rows.
+    drafts = [draft_plan(own, owner, part, num_parts, edge_policy) for part, own in enumerate(local)]
     wanted = [_wanted(draft) for draft in drafts]
     return [_complete(draft, [ids[draft.part] for ids in wanted]) for draft in drafts]
 
 
 def select_edges(edge_index: IntArray, owner: IntArray, part: int, edge_policy: EdgePolicy) -> LocalEdges:
     """Pick one part's local edges from all edges of a graph, int64 [2, E] in global order."""
-    owner_of_src, owner_of_dst = owner[edge_index[0]], owner[edge_index[1]]
-    local = owner_of_dst == part
-    if edge_policy == "incident":
-        local |= owner_of_src == part
-    # Neither end may be a node that is not taken at all, as outside of a sector.
-    local &= (owner_of_src >= 0) & (owner_of_dst >= 0)
+    if not owner.any():
+        none = 0 if part == 0 else edge_index.shape[1]
+        return LocalEdges(np.arange(none, edge_index.shape[1]), edge_index[0, none:], edge_index[1, none:])
+    local = owner.take(edge_index[1]) == part
+    left_out = bool((owner < 0).any())
+    if edge_policy == "incident" or left_out:
+        owner_of_src = owner.take(edge_index[0])
+        if edge_policy == "incident":
+            local |= owner_of_src == part
+        # Neither end may be a node that is not taken at all, as outside of a sector.
+        local &= (owner_of_src >= 0) & (owner.take(edge_index[1]) >= 0)
     edge_ids = np.flatnonzero(local)
-    return LocalEdges(edge_ids, edge_index[0, edge_ids], edge_index[1, edge_ids])
-
-
-def _draft(edges: LocalEdges, owner: IntArray, part: int, num_parts: int, edge_policy: EdgePolicy) -> PartitionPlan:
-    """The plan of a part before the needs of the others are known: it sends nothing."""
-    owned_ids = np.flatnonzero(owner == part)
-    # Ghosts by a mask of all nodes: ids of edges' ends, most of them several times there, need not be sorted.
-    touched = np.zeros(len(owner), dtype=bool)
-    touched[edges.src] = True
-    touched[edges.dst] = True
-    touched[owned_ids] = False
-    ghost_ids = np.flatnonzero(touched)
-    # Stable: those of one owner stay ascending, as the owner will send them.
-    ghost_ids = ghost_ids[np.argsort(owner[ghost_ids], kind="stable")]
-    local_ids = np.concatenate([owned_ids, ghost_ids])
-    row_of = np.full(len(owner), -1, dtype=np.int64)
-    row_of[local_ids] = np.arange(len(local_ids))
-    edge_rows = np.stack([row_of[edges.src], row_of[edges.dst]])
-    return PartitionPlan(
-        part=part,
-        num_parts=num_parts,
-        edge_policy=edge_policy,
-        owned_ids=owned_ids,
-        ghost_ids=ghost_ids,
-        edge_ids=edges.edge_ids,
-        edge_rows=edge_rows,
-        edge_owned=edge_rows[1] < len(owned_ids),
-        send_rows=np.zeros(0, np.int64),
-        send_counts=np.zeros(num_parts, np.int64),
-        recv_counts=np.bincount(owner[ghost_ids], minlength=num_parts).astype(np.int64),
-    )
-
-
-def _wanted(plan: PartitionPlan) -> list[IntArray]:
-    """Global ids of the ghost nodes that a part needs, one array for each owner."""
-    return list(np.split(plan.ghost_ids, np.cumsum(plan.recv_counts)[:-1]))
-
-
-def _complete(plan: PartitionPlan, owed: Sequence[IntArray]) -> PartitionPlan:
-    """The plan with the rows to send: `owed[p]` holds the ids that part `p` needs from this one."""
-    send_ids = np.concatenate([np.zeros(0, np.int64), *owed])
-    if len(strangers := send_ids[~np.isin(send_ids, plan.owned_ids)]):
-        raise RuntimeError(
-            f"part {plan.part} was asked for node {strangers[0]}, which it does not own; "
-            "the parts hold different assignments of one graph."
-        )
-    send_counts = np.array([len(ids) for ids in owed], dtype=np.int64)
-    # Owned ids are ascending, and a row is a place among them.
-    return replace(plan, send_rows=np.searchsorted(plan.owned_ids, send_ids), send_counts=send_counts)
+    return LocalEdges(edge_ids, edge_index[0].take(edge_ids), edge_index[1].take(edge_ids))
 
 
 def _check_owner(owner: IntArray, num_parts: int) -> None:
@@ -279,18 +290,21 @@ def _check_ends(src: IntArray, dst: IntArray, num_nodes: int) -> None:
 
 def _check_local(edges: LocalEdges, owner: IntArray, part: int, edge_policy: EdgePolicy) -> None:
     _check_ends(edges.src, edges.dst, len(owner))
-    left_out = (owner[edges.src] < 0) | (owner[edges.dst] < 0)
-    if left_out.any():
-        raise ValueError(
-            f"edge {edges.edge_ids[left_out][0]} of part {part} touches a node that no part owns; leave such edges out."
-        )
-    local = owner[edges.dst] == part
-    if edge_policy == "incident":
-        local |= owner[edges.src] == part
+    if len(owner) and owner.min() < 0:
+        left_out = (owner.take(edges.src) < 0) | (owner.take(edges.dst) < 0)
+        if left_out.any():
+            first = edges.edge_ids[left_out][0]
+            raise ValueError(f"edge {first} of part {part} touches a node that no part owns; leave such edges out.")
+    if part == 0 and not owner.any():
+        local = np.ones(1, bool)
+    else:
+        local = owner.take(edges.dst) == part
+        if edge_policy == "incident":
+            local |= owner.take(edges.src) == part
     if not local.all():
         raise ValueError(
             f"edge {edges.edge_ids[~local][0]} is not local to part {part} under edge_policy={edge_policy!r}; "
             "pass the edges whose dst is owned (incoming) or with an owned end (incident)."
         )
-    if len(edges.edge_ids) > 1 and np.diff(edges.edge_ids).min() <= 0:
+    if (edges.edge_ids[1:] <= edges.edge_ids[:-1]).any():
         raise ValueError(f"the local edges of part {part} are not in increasing order of their global ids; sort them.")

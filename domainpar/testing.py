@@ -11,16 +11,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from domainpar.common import timeouts
+from domainpar.common.agreement import name_ranks
 from domainpar.common.limits import cores_here
 from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
 from domainpar.parallel.thread_ranks import run_threads
@@ -39,9 +39,10 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(world, *args)` on every rank, with one thread of torch each.
 
-    Ranks as `threads` cost milliseconds. `gloo` and `mpi` start processes and cost seconds, so let one function loop
-    over many cases. The results of processes are pickled. Threads share torch's random generator: draw before
-    `run_ranks`, or from a generator of your own.
+    Ranks as `threads` cost milliseconds; they run in turns, so one that waits for others by means of its own does so
+    in `world.transport.elsewhere()`. `gloo` and `mpi` start processes and cost seconds, so let one function loop over
+    many cases. The results of processes are pickled. Each rank has a random generator of torch of its own; those
+    of threads begin as the caller's is, those of processes as in a new process.
 
     Args:
         function: The work of a rank. Processes import it by name, so it may be neither a lambda nor nested, and its
@@ -65,13 +66,17 @@ def run_ranks(
     limit = patient(timeout)
     if transport == "threads":
         return run_threads(function, num_ranks, *args, timeout=limit, domain_size=domain_size)
+    if transport not in ("gloo", "mpi"):
+        raise ValueError(f"unknown transport {transport!r}; run_ranks knows threads, gloo and mpi.")
     _check_importable(function)
-    call = pickle.dumps((function, args, domain_size, limit))
-    if transport == "gloo":
-        return _run_gloo(call, num_ranks, limit)
-    if transport == "mpi":
-        return _run_mpi(call, num_ranks, timeout)
-    raise ValueError(f"unknown transport {transport!r}; run_ranks knows threads, gloo and mpi.")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "call.pkl").write_bytes(pickle.dumps((function, args, domain_size, limit)))
+        if transport == "gloo":
+            _run_gloo(folder, num_ranks, limit)
+        else:
+            _run_mpi(folder, num_ranks, timeout)
+        return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(num_ranks)]
 
 
 def patient(seconds: float) -> float:
@@ -112,89 +117,62 @@ def find_mpiexec() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
-def _run_gloo(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
+def _result(folder: Path, rank: int) -> Path:
+    return folder / f"result_{rank}.pkl"
+
+
+def _run_gloo(folder: Path, num_ranks: int, timeout: float) -> None:
     # Not fork: torch's threads do not survive it. Not spawn: every rank would import torch anew.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "domainpar.testing"])
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
-        ranks = [
-            context.Process(target=_gloo_rank, args=(call, rank, num_ranks, folder, pipes[rank][1]), daemon=True)
-            for rank in range(num_ranks)
-        ]
-        for rank, (_, writer) in zip(ranks, pipes, strict=True):
-            rank.start()
-            writer.close()  # this process's copy: else the end of a rank that dies would not be noticed
-        try:
-            results = _collect(ranks, [reader for reader, _ in pipes], timeout)
-            for rank in ranks:
-                rank.join(timeouts.RANKS_LEAVING)
-            return results
-        finally:  # also those that hang after their result
-            for rank in ranks:
-                rank.kill()
-                rank.join()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "torch.distributed", "domainpar.testing"]
+    )
+    how: dict[str, Any] = {"join": False, "daemon": True, "start_method": "forkserver"}
+    ranks = start_processes(_gloo_rank, (folder, num_ranks), num_ranks, **how)
+    give_up_at = time.monotonic() + timeout
+    try:
+        while not ranks.join(max(0.0, give_up_at - time.monotonic()), grace_period=timeouts.ANSWER_POLL):
+            if time.monotonic() > give_up_at:
+                if late := [rank for rank in range(num_ranks) if not _result(folder, rank).exists()]:
+                    raise TimeoutError(f"{name_ranks(late)} still at work after {timeout:g} s")
+                return  # all is said: one hangs while it leaves
+    except ProcessRaisedException as failed:
+        raise RuntimeError(f"rank {failed.error_index} failed:\n{failed.msg}") from None
+    except ProcessExitedException as ended:
+        what = f"rank {ended.error_index} ended without a result, exit code {ended.exit_code}"
+        raise RuntimeError(what) from None
+    finally:
+        for rank in ranks.processes:
+            rank.kill()
+            rank.join()
 
 
-def _gloo_rank(call: bytes, rank: int, num_ranks: int, folder: str, results: Connection) -> None:
+def _gloo_rank(rank: int, folder: Path, num_ranks: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    try:
-        where = Path(folder, "rendezvous").as_uri()
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_ranks)
-        function, args, domain_size, timeout = pickle.loads(call)
-        world = World.from_process_group(domain_size=domain_size, timeout=timeout)
-        results.send((True, pickle.dumps(function(world, *args))))
-    except BaseException:
-        results.send((False, traceback.format_exc()))
-        return
+    dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=rank, world_size=num_ranks)
+    function, args, domain_size, timeout = pickle.loads((folder / "call.pkl").read_bytes())
+    world = World.from_process_group(domain_size=domain_size, timeout=timeout)
+    _result(folder, rank).write_bytes(pickle.dumps(function(world, *args)))
     with suppress(RuntimeError):  # all is said
         world.close()  # nobody leaves while others still talk
         dist.destroy_process_group()
 
 
-def _collect(ranks: Sequence[BaseProcess], readers: Sequence[Connection], timeout: float) -> list[Any]:
-    give_up_at = time.monotonic() + timeout
-    results: dict[int, Any] = {}
-    while len(results) < len(ranks):
-        waiting = [reader for rank, reader in enumerate(readers) if rank not in results]
-        ready = wait(waiting, max(0.0, give_up_at - time.monotonic()))
-        if not ready:
-            late = [str(rank) for rank in range(len(ranks)) if rank not in results]
-            raise TimeoutError(f"rank {', '.join(late)} still at work after {timeout:g} s")
-        for rank, reader in enumerate(readers):
-            if reader not in ready:
-                continue
-            try:
-                succeeded, content = reader.recv()
-            except EOFError:
-                ranks[rank].join(1.0)  # its end of the pipe is closed a moment before the exit code is there
-                raise RuntimeError(f"rank {rank} ended without a result, exit code {ranks[rank].exitcode}") from None
-            if not succeeded:
-                raise RuntimeError(f"rank {rank} failed:\n{content}")
-            results[rank] = pickle.loads(content)
-    return [results[rank] for rank in range(len(ranks))]
-
-
-def _run_mpi(call: bytes, num_ranks: int, timeout: float) -> list[Any]:
+def _run_mpi(folder: Path, num_ranks: int, timeout: float) -> None:
     mpiexec = find_mpiexec()
     if mpiexec is None:
         raise RuntimeError("no mpiexec or no mpi4py here; pip install 'domainpar[mpi]' brings both.")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "call.pkl").write_bytes(call)
-        # The script that calls, by its name or path: its functions are read from it, as in processes of Python's own.
-        main = multiprocessing.spawn.get_preparation_data("rank")
-        needed = b"__main__" in call
-        main = {name: main[name] for name in main if needed and name.startswith("init_main")}
-        (folder / "main.pkl").write_bytes(pickle.dumps(main))
-        command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "domainpar.testing", name]
-        code, output = run_command(command, timeout)
-        errors = [path.read_text() for path in sorted(folder.glob("error_*.txt"))]
-        if errors or code != 0:
-            raise RuntimeError("\n".join(errors) or f"{' '.join(command)} ended with exit code {code}:\n{output}")
-        return [pickle.loads((folder / f"result_{rank}.pkl").read_bytes()) for rank in range(num_ranks)]
+    # The script that calls, by its name or path: its functions are read from it, as in processes of Python's own.
+    main = multiprocessing.spawn.get_preparation_data("rank")
+    needed = b"__main__" in (folder / "call.pkl").read_bytes()
+    main = {name: main[name] for name in main if needed and name.startswith("init_main")}
+    (folder / "main.pkl").write_bytes(pickle.dumps(main))
+    command = [mpiexec, "-n", str(num_ranks), sys.executable, "-m", "domainpar.testing", str(folder)]
+    code, output = run_command(command, timeout)
+    errors = [path.read_text() for path in sorted(folder.glob("error_*.txt"))]
+    if errors or code != 0:
+        raise RuntimeError("\n".join(errors) or f"{' '.join(command)} ended with exit code {code}:\n{output}")
 
 
 def run_command(command: list[str], timeout: float, **environment: str) -> tuple[int, str]:
@@ -203,20 +181,14 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
     Args:
         command: The program and its arguments.
         timeout: Seconds after which the program and everything it started is killed; longer on a busy machine
-            (`patient`).
+            (`patient`). A TimeoutError then holds the output so far.
         **environment: Variables to add.
 
     Returns:
         Exit code, and standard output and error together.
-
-    Raises:
-        TimeoutError: If the time was not enough; its text holds the output so far.
     """
-    defaults = {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-        **LET_OPEN_MPI_START,
-    }
+    path = os.pathsep.join(place for place in sys.path if place)
+    defaults = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **LET_OPEN_MPI_START}
     timeout = patient(timeout)
     ended = run_limited(command, timeout, [defaults | environment])
     if ended.code is None:
@@ -233,8 +205,7 @@ def _mpi_rank(folder: Path) -> None:
     torch.set_num_threads(1)
     world = World.launch("mpi", domain_size=domain_size, timeout=timeout)
     try:
-        result = pickle.dumps(function(world, *args))
-        (folder / f"result_{world.rank}.pkl").write_bytes(result)
+        _result(folder, world.rank).write_bytes(pickle.dumps(function(world, *args)))
     except BaseException:
         (folder / f"error_{world.rank}.txt").write_text(f"rank {world.rank} failed:\n{traceback.format_exc()}")
         world.transport.abort(1)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(config: TrainConfig, stop: StopFlag) -> int:
-    allocator = set_up_allocator(config.way_with_freed_memory)
+    allocator = set_up_allocator(config.allocator)
 
     import torch
 

@@ -8,6 +8,7 @@ import argparse
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from domainpar import World, parallelize, split_graph
 from domainpar.common.agreement import gather
@@ -43,13 +44,11 @@ with World.session(domain_size=options.ranks_of_group) as world:
         for member, model in models.items():
             optimizer = torch.optim.SGD(model.parameters(), lr=rates[member], momentum=0.9)
             for _ in range(options.steps):
-                error = (model(part.nodes(x), part.edge_index) - part.owned_nodes(y)) ** 2
+                loss = mse_loss(model(part.nodes(x), part.edge_index), y)
                 optimizer.zero_grad()
-                part.node_mean_share(error).backward()
-                model.reduce_gradients()
+                loss.backward()
                 optimizer.step()
-            loss = part.all_reduce(part.node_mean_share(error)).item()
-            results[member] = loss, [p.tolist() for p in model.parameters()]
+            results[member] = loss.item(), [p.tolist() for p in model.parameters()]
         everyone = {int(m): result for of_rank in gather(world.transport, results) for m, result in of_rank.items()}
         order = sorted(everyone, key=lambda member: everyone[member][0])
         for better, worse in zip(order[: MEMBERS // 2], order[MEMBERS // 2 :]):

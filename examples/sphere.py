@@ -43,18 +43,17 @@ lat, lon = torch.meshgrid(torch.linspace(-85, 85, 18).deg2rad(), torch.linspace(
 points = torch.stack([lat.cos() * lon.cos(), lat.cos() * lon.sin(), lat.sin()], dim=-1).view(-1, 3)
 near = torch.cdist(points, points).fill_diagonal_(2).topk(8, largest=False).indices.flatten()  # directed
 part = split_graph(torch.stack([near, torch.arange(len(near)) // 8]), len(points), world)  # once
-place, mine, area = part.nodes(points), part.owned_nodes(points), part.owned_nodes(lat.cos().flatten())
+place, area = part.nodes(points), lat.cos().flatten()
 optimizer = torch.optim.Adam((model := parallelize(Forecast(), world)).parameters(), lr=3e-3)
 for time in (0.2 * step for step in range(parser.parse_args().steps)):
-    before, now = (part.nodes_from_local(tracer(place, t)) for t in (time - 0.2, time))  # at this rank's points only
-    error = (model(before, now, place, part.edge_index) - tracer(mine, time + 0.2)) ** 2
-    loss = part.node_mean_share(error, weights=area)  # the sum over a rank's points, divided by the area of the sphere
+    before, now, after = (tracer(place, t) for t in (time - 0.2, time, time + 0.2))  # each rank at its points only
+    error = (model(before, now, place, part.edge_index) - after) ** 2
+    loss = (error * area).sum() / area.sum()
     optimizer.zero_grad()
     loss.backward()
-    model.reduce_gradients()
     optimizer.step()
-    if (loss := part.all_reduce(loss).item()) and world.is_root:
-        print(f"time {time:.1f}: loss {loss!r}")
+    if world.is_root:
+        print(f"time {time:.1f}: loss {loss.item()!r}")
 world.close()
 if torch.distributed.is_initialized():  # its threads could abort a process that ends without this
     torch.distributed.destroy_process_group()

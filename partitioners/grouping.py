@@ -28,21 +28,13 @@ Sectors = int | str
 
 @dataclass(frozen=True, eq=False)
 class TileGraph:
-    """The tiles of one event and the edges between them.
+    """The tiles of one event and the edges between them."""
 
-    Attributes:
-        node_counts: Nodes of each tile, int64 [K].
-        edge_counts: Incoming edges of each tile, those from its own nodes included, int64 [K].
-        src_tile: Tile of the `src` of joining edges, one entry per ordered pair of unequal tiles, int32 [M].
-        dst_tile: Tile of their `dst`, int32 [M].
-        joining: Number of edges from `src_tile` to `dst_tile`, at least 1, int64 [M].
-    """
-
-    node_counts: IntArray
-    edge_counts: IntArray
-    src_tile: IntArray
-    dst_tile: IntArray
-    joining: IntArray
+    node_counts: IntArray  # nodes of each tile, int64 [K]
+    edge_counts: IntArray  # incoming edges of each tile, those from its own nodes included, int64 [K]
+    src_tile: IntArray  # tile of the `src` of joining edges, one entry per ordered pair of unequal tiles, int32 [M]
+    dst_tile: IntArray  # tile of their `dst`, int32 [M]
+    joining: IntArray  # number of edges from `src_tile` to `dst_tile`, at least 1, int64 [M]
 
     @property
     def num_tiles(self) -> int:
@@ -55,12 +47,7 @@ class TileGraph:
 
     @classmethod
     def from_assignment(cls, edge_index: IntArray, assignment: IntArray, num_tiles: int) -> TileGraph:
-        """Count the tiles of an assignment of nodes.
-
-        Args:
-            edge_index: `src` and `dst` id of each edge, int64 [2, E].
-            assignment: Tile of each node, [N], in [0, num_tiles).
-            num_tiles: Number of tiles K.
+        """Count the tiles of an assignment of nodes, [N], in [0, num_tiles), with the edges, int64 [2, E].
 
         Raises:
             ValueError: If the assignment names a tile that does not exist, or an edge a node that does not.
@@ -87,8 +74,7 @@ def group(tiles: TileGraph, num_parts: int, method: str = "contiguous", seed: in
     broadcast. `random` is for tests.
 
     Args:
-        tiles: The tiles and the edges between them.
-        num_parts: Number of parts; parts beyond the number of tiles stay empty.
+        tiles, num_parts: They; parts beyond the number of tiles stay empty.
         method: One of `GROUPINGS`.
         seed: Seed of `metis` and `random`.
 
@@ -111,11 +97,7 @@ def group(tiles: TileGraph, num_parts: int, method: str = "contiguous", seed: in
 
 
 def number_of_sectors(sectors: Sectors) -> int:
-    """Return how many sectors these are: 16 of `8x2`.
-
-    Raises:
-        ValueError: If there are none, or the text is no grid.
-    """
+    """Return how many sectors these are: 16 of `8x2`; ValueError if there are none, or the text is no grid."""
     wedges, slices = (sectors, 1) if isinstance(sectors, int) else _wedges_and_slices(sectors)
     if wedges < 1:
         raise ValueError(f"{sectors} sectors: ask for at least one.")
@@ -130,10 +112,8 @@ def sectors_of_tiles(
     A tile of a grid lies where its nodes lie on average, so that its sectors have borders as ragged as its tiles.
 
     Args:
-        tiles: The tiles of the event.
-        sectors: How many, or which grid.
-        tile_of_node: Tile of each node, [N].
-        position: x, y, z of each node, [N, 3], for a grid.
+        tiles, sectors: Those of the event, and how many of these, or which grid.
+        tile_of_node, position: Tile of each node, [N], and its x, y, z, [N, 3], for a grid.
 
     Returns:
         Sector of each tile, int32 [K]; `wedge * slices + slice` of a grid. A sector may stay empty.

@@ -49,19 +49,14 @@ def cut_graph(
     """Cut a graph with METIS, and deal out nodes without edges. Directions are dropped, parallel edges merged.
 
     Args:
-        src, dst: Ends of each edge, unequal, [E].
-        weights: Price of cutting each edge, integers >= 1, [E]; None for 1 each.
+        src, dst, weights: Ends of each edge, unequal, [E]; price of cutting it, integers >= 1; None for 1 each.
         costs: Cost of each node, [n].
         num_blocks: Number of blocks. With one for each node that has edges METIS is not asked: each gets its own.
         seed: Seed of METIS.
         position: x, y, z of each node, [n, 3]: nodes without edges go to blocks along phi. None: by weight only.
 
     Returns:
-        Block of each node, int32 [n]. Blocks may stay empty.
-
-    Raises:
-        ValueError: If the graph is too large for this build of METIS.
-        RuntimeError: If METIS fails.
+        Block of each node, int32 [n]. Blocks may stay empty. Errors are those of `Metis`.
     """
     joined = np.zeros(len(costs), bool)
     joined[src] = joined[dst] = True

@@ -11,28 +11,19 @@ from partitioners.topology import IntArray, check_assignment, check_edge_index
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """Counts for one assignment of nodes to P parts.
+    """Counts for one assignment of nodes to P parts, each int64 [P].
 
     `incoming` and `incident` are the two edge policies: a part computes on the edges into its nodes, or on every edge
     that touches them. `incident` counts a cut edge on both sides.
-
-    Attributes:
-        owned_nodes: Nodes of each part, int64 [P].
-        owned_edges: Edges into the nodes of each part, int64 [P]. These are the local edges under `incoming`.
-        incident_edges: Edges with at least one end in the part: the local edges under `incident`, int64 [P].
-        inner_edges: Edges with both ends in the part, int64 [P]. They touch no ghost, under either policy.
-        incoming_ghosts: Foreign nodes that send an edge into the part, int64 [P].
-        incident_ghosts: Foreign nodes that share an edge with the part, int64 [P].
-        neighbours: Parts that own an incident ghost of the part, int64 [P].
     """
 
     owned_nodes: IntArray
-    owned_edges: IntArray
-    incident_edges: IntArray
-    inner_edges: IntArray
-    incoming_ghosts: IntArray
-    incident_ghosts: IntArray
-    neighbours: IntArray
+    owned_edges: IntArray  # into the nodes of the part: the local edges under `incoming`
+    incident_edges: IntArray  # with at least one end in the part: the local edges under `incident`
+    inner_edges: IntArray  # with both ends in the part: they touch no ghost, under either policy
+    incoming_ghosts: IntArray  # foreign nodes that send an edge into the part
+    incident_ghosts: IntArray  # foreign nodes that share an edge with the part
+    neighbours: IntArray  # parts that own an incident ghost of the part
 
     @property
     def num_edges(self) -> int:
@@ -47,7 +38,7 @@ class Quality:
     @property
     def cut_share(self) -> float:
         """Cut edges / edges; 0 without edges."""
-        return _ratio(self.cut_edges, self.num_edges)
+        return self.cut_edges / max(self.num_edges, 1)
 
     @property
     def node_imbalance(self) -> float:
@@ -67,33 +58,21 @@ class Quality:
     @property
     def incident_ghost_ratio(self) -> float:
         """Ghosts / owned nodes over all parts, `incident`."""
-        return _ratio(int(self.incident_ghosts.sum()), int(self.owned_nodes.sum()))
+        return int(self.incident_ghosts.sum()) / max(int(self.owned_nodes.sum()), 1)
 
 
 @dataclass(frozen=True)
 class TruthCut:
-    """True segments and tracks that an assignment cuts.
+    """True segments and tracks that an assignment cuts."""
 
-    Attributes:
-        segments: True edges.
-        segments_cut: Those with ends in different parts.
-        tracks: Particles with at least one true edge.
-        tracks_cut: Those with at least one true edge cut.
-    """
-
-    segments: int
-    segments_cut: int
-    tracks: int
-    tracks_cut: int
+    segments: int  # true edges
+    segments_cut: int  # those with ends in different parts
+    tracks: int  # particles with at least one true edge
+    tracks_cut: int  # those with at least one true edge cut
 
 
 def measure(edge_index: IntArray, assignment: IntArray, num_parts: int) -> Quality:
-    """Count what an assignment of nodes to parts cuts and borrows.
-
-    Args:
-        edge_index: `src` and `dst` id of each edge, int64 [2, E].
-        assignment: Part of each node, [N], in [0, num_parts).
-        num_parts: Number of parts P.
+    """Count what the parts of nodes, [N], in [0, num_parts), cut of the edges, int64 [2, E], and borrow.
 
     Raises:
         ValueError: If the assignment names a part that does not exist, or an edge a node that does not.
@@ -139,7 +118,3 @@ def measure_truth(
 def imbalance(counts: IntArray) -> float:
     """Return largest / mean; 1 where all are 0."""
     return float(counts.max() / counts.mean()) if counts.any() else 1.0
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0

@@ -24,7 +24,10 @@ def split_evenly(costs: IntArray, num_blocks: int) -> IntArray:
     """
     before = np.concatenate([[0], np.cumsum(costs, dtype=np.int64)])
     limit = _smallest_limit(before, num_blocks)
-    earliest = _earliest_borders(before, num_blocks, limit)
+    # How early each block may begin so that it and the blocks behind it can take all that follows.
+    earliest = np.full(num_blocks + 1, len(costs))
+    for block in range(num_blocks - 1, -1, -1):
+        earliest[block] = np.searchsorted(before, before[earliest[block + 1]] - limit, side="left")
     borders = np.zeros(num_blocks + 1, np.int64)
     borders[num_blocks] = len(costs)
     for block in range(1, num_blocks):
@@ -60,15 +63,6 @@ def _fits(before: IntArray, num_blocks: int, limit: int) -> bool:
         if start == len(before) - 1:
             return True
     return False
-
-
-def _earliest_borders(before: IntArray, num_blocks: int, limit: int) -> IntArray:
-    """Return how early each block may begin so that it and the blocks behind it can take all that follows."""
-    borders = np.empty(num_blocks + 1, np.int64)
-    borders[num_blocks] = len(before) - 1
-    for block in range(num_blocks - 1, -1, -1):
-        borders[block] = np.searchsorted(before, before[borders[block + 1]] - limit, side="left")
-    return borders
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,7 @@ class Phi:
     """Wedges of equal cost around the beam axis, numbered along phi from -pi; the last is a neighbour of the first."""
 
     def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
-        """Return the wedge of each node, int32 [N].
-
-        Raises:
-            ValueError: If the graph has no positions.
-        """
+        """Return the wedge of each node, int32 [N]; ValueError if the graph has no positions."""
         return _slices(phi_of(position_of(topology, "phi")), topology.costs(), num_blocks)
 
 
@@ -35,11 +31,7 @@ class Eta:
     """Slices of equal cost in pseudorapidity, numbered from -infinity; a hit on the beam axis is in an outer one."""
 
     def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
-        """Return the slice of each node, int32 [N].
-
-        Raises:
-            ValueError: If the graph has no positions.
-        """
+        """Return the slice of each node, int32 [N]; ValueError if the graph has no positions."""
         return _slices(eta_of(position_of(topology, "eta")), topology.costs(), num_blocks)
 
 
@@ -64,11 +56,7 @@ class PhiEta:
         return cut_in_both(phi_of(position), eta_of(position), topology.costs(), *self.grid(num_blocks))
 
     def grid(self, num_blocks: int) -> tuple[int, int]:
-        """Return (wedges, slices), whose product is `num_blocks`.
-
-        Raises:
-            ValueError: If `num_wedges` does not divide `num_blocks`.
-        """
+        """Return (wedges, slices), whose product is `num_blocks`; ValueError if `num_wedges` does not divide it."""
         check_num_blocks(num_blocks)
         if self.num_wedges is None:
             divisors = [wedges for wedges in range(1, num_blocks + 1) if num_blocks % wedges == 0]
@@ -87,15 +75,10 @@ def number_along_phi(assignment: IntArray, position: FloatArray, num_blocks: int
     wedge and slices in eta stay in their own order, and numbering twice changes nothing.
 
     Args:
-        assignment: Block of each node, [N].
-        position: x, y, z of each node, [N, 3].
-        num_blocks: Number of blocks.
+        assignment, position: Block of each node, [N], in [0, num_blocks), and x, y, z, [N, 3].
 
     Returns:
-        The new number of each node's block, int32 [N].
-
-    Raises:
-        ValueError: If the assignment names a block that does not exist.
+        The new number of each node's block, int32 [N]; ValueError if one does not exist.
     """
     check_assignment(assignment, len(position), num_blocks)
     phi = phi_of(position)
@@ -161,11 +144,7 @@ def eta_of(position: FloatArray) -> FloatArray:
 
 
 def position_of(topology: Topology, name: str) -> FloatArray:
-    """The positions of a graph, [N, 3], for the partitioner of a name.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """The positions of a graph, [N, 3], for the partitioner of a name; ValueError if it has none."""
     if topology.position is None:
         raise ValueError(
             f"partitioner '{name}' needs positions and this graph has none; "

@@ -68,11 +68,7 @@ Partitioner = Callable[[Topology, int], IntArray]
 
 
 def check_edge_index(edge_index: IntArray, num_nodes: int) -> None:
-    """Refuse edges that are not int [2, E] or name a node outside [0, num_nodes).
-
-    Raises:
-        ValueError: With the first bad edge.
-    """
+    """Refuse, by a ValueError, edges that are not int [2, E] or name a node outside [0, num_nodes)."""
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
         raise ValueError(
             f"edge_index has shape {edge_index.shape} and dtype {edge_index.dtype}; pass integers of shape [2, E]."
@@ -88,23 +84,17 @@ def check_edge_index(edge_index: IntArray, num_nodes: int) -> None:
 
 
 def check_num_blocks(num_blocks: int) -> None:
-    """Refuse to cut into fewer than one block.
-
-    Raises:
-        ValueError: If `num_blocks` is below 1.
-    """
+    """Refuse, by a ValueError, to cut into fewer than one block."""
     if num_blocks < 1:
         raise ValueError(f"num_blocks is {num_blocks}; ask for at least one block.")
 
 
 def check_assignment(assignment: IntArray, num_items: int, num_blocks: int) -> None:
-    """Refuse an assignment of the wrong length, or one that names a block outside [0, num_blocks).
-
-    Raises:
-        ValueError: With the values seen.
-    """
+    """Refuse, by a ValueError, an assignment of the wrong length, or with a block outside [0, num_blocks)."""
     if assignment.shape != (num_items,):
         raise ValueError(f"assignment has shape {assignment.shape}; expected one block for each of {num_items} nodes.")
+    if not np.issubdtype(assignment.dtype, np.integer):
+        raise ValueError(f"assignment has dtype {assignment.dtype}; pass the block of each node, integers.")
     if num_items and (assignment.min() < 0 or assignment.max() >= num_blocks):
         raise ValueError(
             f"assignment uses blocks {assignment.min()} to {assignment.max()} but there are {num_blocks}; "

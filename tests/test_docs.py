@@ -82,6 +82,7 @@ def test_the_pages_of_flags_and_names_are_up_to_date():
 
 
 def test_the_program_of_the_readme_runs_as_it_is_typed(tmp_path):
+    pytest.importorskip("torch_geometric")
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error::UserWarning", "-c", program]

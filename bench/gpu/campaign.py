@@ -1,14 +1,12 @@
 """What does the first real GPU say? Some minutes for each part, on a machine with one card; several parts in one call.
 
     python bench/gpu/campaign.py prepare           the two stores of simulated events that the others take
-    python bench/gpu/campaign.py facts             versions, whether own kernels start, what the card reaches
+    python bench/gpu/campaign.py facts             versions, what the card reaches, the doctor
     python bench/gpu/campaign.py tests             every test that needs a GPU
     python bench/gpu/campaign.py times             a step and an inference of a whole event, beside torch_geometric
     python bench/gpu/campaign.py ranks             real NCCL: 1, 2 and 4 ranks that share the card, groups, an own model
     python bench/gpu/campaign.py faults            one rank fails: is it named, after how many seconds?
     python bench/gpu/campaign.py flags             every flag of train on the card against a CPU; inference
-    python bench/gpu/campaign.py kernels           own kernels under the sanitizers
-    python bench/gpu/campaign.py sweep             the largest network with other numbers of programs and warps
     python bench/gpu/campaign.py table             all that is known so far, as tables for RESULTS.md
 
 Everything that ran is a line of `--notes`: a part that is started again goes on with what is missing. `--known` reads
@@ -36,7 +34,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +47,16 @@ BOUND, BOUND_OF_BF16 = 2e-3, 2e-2  # of losses after three steps
 
 FLAGS = {
     "as it is": [],
-    "dropout, recomputed": ["--dropout", "0.1", "--recompute-every", "2"],
+    "recomputed": ["--recompute-every", "2"],
     "offloaded": ["--offload"],
     "bf16": ["--precision", "bf16"],
-    "tf32x3": ["--precision", "tf32x3"],
     "float64, clipped": ["--dtype", "float64", "--clip", "0.1"],
     "all readouts": ["--readouts", "all"],
     "means, tanh": ["--aggregate", "mean", "--activation", "tanh"],
     "sectors": ["--mode", "naive", "--sectors", "2"],
     "weights by pT": ["--weighting", "[{weight: 3, conditions: {y: true, pt: [1, .inf]}}]"],
-    **{name: ["--model", name] for name in ("agnn", "mpnn", "acorn", "acorn2", "gcn")},
+    **{name: ["--model", name] for name in ("acorn", "acorn2")},
+    "attention": ["--model", "examples.networks:AttentionNetwork"],
     "a user's own": ["--model", "own_models:evolving", "--dropout", "0.2"],
 }
 RANKS: dict[str, tuple[int, list[str]]] = {
@@ -69,7 +66,6 @@ RANKS: dict[str, tuple[int, list[str]]] = {
     **{
         f"{number}, {kind}": (int(number[0]), words)
         for kind, words in (
-            ("tf32x3", ["--precision", "tf32x3"]),
             ("bf16", ["--precision", "bf16"]),
             ("dropout", ["--dropout", "0.1"]),
         )
@@ -84,7 +80,7 @@ ALIKE = [
     ("1 rank", "2 ranks"),
     ("1 rank", "4 ranks"),
     ("1 rank, 2 events a step", "4 ranks, 2 to an event"),
-    *((f"1 rank, {kind}", f"2 ranks, {kind}") for kind in ("tf32x3", "bf16", "dropout", "a user's own")),
+    *((f"1 rank, {kind}", f"2 ranks, {kind}") for kind in ("bf16", "dropout", "a user's own")),
 ]
 FAULTS = {
     "killed": "at=backward,step=1,do=kill",
@@ -95,11 +91,10 @@ FAULTS = {
     "slow for 30 s": "at=reduce,step=1,do=sleep:30",
 }
 SYSTEMS = {
-    "domainpar": ("full", "tf32x3", "bf16"), "torch": ("full",), "eager": ("full", "tf32", "bf16"),
-    "checkpointed": ("full", "tf32", "bf16"), "compiled": ("full",),
+    "domainpar": ("full", "bf16"), "eager": ("full", "tf32", "bf16"), "checkpointed": ("full", "tf32", "bf16"),
+    "compiled": ("full",),
 }  # fmt: skip
 SHAPES = ((128, 8), (64, 4))
-TOOLS = ("memcheck", "racecheck", "initcheck")
 ONE_CARD = str(ROOT / "bench/gpu/one_card.py")
 ON_PURPOSE = ROOT / "tests/faults/on_purpose.py"
 
@@ -205,19 +200,6 @@ def distance(directory: Path, other: Path) -> float:
     return float(np.abs(np.array(losses(directory)) / np.array(losses(other)) - 1).max())
 
 
-def exactness(output: str) -> str:
-    """What a run said of its bits.
-
-    Raises:
-        RuntimeError: If the self-test of the kernels failed.
-    """
-    said = re.search(r"^exactness: (.*(?:\n  +.*)*)", output, re.MULTILINE)
-    line = re.sub(r"\s+", " ", said[1]) if said else ""
-    if "WARNING" in line:
-        raise RuntimeError(line)
-    return line
-
-
 def prepare(notes: Notes, options: argparse.Namespace) -> None:
     """Small events to train and validate on, and a whole one."""
     wanted = ((options.small, "8", "5000", "0.25"), (options.real, "1", "107800", "0"))
@@ -225,31 +207,22 @@ def prepare(notes: Notes, options: argparse.Namespace) -> None:
     def make(store: Path, events: str, hits: str, val: str) -> None:
         sizes = ["--events", events, "--hits", hits, "--val-split", val, "--test-split", "0"]
         words = ["-m", "domainpar.prepare", "--source", "simulate", *sizes, "--store", str(store)]
-        notes.cached("prepare", store.name, lambda: {"output": program(words, 200)})
+        notes.once("prepare", store.name, lambda: {"output": program(words, 200)})
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda it: None if (it[0] / "manifest.json").exists() else make(*it), wanted))
 
 
 def facts(notes: Notes, options: argparse.Namespace) -> None:
-    """Versions and the card, whether own kernels start there, what it reaches, the doctor."""
+    """Versions and the card, what it reaches, the doctor."""
     import torch
-
-    from domainpar.nn import fused
 
     def versions() -> dict[str, Any]:
         card = torch.cuda.get_device_properties(0)
         nccl = torch.cuda.nccl.version() if torch.version.cuda else None
         built = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}
         others = {name: str(getattr(__import__(name), "__version__", "")) for name in ("numpy", "numba", "zarr")}
-        triton = {"triton": __import__("triton").__version__} if find_spec("triton") else {}
-        return {**built, **triton, **others, "card": card.name, "memory": f"{card.total_memory / 2**30:.0f} GiB"}
-
-    def kernels() -> dict[str, Any]:
-        if (why := fused.missing()) and not os.environ.get(fused.ENGINE):
-            raise RuntimeError(why)
-        words = ["--store", str(options.small), "--out", str(options.out / "first"), "--overwrite", "--device", "cuda"]
-        return {"says": exactness(program(["-m", "domainpar.train", *words, *SIZES]))}
+        return {**built, **others, "card": card.name, "memory": f"{card.total_memory / 2**30:.0f} GiB"}
 
     def machine() -> dict[str, Any]:
         asked = (["nvidia-smi"], ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv"],
@@ -258,13 +231,12 @@ def facts(notes: Notes, options: argparse.Namespace) -> None:
         said = [subprocess.run(words, capture_output=True, text=True, timeout=30).stdout for words in there]
         return {"output": "\n".join(said)}
 
-    notes.cached("facts", "versions", versions)
-    notes.cached("facts", "machine", machine)
-    notes.cached("facts", "own kernels", kernels)
-    notes.cached("facts", "ceilings", lambda: json.loads(program([ONE_CARD, "--ceilings"]).splitlines()[-1]))
+    notes.once("facts", "versions", versions)
+    notes.once("facts", "machine", machine)
+    notes.once("facts", "ceilings", lambda: json.loads(program([ONE_CARD, "--ceilings"]).splitlines()[-1]))
     # It tells of MPI and of much else; what of it is wrong is for a reader.
     doctor = "from domainpar.doctor import main; main(['--device', 'cuda'])"
-    notes.cached("facts", "doctor", lambda: {"output": program(["-c", doctor])[-6000:]})
+    notes.once("facts", "doctor", lambda: {"output": program(["-c", doctor])[-6000:]})
 
 
 def tests(notes: Notes, options: argparse.Namespace) -> None:
@@ -281,7 +253,7 @@ def tests(notes: Notes, options: argparse.Namespace) -> None:
         counts = {"passed": int(passed[1]) if passed else 0, "skipped": int(skipped[1]) if skipped else 0}
         return {**counts, "output": output[-2000:]}
 
-    notes.cached("tests", "that need a GPU", run)
+    notes.once("tests", "that need a GPU", run)
 
 
 def flags(notes: Notes, options: argparse.Namespace) -> None:
@@ -292,14 +264,14 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
         for device in ("cpu", "cuda"):
             own = [word for word in words if word != "--offload" or device == "cuda"]
             train = ["-m", "domainpar.train", "--store", str(options.small), "--overwrite", "--device", device]
-            output = program([*train, "--out", str(out / device), *SIZES, *own])
+            program([*train, "--out", str(out / device), *SIZES, *own])
         apart = distance(out / "cuda", out / "cpu")
         if not apart <= (BOUND_OF_BF16 if "bf16" in words else BOUND):
             raise RuntimeError(f"losses differ by {apart:.1e}")
-        return {"losses differ by": apart, "says": exactness(output)}
+        return {"losses differ by": apart}
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda what: notes.cached("flags", what, lambda: both(what)), FLAGS))
+        list(pool.map(lambda what: notes.once("flags", what, lambda: both(what)), FLAGS))
 
     def inference() -> dict[str, Any]:
         import zarr
@@ -313,7 +285,7 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
                 logits.append(zarr.open(file, mode="r")["edge_logit"][:])
         return {"logits differ by": float(np.abs(logits[0] - logits[1]).max()), "output": last}
 
-    notes.cached("flags", "inference", inference)
+    notes.once("flags", "inference", inference)
 
 
 def ranks(notes: Notes, options: argparse.Namespace) -> None:
@@ -332,11 +304,9 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
             seconds = time.monotonic() - began
             if any(codes):
                 raise RuntimeError(f"exit codes {codes}: {output[-2500:]}")
-            found = re.search(r"sha256 (\w+)", output)
-            hashed = {"sha256": found[1] if found else None, "says": exactness(output)}
-            return {**hashed, "seconds": round(seconds, 1), "with": tried, "losses": losses(out)}
+            return {"seconds": round(seconds, 1), "with": tried, "losses": losses(out)}
 
-        if "error" in notes.cached("ranks", what, run) and what == "2 ranks":
+        if "error" in notes.once("ranks", what, run) and what == "2 ranks":
             print("ranks: two of them cannot share the card here, so no more are tried")
             return
     for one, several in ALIKE:
@@ -344,15 +314,12 @@ def ranks(notes: Notes, options: argparse.Namespace) -> None:
 
         def alike(pair: Sequence[Mapping[str, Any]] = pair, in_bf16: bool = "bf16" in one) -> dict[str, Any]:
             apart = float(np.abs(np.array(pair[0]["losses"]) / np.array(pair[1]["losses"]) - 1).max())
-            promised = all(line["says"].startswith("the same bits") for line in pair)
-            if promised and pair[0]["sha256"] != pair[1]["sha256"]:
-                raise RuntimeError(f"other parameters, losses differ by {apart:.1e}: own kernels give one hash")
             if not apart <= (BOUND_OF_BF16 if in_bf16 else BOUND):
                 raise RuntimeError(f"losses differ by {apart:.1e}")
             return {"losses differ by": apart}
 
         if all("losses" in line for line in pair):
-            notes.cached("ranks", f"{several} against {one}", alike)
+            notes.once("ranks", f"{several} against {one}", alike)
 
 
 def faults(notes: Notes, options: argparse.Namespace) -> None:
@@ -373,24 +340,7 @@ def faults(notes: Notes, options: argparse.Namespace) -> None:
                 raise RuntimeError(f"rank 0 did not end within 120 s: {output[-2500:]}")
             return {"error shown": errors[0], "exit codes": codes, "seconds": round(ended - float(happened[-1]), 1)}
 
-        notes.cached("faults", what, fail)
-
-
-def kernels(notes: Notes, options: argparse.Namespace) -> None:
-    """A step under NVIDIA's sanitizers, where they are (races are seen in shared memory only)."""
-    if not (sanitizer := shutil.which("compute-sanitizer")):
-        print("kernels: compute-sanitizer is not on the path, so nothing ran under it")
-        return
-    step = [ONE_CARD, str(options.small), "domainpar", "32", "2", "full", "--once"]
-    for tool in TOOLS:
-
-        def clean(tool: str = tool) -> dict[str, Any]:
-            under = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
-            # Without torch's cache of memory each table is one allocation, whose ends the tool knows.
-            output = program(step, 180, under, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-            return {"says": output.splitlines()[-1]}
-
-        notes.cached("kernels", tool, clean)
+        notes.once("faults", what, fail)
 
 
 def times(notes: Notes, options: argparse.Namespace) -> None:
@@ -401,30 +351,11 @@ def times(notes: Notes, options: argparse.Namespace) -> None:
     def words(hidden: int, iters: int, system: str, kind: str) -> list[str]:
         return [ONE_CARD, str(options.real), system, str(hidden), str(iters), kind]
 
-    ours = [one for one in wanted if one[2] == "domainpar"]
-    with ThreadPoolExecutor(options.jobs) as pool:  # each compiles some kernels, which the next process finds
-        list(pool.map(lambda one: notes.cached("compiled", str(one), lambda: _once(words(*one))), ours))
     for one in wanted:
-        if one[2] in ("domainpar", "torch") or options.peers:
+        if one[2] == "domainpar" or options.peers:
             timed = [*words(*one), "--repeats", str(options.repeats)]
             what = f"{one[2]} {one[0]} x {one[1]} {one[3]}"
-            notes.cached("times", what, lambda timed=timed: json.loads(program(timed, 300).splitlines()[-1]))
-
-
-def _once(words: Sequence[str]) -> dict[str, Any]:
-    began = time.monotonic()
-    program([*words, "--once"], 300)
-    return {"seconds": round(time.monotonic() - began, 1)}
-
-
-def sweep(notes: Notes, options: argparse.Namespace) -> None:
-    """Programs of a launch, and warps of a program; other numbers of warps may give other bits."""
-    for kind, programs, warps in product(("full", "bf16"), ("132", "264"), ("4", "8")):
-        words = [ONE_CARD, str(options.real), "domainpar", "128", "8", kind, "--programs", programs, "--warps", warps]
-        what = f"128 x 8 {kind}, {programs} programs of {warps} warps"
-        notes.cached(
-            "sweep", what, lambda words=words: json.loads(program([*words, "--repeats", "5"]).splitlines()[-1])
-        )
+            notes.once("times", what, lambda timed=timed: json.loads(program(timed, 300).splitlines()[-1]))
 
 
 def table(notes: Notes, options: argparse.Namespace) -> None:
@@ -443,7 +374,7 @@ OTHER_MEMORY = {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
 HIDDEN = ("part", "output", "losses", "minutes")
 PARTS: dict[str, Callable[[Notes, argparse.Namespace], None]] = {
     "prepare": prepare, "facts": facts, "tests": tests, "times": times, "ranks": ranks, "faults": faults,
-    "flags": flags, "kernels": kernels, "sweep": sweep, "table": table,
+    "flags": flags, "table": table,
 }  # fmt: skip
 
 

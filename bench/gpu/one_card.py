@@ -1,11 +1,11 @@
 """One network on one GPU and one whole event: a line of JSON with milliseconds, launches, busy share and memory.
 
-    python bench/gpu/one_card.py STORE SYSTEM HIDDEN ITERATIONS full|tf32x3|tf32|bf16 [--repeats 20]
+    python bench/gpu/one_card.py STORE SYSTEM HIDDEN ITERATIONS full|tf32|bf16 [--repeats 20]
     python bench/gpu/one_card.py --ceilings
 
-SYSTEM is `domainpar`, the same stages in plain torch, `torch`, or plain torch_geometric: `eager`, `checkpointed`,
-`compiled`; these have `tf32`, products in three digits, and in place of `bf16` autocast. A step of ours makes its
-metrics and waits for the host once; theirs does neither.
+SYSTEM is `domainpar`, or plain torch_geometric: `eager`, `checkpointed`, `compiled`; these have `tf32`, products in
+three digits, and in place of `bf16` autocast. A step of ours makes its metrics and waits for the host once; theirs does
+neither.
 
 Milliseconds are medians of CUDA events on the stream, from one step's start to the next one's. The ceilings are what
 the card reaches in a copy of memory and in products of matrices.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -25,14 +24,13 @@ from typing import Any
 
 import torch
 
-from domainpar.nn import fused
-from domainpar.nn.fused import launching
 from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.gpus import repeat_bits
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
@@ -94,17 +92,13 @@ def of_domainpar(options: argparse.Namespace, store: EventStore) -> tuple[Callab
     products = torch.bfloat16 if options.precision == "bf16" else None
     sizes = len(store.feature_names), len(store.edge_feature_names)
     own = NetworkOptions(hidden=options.hidden, graph_iters=options.iterations, products=products)
-    model = build_model("interaction", *sizes, own).to("cuda")
-    if options.precision == "tf32x3":
-        model.use_matrix_units()
+    model = on_device(build_model("interaction", *sizes, own), torch.device("cuda"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=TrainConfig.lr, foreach=True)
     schedule = Schedule(TrainConfig.lr, "constant", 0, 1000, 1)
     trainer = Trainer(model, optimizer, PartLoader(store, world), world, schedule)
     samples = samples_of(store.events(), None)[:1]
     part = trainer.loader.load(samples[0])
     assert part is not None
-    promise = model.exactness(world.transport)
-    options.says = promise.problem or "the same bits (self-test passed)"
 
     def infer() -> torch.Tensor:
         with torch.no_grad():
@@ -150,30 +144,18 @@ def of_plain(options: argparse.Namespace, store: EventStore) -> tuple[Callable[[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
-    parser.add_argument("system", choices=("domainpar", "torch", "eager", "checkpointed", "compiled"))
+    parser.add_argument("system", choices=("domainpar", "eager", "checkpointed", "compiled"))
     parser.add_argument("hidden", type=int)
     parser.add_argument("iterations", type=int)
-    parser.add_argument("precision", choices=("full", "tf32x3", "tf32", "bf16"))
+    parser.add_argument("precision", choices=("full", "tf32", "bf16"))
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--once", action="store_true", help="one step and one inference, nothing timed")
-    parser.add_argument("--programs", type=int, help="of a launch of own kernels")
-    parser.add_argument("--warps", type=int, help="of such a program")
     if sys.argv[1:] == ["--ceilings"]:
         print(json.dumps(upper_bounds()))
         return
     options = parser.parse_args()
-    if options.system == "torch":
-        os.environ["DOMAINPAR_GPU_ENGINE"] = "torch"
-    launching.PROGRAMS = options.programs or launching.PROGRAMS
-    launching.OPTIONS["num_warps"] = options.warps or launching.OPTIONS["num_warps"]
-    make = of_domainpar if options.system in ("domainpar", "torch") else of_plain
+    make = of_domainpar if options.system == "domainpar" else of_plain
     step, infer, num_edges = make(options, EventStore(options.store))
     step()
-    if options.once:
-        infer()
-        torch.cuda.synchronize()
-        print(f"one step and one inference of {num_edges} edges")
-        return
     torch.cuda.reset_peak_memory_stats()
     figures: dict[str, Any] = {"edges": num_edges, "step ms": milliseconds(step, options.repeats)}
     figures["peak GiB"] = torch.cuda.max_memory_allocated() / GIB
@@ -181,10 +163,7 @@ def main() -> None:
     seen = launches(step)
     if seen:
         seen["busy share"] = seen["busy ms"] / figures["step ms"]
-    about = {"card": torch.cuda.get_device_name()}
-    if make is of_domainpar:
-        about |= {"engine": fused.missing() or "own kernels", "says": options.says}
-    print(json.dumps({**figures, **seen, **about}))
+    print(json.dumps({**figures, **seen, "card": torch.cuda.get_device_name()}))
 
 
 if __name__ == "__main__":

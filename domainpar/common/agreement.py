@@ -57,8 +57,7 @@ class Refused(Problem):
     """An error that all ranks raise alike. The text is for the user; the exit code is 2.
 
     Attributes:
-        ranks: Ranks of the run with a problem; empty if it belongs to none in particular.
-        size: Number of ranks of the run.
+        ranks, size: Ranks of the run with a problem, empty if it belongs to none in particular; number of all.
         first: The problem of the first of them alone; `what` has those of all.
         not_written: Whether on any of them a disk was full, or a place could not be written.
     """
@@ -97,21 +96,12 @@ def gather(ranks: Ranks, value: Any) -> list[Any]:
 
 
 def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
-    """Refuse on all ranks if any has a problem.
-
-    Args:
-        ranks: Those that agree.
-        problem: What this rank found wrong, or None.
-
-    Raises:
-        Refused: On every rank, with the same text naming the ranks, if any rank has a problem.
-    """
+    """Refuse on all ranks, with the same text naming the ranks, if any has a problem; None if this one found none."""
     payload = ""
     if problem is not None:
         not_written = not isinstance(problem, str) and isinstance(as_problem(problem), NotWritten)
-        payload = json.dumps(
-            [problem_record(problem), not_written], sort_keys=True
-        )  # sorted: equal problems are equal texts
+        record = problem_record(problem), not_written
+        payload = json.dumps(record, sort_keys=True)  # sorted: equal problems are equal texts
     ranks_of: dict[str, list[int]] = {}
     for rank, text in enumerate(ranks.all_gather(payload.encode())):
         if text:
@@ -134,16 +124,7 @@ def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
 
 
 def agree_on(ranks: Ranks, values: Mapping[str, str], hint: str = "start all ranks alike") -> None:
-    """Refuse where ranks differ.
-
-    Args:
-        ranks: Those that are compared.
-        values: What must be the same on every rank, by name.
-        hint: What to do about it.
-
-    Raises:
-        Refused: On every rank, naming the ranks that differ from most, the first name and both values.
-    """
+    """Refuse on all ranks if named values differ, naming the ranks that differ from most, and both values."""
     if problem := difference(ranks, values, hint):
         raise Refused(problem.what, problem.hint)
 
@@ -165,33 +146,26 @@ def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | 
 def on_all(
     ranks: AnyRanks, make: Callable[[], T], settle: Callable[[AnyRanks, ValueError | OSError | None], None] = agree
 ) -> T:
-    """Make something on every rank; if one cannot, all refuse.
+    """Make something on every rank; if one raises a ValueError, TypeError, OverflowError or OSError, all refuse.
 
     Args:
         ranks: Those that agree.
         make: Talks to nobody.
         settle: Raises on all ranks alike if any has a problem: `agree`, or another way to do so.
-
-    Raises:
-        Refused: On every rank, if making it raised a ValueError or OSError on any.
     """
     try:
         value = make()
     except Refused:  # all ranks know already
         raise
-    except (ValueError, OSError) as error:
-        settle(ranks, error)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        settle(ranks, error if isinstance(error, (ValueError, OSError)) else ValueError(str(error)))
         raise
     settle(ranks, None)
     return value
 
 
 def on_root(ranks: Ranks, make: Callable[[], T]) -> T:
-    """Have rank 0 make a JSON value, and give it to every rank.
-
-    Raises:
-        Refused: On every rank, if making it raised a ValueError or OSError on rank 0.
-    """
+    """Have rank 0 make a JSON value, and give it to every rank; all refuse if it cannot, as in `on_all`."""
     value: T = gather(ranks, on_all(ranks, lambda: make() if ranks.rank == 0 else None))[0]
     return value
 

@@ -13,11 +13,7 @@ PARTIAL = ".partial-"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or replace it: a killed writer leaves the old file or none.
-
-    Args:
-        path: The file. Its directory is made where it is missing.
-        content: All its bytes.
+    """Write a file, or replace it: a killed writer leaves the old file or none. Its directory is made where missing.
 
     Raises:
         OSError: If that is impossible, naming the file; an old file is as it was.

@@ -2,8 +2,8 @@
 
 A kernel is compiled at its first call ever and kept on disk; later processes load it. numba keeps it until the file of
 the function changes. But kernels call each other across files and take constants of others: what is kept could be
-yesterday's, other bits on one rank than on the next, or tracks of an old version. Here it is kept until anything that
-the kernel reaches changes (`reached`).
+yesterday's, other bits on one rank than on the next, or tracks of an old version. Here it is kept until its file
+changes, or one that this imports (`files_of`).
 
 Ranks reach a new kernel together. Who does not find it on disk takes a lock of this machine and looks again, so that
 one rank compiles it and the others load it. What is compiled is said, and is no time of the work. Where nothing can be
@@ -15,23 +15,20 @@ which the caller owns: of one that is made in a kernel, numba gives the memory b
 
 from __future__ import annotations
 
-import dis
 import fcntl
 import hashlib
-import inspect
 import os
+import re
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 from numba import njit
 from numba.core import caching, event
 
@@ -106,7 +103,7 @@ class _KernelFiles(caching.IndexDataCacheFile):
 
 
 class _CachedKernels(caching.FunctionCache):
-    """What numba keeps on disk of one kernel, while nothing that the kernel reaches changes.
+    """What numba keeps on disk of one kernel, while no file changes that it may be made of.
 
     These are private names of numba: `domainpar.nn.lanes` says what breaks without them.
     """
@@ -129,8 +126,7 @@ class _CachedKernels(caching.FunctionCache):
         if kernel is None:
             _WATCH.look_at(Path(self.cache_path))
             kernel = self._load(signature, context) if _WATCH.lock() else None
-        if kernel is not None:
-            _WATCH.loaded()
+        _WATCH.ready += kernel is not None
         return kernel
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -153,14 +149,12 @@ class _CachedKernels(caching.FunctionCache):
 
 # --- what a kernel is made of ----------------------------------------------------------------------------------------
 
+_IMPORTS = re.compile(r"^\s*(?:from ([\w.]+) )?import (\([^)]*\)|.*)", re.MULTILINE)
+
 
 def _stamp(function: Callable[..., Any]) -> str:
-    """A hash of all that a kernel reaches.
-
-    Of files, as numba's own: what is done once they are imported counts, such as giving operators to a type.
-    """
-    files, values = reached(function)
-    return hashlib.sha256("\n".join([*map(_hash_of, sorted(files)), *sorted(values)]).encode()).hexdigest()
+    """A hash of all files that a kernel may be made of."""
+    return hashlib.sha256("\n".join(map(_hash_of, sorted(files_of(function)))).encode()).hexdigest()
 
 
 @cache
@@ -168,98 +162,33 @@ def _hash_of(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def reached(function: Callable[..., Any]) -> tuple[set[str], set[str]]:
-    """What a kernel is made of: all that it mentions, and that what it mentions mentions, within its package and ours.
+def files_of(function: Callable[..., Any]) -> set[str]:
+    """The file of a kernel, and those of its package and of ours that this one imports, directly or not.
 
-    Values that the kernel itself closes over are left out: numba tells kernels by them.
-
-    Args:
-        function: The kernel, or the function that it is compiled from.
-
-    Returns:
-        Files of the functions and classes, and `name = value` of everything else.
-
-    Raises:
-        TypeError: If a value has no text that tells it from another one.
+    Of files, as numba's own stamp: what is done once they are imported counts, such as giving operators to a type.
     """
-    root = inspect.unwrap(function)
-    packages = {_package(root.__module__), _package(__name__)}
+    packages = {function.__module__.partition(".")[0], __name__.partition(".")[0]}
     files: set[str] = set()
-    values: set[str] = set()
-    seen: set[int] = set()
-    left: list[tuple[str, Any]] = [("", root)]
+    left = [function.__code__.co_filename]
     while left:
-        name, item = left.pop()
-        item = inspect.unwrap(item) if callable(item) else item  # numba's wrappers and Python's
-        if isinstance(item, FunctionType | type) and _package(item.__module__) in packages:
-            if id(item) not in seen:
-                seen.add(id(item))
-                files.add(str(sys.modules[item.__module__].__file__))
-                left += _of_class(item) if isinstance(item, type) else _of_function(item, item is root, packages)
-        elif isinstance(item, tuple | list):
-            left += [(f"{name}[{i}]", each) for i, each in enumerate(item)]
-        elif isinstance(item, dict):
-            left += [(f"{name}[{key!r}]", each) for key, each in item.items()]
-        elif not isinstance(item, ModuleType):
-            values.add(f"{name} = {_text(name, item)}")
-    return files, values
-
-
-def _of_function(function: FunctionType, is_kernel: bool, packages: set[str]) -> Iterator[tuple[str, Any]]:
-    """What a function mentions, its defaults, and what it closes over, by name."""
-    for name, *attributes in _mentioned(function.__code__):
-        item = function.__globals__.get(name)  # of Python itself, if it is not there
-        while attributes and isinstance(item, ModuleType) and _package(item.__name__) in packages:
-            name, item = f"{name}.{attributes[0]}", getattr(item, attributes.pop(0), None)
-        yield f"{function.__module__}: {name}", item
-    where = f"{function.__module__}.{function.__qualname__}"
-    yield f"{where}()", [function.__defaults__ or (), function.__kwdefaults__ or {}]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        # Kernels that differ in such values alone share an index on disk, so they must have one stamp.
-        if not is_kernel or isinstance(inspect.unwrap(cell.cell_contents), FunctionType):
-            yield f"{where}.{name}", cell.cell_contents
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+        if (file := left.pop()) not in files:
+            files.add(file)
+            left += [imported for package, imported in _imported_by(file) if package in packages]
+    return files
 
 
 @cache
-def _mentioned(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """Global names that a function and those within it take up, each with the attributes that it asks of them."""
-    chains: list[list[str]] = []
-    before = ""
-    for step in dis.get_instructions(code):
-        if step.opname == "LOAD_GLOBAL":
-            chains.append([step.argval])
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before in ("LOAD_GLOBAL", "LOAD_ATTR") and chains:
-            chains[-1].append(step.argval)
-        before = step.opname
-    inner = (_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return tuple({tuple(chain): None for chain in chains} | dict.fromkeys(chain for of in inner for chain in of))
-
-
-def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """Methods and plain values of a class, and the classes it is made from, by name."""
-    where = f"{kind.__module__}.{kind.__qualname__}"
-    yield from ((where, base) for base in kind.__bases__)
-    for name, item in vars(kind).items():
-        item = getattr(item, "fget", None) or getattr(item, "__func__", item)  # properties; methods of the class
-        if isinstance(inspect.unwrap(item), FunctionType | bool | int | float | str | tuple):
-            yield f"{where}.{name}", item
-
-
-def _text(name: str, item: Any) -> str:
-    if isinstance(item, np.ndarray):
-        return f"{item.dtype} {item.shape} {hashlib.sha256(item.tobytes()).hexdigest()}"
-    if isinstance(item, FunctionType):
-        return f"{item.__module__}.{item.__qualname__}"
-    text = repr(item)
-    if " at 0x" in text or isinstance(item, set | frozenset):
-        raise TypeError(
-            f"a kernel reaches {name} = {text}, whose text does not tell its value; make it a number, a tuple or so."
-        )
-    return text
+def _imported_by(file: str) -> list[tuple[str, str]]:
+    """Package and file of each module that a file imports, of what is a package."""
+    found = []
+    for source, names in _IMPORTS.findall(Path(file).read_text(encoding="utf-8")):
+        for module in {source, *(f"{source}.{name}".strip(".") for name in re.findall(r"[\w.]+", names))}:
+            package, *inner = module.split(".")
+            for folder in getattr(sys.modules.get(package), "__path__", ()):
+                path = Path(folder).joinpath(*inner)
+                places = (path.with_suffix(".py"), path / "__init__.py")
+                found += [(package, str(place)) for place in places if place.is_file()]
+    return found
 
 
 # --- the watch -------------------------------------------------------------------------------------------------------
@@ -273,7 +202,7 @@ class _CompileTimer(event.Listener):
         self._looked = False
         self._mutex, self._file, self._depth = threading.Lock(), -1, 0
         self._began = self._seconds = 0.0
-        self._ready = 0
+        self.ready = 0  # kernels compiled, or taken from disk
 
     def clock(self) -> float:
         """Seconds of this process, those spent here left out."""
@@ -292,7 +221,7 @@ class _CompileTimer(event.Listener):
 
     def on_end(self, ended: event.Event) -> None:
         if ended.kind == "numba:compile":
-            self._ready += 1
+            self.ready += 1
             return VOICE.end(self._far)
         with self._mutex:
             self._depth -= 1
@@ -323,10 +252,6 @@ class _CompileTimer(event.Listener):
             self._alone = True
         return False
 
-    def loaded(self) -> None:
-        """A kernel was taken from disk."""
-        self._ready += 1
-
     def look_at(self, place: Path) -> None:
         """Find out, once, whether kernels can be kept there, so that what is said of it is true from the start."""
         if not self._looked:
@@ -348,7 +273,7 @@ class _CompileTimer(event.Listener):
             VOICE.say(text, sys.stderr)
 
     def _far(self) -> str:
-        return f"compiling: {several(self._ready, 'kernel')} compiled or loaded so far"
+        return f"compiling: {several(self.ready, 'kernel')} compiled or loaded so far"
 
 
 def _lock_file() -> Path:
@@ -363,8 +288,7 @@ _WATCH = _CompileTimer()
 def watch_compiling(talks: bool) -> None:
     """Compile each kernel on one process of this machine at a time, and let `clock` stand still meanwhile.
 
-    Args:
-        talks: Whether this process says so, once, when it compiles or waits for a process that does.
+    A process that talks says so, once, when it compiles or waits for one that does.
     """
     _WATCH.talks = talks
     if not _WATCH.listens:

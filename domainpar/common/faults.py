@@ -56,10 +56,8 @@ def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
             listener = module.listener
         except (SyntaxError, ImportError, AttributeError) as error:
             del sys.modules[spec.name]
-            raise Problem(
-                f"{SWITCH}: {file} cannot be loaded: {error}",
-                "docs/reference/fault_switch.md says what a listener is",
-            ) from error
+            hint = "docs/reference/fault_switch.md says what a listener is"
+            raise Problem(f"{SWITCH}: {file} cannot be loaded: {error}", hint) from error
         _listening = listener(rank, words)
 
 
@@ -70,15 +68,7 @@ def at(phase: str, step: int) -> None:
 
 
 def reach(point: str, at_hand: T = None) -> T:  # type: ignore[assignment]
-    """Pass a place, or an `exchange`.
-
-    Args:
-        point: Name of the place.
-        at_hand: A tensor, which may be spoilt in place, or a plan, which is frozen.
-
-    Returns:
-        What is at hand: the same object, but for a spoilt plan.
-    """
+    """Pass a place; returns what is at hand: a tensor, spoilt in place, or a plan, or in its place a spoilt one."""
     if _listening is None:
         return at_hand
     changed: T = _listening.reach(point, at_hand)

@@ -33,9 +33,7 @@ def cores_here() -> list[int]:
 def quota(cgroups: Path | None = None, membership: Path | None = None) -> float:
     """Cores that a group allows the time of, to this process and its neighbours; infinite without a quota.
 
-    Args:
-        cgroups: Where Linux shows its control groups; None: the usual place.
-        membership: The file in which it names this process's own.
+    `cgroups` is where Linux shows its control groups, `membership` the file in which it names this process's own.
     """
     least = math.inf
     for place in _groups("cpu", cgroups, membership):

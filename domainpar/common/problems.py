@@ -20,8 +20,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PLACE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 )  # fmt: skip
-
-
 _POINTER = b"version https://git-lfs"
 
 
@@ -66,12 +64,7 @@ class NotWritten(Problem):
 
 @dataclass(frozen=True)
 class EventPlace:
-    """An event and, where it was read from one, its file.
-
-    Attributes:
-        event: Name of the event.
-        file: The file.
-    """
+    """An event and, where it was read from one, its file."""
 
     event: str
     file: str | Path | None = None
@@ -120,10 +113,8 @@ def error_text(what: str, where: Where | None = None, hint: str = "") -> str:
 def as_problem(error: BaseException | str, flag: str = "--out") -> Problem | None:
     """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
 
-    Args:
-        error: A problem; or an OSError, of which those that `NotWritten` stands for are such errors; or letters that
-            the encoding of the locale does not have.
-        flag: The flag that names another place.
+    A problem is one; so are OSErrors of full disks and places that cannot be written, where `flag` names another, and
+    letters that the encoding of the locale does not have.
     """
     if isinstance(error, Problem):
         return error

@@ -16,11 +16,6 @@ from rich.text import Text
 WIDTH_OF_A_FILE = 118
 
 
-def width_of_output() -> int:
-    """Columns of the terminal that standard output is; of a file or a pipe, some that are read well."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_FILE
-
-
 def drawn(table: Table, width: int, colours: bool = False) -> list[str]:
     """The lines of a table that is described already."""
     text = io.StringIO()
@@ -32,14 +27,11 @@ def drawn(table: Table, width: int, colours: bool = False) -> list[str]:
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1, width: int = 0) -> list[str]:
     """The lines of a table; a heading takes several where it is wider than its column may be. No cell is ever broken.
 
-    Args:
-        headings: Of the columns.
-        rows: A cell for each of them.
-        words: The first columns hold words, and begin at the left; those that follow hold numbers.
-        width: Columns of text; 0: those of the output. A table whose cells want more has more.
+    The first columns, as many as `words`, begin at the left; those that follow hold numbers. `width` is in columns of
+    text; 0: those of the terminal, or as many as are read well in a file. A table whose cells want more has more.
     """
     columns = [[heading, *cells] for heading, *cells in zip(headings, *rows, strict=True)]
-    wanted = width or width_of_output()
+    wanted = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_FILE)
     if sum(max(map(len, column)) + 2 for column in columns) - 2 > wanted:
         # rich would take columns of words from each other as from those of numbers: it gets no choice.
         for column in columns:

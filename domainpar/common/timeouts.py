@@ -19,10 +19,13 @@ MEETING_POLL = 0.005
 """Between two looks whether all ranks have come, or want to leave: nothing else happens meanwhile."""
 
 ANSWER_POLL = 0.05
-"""Between two looks for an answer: of a watcher that was asked for frames, of a process that fills its lock."""
+"""Between two looks whether a process that holds a lock has given it back."""
 
 WATCH_POLL = 0.1
 """Between two looks of a watcher for a failure of others. It runs beside the work, so longer than `MEETING_POLL`."""
+
+LOCK_LOOKED_AT = 0.2
+"""A lock may be held for a moment by a process that only looks whether it is. Some `ANSWER_POLL`."""
 
 BEAT = 0.5
 """Between two signs of life of a watcher, some polls long: they are written through the network."""
@@ -51,26 +54,14 @@ COMPILING_SILENCE = 1.0
 SIGNS_OF_LIFE = 2.5 * BEAT
 """Between two readings of the board: a rank without a new sign of life by then has ended. More than two `BEAT`."""
 
-FRAMES = 1.5
-"""A watcher that is asked where its rank is answers with its next `BEAT`; some of them."""
-
 ORPHAN = 2.0
 """Ranks whose store is gone leave this time to end by themselves, with their own words. Longer than `REPORT`."""
 
 LEAVING = 2.0
 """A program that was asked to end, with all it has started, is killed then; a launcher passes `REPORT` on before."""
 
-LOCK_FILLING = 2.0
-"""A process that has made its lock has filled it by then, even on a slow file system."""
-
 BOARD = 3.0
-"""All of a reading of the board: longer than `SIGNS_OF_LIFE` and `FRAMES`. Else it lies on a machine that stopped."""
-
-RANKS_LEAVING = 5.0
-"""Test ranks that have given their results end by themselves, closing their group; then they are killed."""
-
-REFUSAL = 5.0
-"""All ranks of a model that is verified come to the same refusal by then; those that wait for others are stopped."""
+"""All of a reading of the board: longer than `SIGNS_OF_LIFE`. Else it lies on a machine that stopped."""
 
 SILENCE = 10.0
 """A command that has said nothing for so long says what it is at. Long beside the lines of short work."""

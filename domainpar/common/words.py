@@ -72,18 +72,11 @@ def _what_to_type(program: str) -> str | None:
 
 
 class Voice:
-    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
-
-    Args:
-        clock: Seconds.
-
-    Attributes:
-        phase: What the work at hand is doing right now, in a word; empty where that is not known.
-        silence: Seconds that are long.
-    """
+    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.phase, self.silence = "", timeouts.SILENCE
+        self.phase = ""  # what the work at hand is doing right now, in a word; empty where that is not known
+        self.silence = timeouts.SILENCE
         self._clock = clock
         self._works: list[Callable[[], str]] = []
         self._began = self._spoke = clock()
@@ -153,32 +146,19 @@ VOICE = Voice()
 """That of this process."""
 
 
-def _size_of_bar() -> tuple[int, int] | tuple[None, None]:
-    """Columns and rows for a bar on a terminal that has none, as in containers; else tqdm asks the terminal itself."""
-    with suppress(OSError, ValueError):  # it is no terminal
-        if not all(os.get_terminal_size(sys.stderr.fileno())):
-            return 80, 24  # with no rows it would show no bar
-    return None, None
-
-
 @contextmanager
 def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
-    """Show how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
-
-    Args:
-        what: The work, in few words.
-        total: How many there are to do.
-        unit: Of what.
-        talks: Whether this rank shows it.
-        done: How many are done already.
+    """Show, on a rank that talks, how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
 
     Yields:
-        A function to call when `count` more are done, with a `note` to be shown beside the number.
+        A function to call when `count` more units are done, with a `note` to be shown beside the number.
     """
     from tqdm import tqdm
 
-    note = ""
-    hidden, (columns, rows) = None if talks else True, _size_of_bar()
+    note, hidden, (columns, rows) = "", None if talks else True, (None, None)  # tqdm asks the terminal itself
+    with suppress(OSError, ValueError):  # it is no terminal
+        if not all(os.get_terminal_size(sys.stderr.fileno())):  # one without a size, as in containers
+            columns, rows = 80, 24  # with no rows it would show no bar
     with tqdm(total=total, initial=done, desc=what, unit=unit, ncols=columns, nrows=rows, disable=hidden) as bar:
 
         def advance(count: int = 1, note_now: str = "") -> None:

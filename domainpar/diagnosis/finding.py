@@ -44,21 +44,13 @@ COLOURS = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold re
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the table.
-
-    Attributes:
-        check: Name of the check.
-        verdict: Its end.
-        found: The observation, with values.
-        advice: What to do about it; may be empty.
-        figures: The observation in plain values, for the JSON.
-    """
+    """One row of the table."""
 
     check: str
     verdict: Verdict
-    found: str
-    advice: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    found: str  # the observation, with values
+    advice: str = ""  # what to do about it
+    figures: Mapping[str, Any] = field(default_factory=dict)  # the observation in plain values, for the JSON
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Finding:
@@ -104,21 +96,20 @@ def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
     for rank, rows in enumerate(gather(world.transport, [asdict(finding) for finding in findings])):
         for values in rows:
             by_check.setdefault(values["check"], {})[rank] = Finding.read(values)
-    return [_merged(of_ranks) for of_ranks in by_check.values()]
-
-
-def _merged(of_ranks: Mapping[int, Finding]) -> Finding:
-    worst = max((finding.verdict for finding in of_ranks.values()), key=lambda verdict: verdict.badness)
-    worst_ranks = {rank: finding for rank, finding in of_ranks.items() if finding.verdict is worst}
-    first = next(iter(worst_ranks.values()))
-    alike = len(worst_ranks) == len(of_ranks) and len({finding.found for finding in worst_ranks.values()}) == 1
-    # Of what is well, the words of one rank stand for all: free memory differs a little everywhere.
-    if alike or worst.badness <= Verdict.PASS.badness:
-        return first
-    lines = [f"rank {rank}: {finding.found}" for rank, finding in list(worst_ranks.items())[:MOST_RANKS_NAMED]]
-    if len(worst_ranks) > MOST_RANKS_NAMED:
-        lines.append(f"and {several(len(worst_ranks) - MOST_RANKS_NAMED, 'more rank')}")
-    return replace(first, found="; ".join(lines), figures={**first.figures, "ranks": sorted(worst_ranks)})
+    merged = []
+    for of_ranks in by_check.values():
+        worst = max((finding.verdict for finding in of_ranks.values()), key=lambda verdict: verdict.badness)
+        worst_ranks = {rank: finding for rank, finding in of_ranks.items() if finding.verdict is worst}
+        first = next(iter(worst_ranks.values()))
+        alike = len(worst_ranks) == len(of_ranks) and len({finding.found for finding in worst_ranks.values()}) == 1
+        # Of what is well, the words of one rank stand for all: free memory differs a little everywhere.
+        if not alike and worst.badness > Verdict.PASS.badness:
+            lines = [f"rank {rank}: {finding.found}" for rank, finding in list(worst_ranks.items())[:MOST_RANKS_NAMED]]
+            if len(worst_ranks) > MOST_RANKS_NAMED:
+                lines.append(f"and {several(len(worst_ranks) - MOST_RANKS_NAMED, 'more rank')}")
+            first = replace(first, found="; ".join(lines), figures={**first.figures, "ranks": sorted(worst_ranks)})
+        merged.append(first)
+    return merged
 
 
 def as_text(findings: Sequence[Finding], width: int = WIDTH_OF_A_FILE, colours: bool = False) -> str:
@@ -153,11 +144,7 @@ def as_record(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write plain values to a file, whole or not at all.
-
-    Raises:
-        RuntimeError: If that cannot be.
-    """
+    """Write plain values to a file, whole or not at all; RuntimeError if that cannot be."""
     try:
         write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:

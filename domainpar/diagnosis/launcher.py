@@ -65,9 +65,6 @@ def check_launcher(launcher: Launcher, size: int) -> Finding:
     return works("launcher", text, kind=launcher.kind, size=size)
 
 
-# --- MPI -------------------------------------------------------------------------------------------------------------
-
-
 def check_mpi(launcher: Launcher) -> Finding:
     """mpi4py, its library, and the mpiexec that would start ranks: do they belong together?"""
     if find_spec("mpi4py") is None:
@@ -83,10 +80,8 @@ def check_mpi(launcher: Launcher) -> Finding:
         ended = run_limited([sys.executable, "-c", ASK_FOR_LIBRARY], timeouts.LAUNCHER_ANSWER, [_path()], OF_LAUNCHERS)
         if ended.code is None:  # nothing is known of the library: it may be there
             found = f"a Python that asks mpi4py for its library had not ended after {ended.seconds:.0f} s"
-            advice = (
-                "is the disk of this installation slow, or the processor emulated? start once more, or with torchrun"
-            )
-            return failed("MPI", f"{found}: {ended.last_lines}", advice)
+            slow = "is the disk of this installation slow, or the processor emulated? start once more, or with torchrun"
+            return failed("MPI", f"{found}: {ended.last_lines}", slow)
         if ended.code != 0:
             raise RuntimeError(ended.last_lines)
     except (ImportError, RuntimeError) as error:
@@ -119,10 +114,7 @@ def version_of(mpiexec: str) -> str:
 
 
 def judge_mpi(library: str, versions: Mapping[str, str]) -> Finding:
-    """Whether the library that mpi4py loads belongs to the `mpiexec`s there are, by the words of each on itself.
-
-    In `versions` the first choice comes first.
-    """
+    """Whether mpi4py's library belongs to the `mpiexec`s there are, the first choice first, by the words of each."""
     mpiexecs = "; ".join(f"{path}: {version}" for path, version in versions.items()) or "no mpiexec"
     text, advice = f"mpi4py uses {library}; {mpiexecs}", ""
     answers = {path: version for path, version in versions.items() if not version.startswith(NO_ANSWER)}

@@ -57,20 +57,13 @@ ARM_CORES = {
 """Names of ARM's cores by implementer and part, which is all that Linux tells of them: some of those in clusters."""
 
 
-def _arm_cores(cpuinfo: str) -> str:
-    """The kinds of core of an ARM processor, by name where it is known; empty for any other."""
-    named = []
-    for implementer, part in re.findall(r"^CPU implementer\s*:\s*(\S+)(?:\n.+)*?\nCPU part\s*:\s*(\S+)", cpuinfo, re.M):
-        name = ARM_CORES.get(implementer, {}).get(part, "ARM")
-        named.append(f"{name} (implementer {implementer}, part {part})")
-    return " and ".join(dict.fromkeys(named))
-
-
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Model of the processor."""
+    """Model of the processor; of one of ARM's the kinds of core, by name where it is known."""
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
-    if cores := _arm_cores(text):
-        return cores
+    cores = re.findall(r"^CPU implementer\s*:\s*(\S+)(?:\n.+)*?\nCPU part\s*:\s*(\S+)", text, re.M)
+    if cores:
+        named = ((ARM_CORES.get(by, {}).get(part, "ARM"), by, part) for by, part in dict.fromkeys(cores))
+        return " and ".join(f"{name} (implementer {by}, part {part})" for name, by, part in named)
     model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
 
@@ -94,13 +87,15 @@ def describe() -> dict[str, Any]:
 
 def check_versions() -> Finding:
     """The installed packages against those that are declared: there, and new enough?"""
-    needed, versions = needed_versions(), package_versions()
-    wrong = [f"missing: {name}" for name in needed if name not in versions]
-    wrong += [
-        f"{name} {versions[name]} < {least}"
-        for name, least in needed.items()
-        if name in versions and _numbers(versions[name]) < _numbers(least)
-    ]
+    wrong, versions = [], package_versions()
+    for name, least in needed_versions().items():
+        # The first three numbers, without a build such as `+cpu`.
+        there, wanted = (
+            [int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3]]
+            for version in (versions.get(name, ""), least)
+        )
+        if there < wanted:
+            wrong.append(f"{name} {versions[name]} < {least}" if there else f"missing: {name}")
     if wrong:
         return failed("versions", "; ".join(wrong), "pip install domainpar in an environment of its own", **versions)
     words = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -127,17 +122,13 @@ def package_versions() -> dict[str, str]:
     return {name: version for name in (*needed_versions(), *OPTIONAL) if (version := installed(name))}
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version, without a build such as `+cpu`."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
-
-
 def check_processor(local_ranks: int) -> Finding:
     """Cores of this rank against the threads it will start."""
     cores, threads = len(limits.cores_here()), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
+    quota = "" if limits.quota() == math.inf else f" (a quota of {limits.quota():g})"
     text = (
-        f"{cpu_model()}; {several(cores, 'core')}{_of_quota()} for {several(local_ranks, 'rank')} here; "
+        f"{cpu_model()}; {several(cores, 'core')}{quota} for {several(local_ranks, 'rank')} here; "
         f"OMP_NUM_THREADS {asked or 'unset'}, torch would take {several(threads, 'thread')}"
     )
     advice = ""
@@ -147,12 +138,6 @@ def check_processor(local_ranks: int) -> Finding:
         advice = f"OMP_NUM_THREADS={max(1, cores // local_ranks)} gives each rank its share"
     figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": asked, "torch_threads": threads}
     return works("cores", text, advice, **figures)
-
-
-def _of_quota() -> str:
-    """How many cores a group allows the time of, in words; empty without a quota."""
-    quota = limits.quota()
-    return "" if quota == math.inf else f" (a quota of {quota:g})"
 
 
 def check_memory(local_ranks: int, free: int | None = None) -> Finding:
@@ -266,25 +251,15 @@ def check_numbers() -> Finding:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of one rank.
-
-    Attributes:
-        rank: The rank.
-        host: Its machine.
-        cpu: Model of the processor.
-        cores: Cores that the rank may use.
-        gpus: GPUs that it sees.
-        clock: Seconds since 1970, read when all ranks had met.
-        versions: Of packages, and of the code itself.
-    """
+    """The place of one rank."""
 
     rank: int
     host: str
-    cpu: str
-    cores: int
-    gpus: int
-    clock: float
-    versions: dict[str, str]
+    cpu: str  # model of the processor
+    cores: int  # that the rank may use
+    gpus: int  # that it sees
+    clock: float  # seconds since 1970, read when all ranks had met
+    versions: dict[str, str]  # of packages, and of the code itself
 
 
 def places_of(world: World) -> list[RankPlace]:

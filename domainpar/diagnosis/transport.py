@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +11,16 @@ from torch import Tensor
 from domainpar.common.agreement import Refused, gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.diagnosis.machine import nccl_version
-from domainpar.measure.rates import MEBIBYTE, SIZES, RingExchange, largest_of_ranks, transport_rates
+from domainpar.measure.rates import MEBIBYTE, SIZES, transport_rates
 from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.selftest import rows_are_independent
-from domainpar.parallel import process_group, side_channel
+from domainpar.parallel import side_channel
 from domainpar.parallel.gpus import VisibleGpus, dealt
 from domainpar.parallel.halo import Halo, ask_owners
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.mpi import MpiTransport
+from domainpar.parallel.process_group import form_group
 from domainpar.parallel.proof import proved
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
@@ -49,71 +48,39 @@ def check_transports(
         if why := missing(name, world, launcher, own_gpus):
             yield skipped(f"transport {name}", why)
             continue
-        second = form(name, world, own_gpus[world.rank])
+        device = torch.device("cuda", own_gpus[world.rank] or 0) if name == "nccl" else torch.device("cpu")
+        second = form(name, world, device)
         if isinstance(second, Finding):
             yield second
             continue
-        world.presence.transports.append(second.transport)  # so that this rank's watcher sees a deadline pass
-        yield check_transport(second.transport, seconds, second.device)
-        world.presence.transports.remove(second.transport)
+        world.presence.transports.append(second)  # so that this rank's watcher sees a deadline pass
+        yield check_transport(second, seconds, device)
+        world.presence.transports.remove(second)
         world.transport.barrier()  # nobody ends it while others still use it
-        second.transport.close()
+        second.close()
 
 
 def check_transport(transport: Transport, seconds: float, device: torch.device | str = "cpu") -> Finding:
-    """Send rows round, look at what arrives, and measure. *Collective*.
-
-    Args:
-        transport: Joins the ranks.
-        seconds: Time to take, about.
-        device: Where rows lie.
-    """
+    """Try a sum and messages from a device, and measure for some seconds. *Collective*."""
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
         return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
-    rings = [RingExchange(transport, num_rows, device) for num_rows in (1, MEBIBYTE // 8)]
-    for ring in rings:
-        ring.exchange()
-    wrong = sum(ring.num_wrong() for ring in rings)
-    if not largest_of_ranks(transport, wrong):
-        figures = transport_rates(transport, seconds, device)
-        rates = (
-            f"{size // MEBIBYTE} MiB at {figures[f'bytes_per_second_{size // MEBIBYTE}_MiB'] / 1e9:.2f}"
-            for size in SIZES
-        )
-        text = (
-            f"{transport.size} ranks: 8 bytes to a neighbour in {1e6 * figures['latency_seconds']:.0f} us, "
-            f"sum over all in {1e6 * figures['all_reduce_seconds']:.0f} us; rows of {', '.join(rates)} GB/s"
-        )
-        slow = "slow: do ranks share cores, or a slow interface (GLOO_SOCKET_IFNAME, FI_PROVIDER, UCX_NET_DEVICES)?"
-        return works(check, text, slow if figures["latency_seconds"] > SLOW_SECONDS else "", **figures)
-    if not wrong:
-        return failed(check, "what arrived here is right, but not on another rank", "see the rank that is named")
-    return failed(
-        check,
-        f"{wrong:,} of {sum(len(ring.send) for ring in rings):,} rows from "
-        f"{transport.name_ranks([rings[0].origin])} arrived changed",
-        "use another --transport; look at the network and at the MPI library, and put this into an issue",
-        wrong_rows=wrong,
+    try:
+        figures = transport_rates(proved(transport, device), seconds, device)
+    except Refused as refused:
+        return failed(check, refused.what, refused.hint)
+    rates = (
+        f"{size // MEBIBYTE} MiB at {figures[f'bytes_per_second_{size // MEBIBYTE}_MiB'] / 1e9:.2f}" for size in SIZES
     )
+    text = (
+        f"{transport.size} ranks: 8 bytes to a neighbour in {1e6 * figures['latency_seconds']:.0f} us, "
+        f"sum over all in {1e6 * figures['all_reduce_seconds']:.0f} us; rows of {', '.join(rates)} GB/s"
+    )
+    slow = "slow: do ranks share cores, or a slow interface (GLOO_SOCKET_IFNAME, FI_PROVIDER, UCX_NET_DEVICES)?"
+    return works(check, text, slow if figures["latency_seconds"] > SLOW_SECONDS else "", **figures)
 
 
 # --- another transport between the same ranks ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Second:
-    """Another transport between the ranks of a world.
-
-    Attributes:
-        transport: Joins all of them.
-        device: Where its rows lie.
-        keep: The store by which the ranks met, which must live as long.
-    """
-
-    transport: Transport
-    device: torch.device
-    keep: Any = None
 
 
 def missing(name: str, world: World, launcher: Launcher, own_gpus: Sequence[int | None]) -> str | None:
@@ -134,46 +101,31 @@ def missing(name: str, world: World, launcher: Launcher, own_gpus: Sequence[int 
     return next((reason for reason in gather(world.transport, reason) if reason), None)
 
 
-def form(name: str, world: World, gpu: int | None) -> Second | Finding:
+def form(name: str, world: World, device: torch.device) -> Transport | Finding:
     """Another transport between the same ranks, or the row that says why that failed. *Collective*.
 
-    `missing` must have returned None for it.
+    `missing` must have returned None for it; `device`: where its rows lie.
     """
-    second, why = None, ""
+    second: Transport | None = None
+    why, deadline = "", world.transport.deadline
     try:
         if name == "mpi":
-            comm = sys.modules["mpi4py.MPI"].COMM_WORLD.Dup()
-            second = Second(proved(MpiTransport(comm, world.transport.deadline)), torch.device("cpu"))
+            second = proved(MpiTransport(sys.modules["mpi4py.MPI"].COMM_WORLD.Dup(), deadline))
+        elif (shared := side_channel.share_store(world.transport)) is None:
+            why = "not all ranks can open a connection to the host of rank 0"
         else:
-            second = _by_torch(name, world, gpu)
+            if name == "nccl":
+                torch.cuda.set_device(device)
+            store, towards = side_channel.prefixed("beside", shared.store), (shared.hosts[0], 1)
+            second = form_group(device, name == "nccl", store, world.transport, towards, deadline)
+            second.board = shared  # which must live as long
     except (RuntimeError, Refused) as error:
         why = str(error).split("\n", 1)[0]
     reasons = [f"rank {rank}: {text}" for rank, text in enumerate(gather(world.transport, why)) if text]
     if second is not None and not reasons:
         return second
-    return failed(
-        f"transport {name}",
-        f"the ranks could not form a group: {'; '.join(reasons)}",
-        "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts",
-    )
-
-
-def _by_torch(name: str, world: World, gpu: int | None) -> Second:
-    """A process group of torch, met by a store on rank 0.
-
-    Raises:
-        RuntimeError: If the ranks cannot meet.
-    """
-    shared = side_channel.share_store(world.transport)
-    if shared is None:
-        raise RuntimeError("not all ranks can open a connection to the host of rank 0")
-    store, deadline = side_channel.prefixed("beside", shared.store), world.transport.deadline
-    side_channel.choose_interface(store, world.rank, world.size, (shared.hosts[0], 1))
-    device = torch.device("cpu") if name == "gloo" else torch.device("cuda", gpu or 0)
-    if name == "nccl":
-        torch.cuda.set_device(device)
-    process_group.form_group(device, store, world.rank, world.size, deadline)
-    return Second(proved(process_group.of_group(None, device, deadline, owned=True), device), device, shared)
+    text = f"the ranks could not form a group: {'; '.join(reasons)}"
+    return failed(f"transport {name}", text, side_channel.OTHER_INTERFACE)
 
 
 # --- the halo on top of it, and the kernels of a network --------------------------------------------------------------

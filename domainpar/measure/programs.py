@@ -28,17 +28,11 @@ LET_OPEN_MPI_START = {
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a program, or of several copies of it.
+    """The end of a program, or of several copies of it."""
 
-    Attributes:
-        code: The first exit code that is not 0; None if time ran out.
-        output: Standard output and errors together.
-        seconds: From the start to the end.
-    """
-
-    code: int | None
-    output: str
-    seconds: float
+    code: int | None  # the first exit code that is not 0; None if time ran out
+    output: str  # standard output and errors together
+    seconds: float  # from the start to the end
 
     @property
     def last_lines(self) -> str:
@@ -58,13 +52,10 @@ def run_limited(
     """Run a program, or several copies of it at once, in sessions of their own and without input.
 
     Args:
-        command: The program and its arguments.
+        command: The program and its arguments; OSError if it cannot be started at all.
         seconds: Time limit, `inf` for none; then all copies are ended, with everything that they started.
         environments: One for each copy: variables to add.
         without: Variables to take away: those that begin like one of these.
-
-    Raises:
-        OSError: If it cannot be started at all.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without) or ("\0",))}
     began = time.monotonic()

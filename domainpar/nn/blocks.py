@@ -74,7 +74,6 @@ def fold(
     tables: Sequence[Tensor],
     node_width: int = 0,
     products: torch.dtype | None = None,
-    turned: bool = False,
 ) -> Folded:
     """Fold an MLP over `[x_src, x_dst, table_1, table_2, ...]`.
 
@@ -83,7 +82,6 @@ def fold(
         tables: Tables whose rows come in; their products are computed in their type.
         node_width: Width of node states at either end, 0 for none.
         products: Type of later layers' products, if not that of the parameters; a readout keeps the latter.
-        turned: Whether it takes edges turned round, `[x_dst, x_src, ...]`.
 
     Raises:
         ValueError: If node states come into an MLP that is a readout alone.
@@ -97,7 +95,7 @@ def fold(
     later = [products or exact] * len(weights[1:])
     if later and mlp.readout:
         later[-1] = exact
-    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width, turned)])
+    ends = torch.cat([_pad(weight) for weight in weights_at_ends(weights[0], node_width)])
     return Folded(
         mlp,
         node_width,
@@ -148,14 +146,12 @@ class AtEnds(NamedTuple):
         src, dst: Local rows of the two ends of each edge.
         pair: Its (tile, `src`) pair or -1.
         num_owned: Owned nodes.
-        way: At which ends results are summed, see `kernels.BOTH_ENDS`.
     """
 
     src: Operand = NOTHING
     dst: Operand = NOTHING
     pair: Operand = NOTHING
     num_owned: int = 0
-    way: int = kernels.BOTH_ENDS
 
     @classmethod
     def of(cls, src: IntArray, dst: IntArray, pair: IntArray, num_owned: int) -> AtEnds:
@@ -210,8 +206,7 @@ class MLPProgram:
         kept: Sequence[KeptLayer] = (),
         again: bool = False,
     ) -> None:
-        self._program, self._folded, self._noise = program, folded, noise
-        self._ends = AtEnds() if ends is None else ends
+        self._program, self._folded, self._ends, self._noise = program, folded, ends, noise
         self._layers = folded.mlp.layers
         self._kept, self._again = kept, again
         exact = folded.exact
@@ -304,11 +299,6 @@ class MLPProgram:
             yield from (numbers(noise.ids), noise.key_of_layer(layer), threshold_of(noise.rate))
         yield from (self._rows[layer], self._inverse[layer], self._totals, gradient, *self._ends, *sums)
 
-    @property
-    def readout(self) -> Operand:
-        """Results of a readout, [STRIP, padded out], until it goes `backward`."""
-        return self._rows[-1]
-
     # --- back --------------------------------------------------------------------------------------------------------
 
     def take_partials(self, partials: Partials) -> None:
@@ -391,62 +381,6 @@ class MLPProgram:
     def add_partials(self, totals: Totals, grad_sink: GradSink) -> None:
         """Hand the sums of all tiles to a sink."""
         mlp = self._folded.mlp
-        parameters = [parameter for parameter in mlp.all_parameters() if parameter.requires_grad]
+        parameters = mlp.trained()
         limbs = totals.of(order_of(mlp.shapes, self._folded.widths), self._first_partial)
         grad_sink.add_limbs(parameters, limbs, totals.rejected, totals.largest)
-
-
-class Gate:
-    """Sums of messages, weighted by the sigmoid of each edge's score, in a program.
-
-    Args:
-        program: Gets their operations.
-        scores: In the first column, [rows, 16].
-        ends: Ends of the edges.
-        rows: What is sent both ways; nothing: the state of the node at the other end.
-        nodes: States of nodes, [num_local, width].
-    """
-
-    def __init__(
-        self, program: Program, scores: Operand, ends: AtEnds, rows: Operand = NOTHING, nodes: Operand = NOTHING
-    ) -> None:
-        self._program, self._scores, self._ends, self._rows, self._nodes = program, scores, ends, rows, nodes
-        self._kind = rows.dtype if rows.width else scores.dtype
-        self._memory = program.room(1, COLUMN_BLOCK, scores.dtype)
-
-    @property
-    def width(self) -> int:
-        """Columns of a message."""
-        return self._rows.width or self._nodes.width
-
-    def forward(self, sums: SumsAt) -> None:
-        """Sum the messages."""
-        kernel = operations.sum_gated(self.width, self._scores.dtype, self._kind)
-        self._program.add(kernel, *self._sent, *[NOTHING] * 6, *self._ends, *sums)
-
-    def backward(self, given: Operand, grad_sums: Operand, grad_rows: Operand, grad_nodes: SumsAt) -> Operand:
-        """Back, after `forward` of the same strip.
-
-        Args:
-            given: Gradient of the scores from elsewhere, [rows, 1]; may be nothing.
-            grad_sums: Gradient of the sums, [num_local, 2 width].
-            grad_rows: That of the rows is added to it; nothing: it is not needed, or nodes were sent.
-            grad_nodes: Where that of node states is summed, if those were sent.
-
-        Returns:
-            The whole gradient of the scores, [STRIP, 16].
-        """
-        program, exact = self._program, self._scores.dtype
-        grad_scores = program.room(STRIP, COLUMN_BLOCK, exact)
-        if given.width:
-            operations.copy(program, given, grad_scores)
-        else:
-            operations.clear_rows(program, grad_scores)
-        kernel = operations.sum_gated_back(self.width, exact, self._kind, grad_rows.dtype if grad_rows.width else exact)
-        gradients = (grad_sums, grad_scores, grad_rows)
-        program.add(kernel, *self._sent, *gradients, *[NOTHING] * 3, *self._ends, *grad_nodes)
-        return grad_scores
-
-    @property
-    def _sent(self) -> tuple[Operand, ...]:
-        return self._scores, self._memory, self._rows, self._nodes

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from domainpar.nn.heads import EDGE, Head, Readings
@@ -54,6 +55,7 @@ class EdgeClassifier(nn.Module, ABC):
         size: The sizes that its memory depends on; None where there is no formula.
         sums: Sums over all ranks in the last forward pass.
         recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
+        products: Type of products of matrices, if not that of the parameters.
         ways_to_recompute: Choices of that, in the order in which more is computed again and less kept.
     """
 
@@ -61,10 +63,11 @@ class EdgeClassifier(nn.Module, ABC):
     size: ModelSize | None = None
     sums: int = 0
     recompute_every: int | None = None
+    products: torch.dtype | None = None
 
     @property
-    @abstractmethod
-    def ways_to_recompute(self) -> Sequence[int | None]: ...
+    def ways_to_recompute(self) -> Sequence[int | None]:
+        return (None,)
 
     def recompute(self, every: int | None) -> None:
         """Keep what every K-th iteration begins with, and compute all between again in backward; None: keep all.
@@ -100,6 +103,11 @@ class EdgeClassifier(nn.Module, ABC):
     @abstractmethod
     def layers(self) -> nn.Module:
         """The module whose layers have the names that their author gave them."""
+
+    @property
+    def computed(self) -> nn.Module:
+        """The module whose layers a pass calls."""
+        return self.layers
 
     @abstractmethod
     def gradients(self, over_ranks: bool = False) -> Gradients:

@@ -49,6 +49,8 @@ class _Products(UncompiledMode):
         self.flops = flops
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.are_plain(types):
+            return NotImplemented
         result = function(*args, **(kwargs or {}))
         formula = flop_registry.get(function.overloadpacket)
         if formula is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +41,6 @@ class GradientSink:
         self._early = {id(stage) for stage in first if GradSink.trainable(stage)}
         self._due: set[int] = set()
         self._sums_over: Transport | None = None
-        self._places_of: dict[tuple[tuple[int, bool], ...], Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, GradSink):
                 self._check_in_one_piece(name, module)
@@ -59,14 +56,8 @@ class GradientSink:
                 f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or nothing."
             )
 
-    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
-        """Add one tile's gradient of some parameters that lie one behind the other in the model's order."""
-        piece, start = self._place[id(parameters[0])]
-        # In one piece: each call takes a lock, and threads of this rank give at the same time.
-        piece.sums.add(torch.cat([partial.flatten() for partial in partials]), start)
-
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
-        """Add what many tiles have, summed as integers already.
+        """Add what all owned tiles have, summed as integers already.
 
         Args:
             parameters: Parameters that are trained and lie one behind the other in the model's order.
@@ -76,28 +67,6 @@ class GradientSink:
         """
         piece, start = self._place[id(parameters[0])]
         piece.sums.add_limbs(limbs, rejected, start)
-
-    @contextmanager
-    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
-        """The integers to which a kernel adds `count` partials of each number of some parameters.
-
-        Those that are frozen have no place among them.
-        """
-        piece, _ = next(self._place[id(parameter)] for parameter in parameters if parameter.requires_grad)
-        with piece.sums.room_for(count) as limbs:
-            yield IntegersOnDevice(self._places(tuple(parameters)), limbs, len(piece.sums))
-
-    def _places(self, parameters: tuple[nn.Parameter, ...]) -> Tensor:
-        """The sum of each number of some parameters, int64; -1 where there is none."""
-        key = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
-        if key not in self._places_of:
-            starts = [self._place[id(parameter)][1] if parameter.requires_grad else -1 for parameter in parameters]
-            pieces = [
-                torch.arange(parameter.numel()) + start if start >= 0 else torch.full((parameter.numel(),), -1)
-                for parameter, start in zip(parameters, starts)
-            ]
-            self._places_of[key] = torch.cat(pieces).to(parameters[0].device)
-        return self._places_of[key]
 
     def expect_last_pass(self, transport: Transport) -> None:
         """The pass back that follows is the last before `reduce`: sums over ranks start where it completes them.
@@ -117,8 +86,8 @@ class GradientSink:
         """Sum over ranks, and leave the result in each parameter's `grad`. *Collective*.
 
         Returns:
-            The number of partials, over all ranks, that were not finite or too large, int64 [] on their device; unless
-            0, gradients mean nothing.
+            The number of partials, over all ranks, that were not finite or too large, int64 []; unless 0, gradients
+            mean nothing.
         """
         self._sums_over = None
         for piece in self._pieces:
@@ -126,7 +95,7 @@ class GradientSink:
         return _total([piece.finish() for piece in self._pieces])
 
     def rejected_now(self) -> Tensor:
-        """Partials so far that were not finite or too large, on this rank, int64 [] on their device."""
+        """Partials so far that were not finite or too large, on this rank, int64 []."""
         return _total([piece.rejected_now() for piece in self._pieces])
 
 
@@ -135,8 +104,7 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
-        device = parameters[0].device if parameters else "cpu"
-        self.sums = IntegerSums(sum(parameter.numel() for parameter in parameters), device)
+        self.sums = IntegerSums(sum(parameter.numel() for parameter in parameters))
         self._under_way: Pending | None = None
         self._rejected = torch.zeros((), dtype=torch.int64)
 
@@ -167,7 +135,7 @@ class _Bucket:
         total = self.sums.total()
         rounded = {kind: total.to(kind) for kind in {parameter.dtype for parameter in self._parameters}}
         for parameter, start in self.starts():
-            # Rounded once, from the exact sum; in one piece, for on a GPU each piece is a launch.
+            # Rounded once, from the exact sum.
             parameter.grad = rounded[parameter.dtype][start : start + parameter.numel()].view_as(parameter)
         rejected = self.sums.rejected_now()  # clearing sets it to 0
         self.sums.clear()
@@ -182,20 +150,6 @@ def _total(counts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(counts)).sum() if len(counts) > 1 else counts[0]
 
 
-class IntegersOnDevice(NamedTuple):
-    """Sums of integers as kernels on a GPU add to them.
-
-    Attributes:
-        places: The sum of each number of some parameters, int64; -1: none.
-        limbs: High limbs, low limbs, partials rejected, int64 [2 num_sums + 1]: see `parallel.integer_sums`.
-        num_sums: How many sums there are.
-    """
-
-    places: Tensor
-    limbs: Tensor
-    num_sums: int
-
-
 class GradSink(nn.Module):
     """A module whose parameter gradients go to a sink instead of `grad`."""
 
@@ -205,43 +159,17 @@ class GradSink(nn.Module):
         """The parameters it sums gradients for, in the model's order."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
-    def add_partials(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
-        """Hand one owned tile's gradients of some parameters to the sink; those that are frozen are left out.
-
-        Args:
-            parameters: Parameters of this stage that follow each other in the model's order.
-            partials: The gradient of each, in its shape.
-        """
-        pairs = [pair for pair in zip(parameters, partials) if pair[0].requires_grad]
-        if pairs:
-            self._attached.add([parameter for parameter, _ in pairs], [partial for _, partial in pairs])
-
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         """Hand the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
+        if self.sink is None:
+            raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
         if parameters:
-            self._attached.add_limbs(parameters, limbs, rejected, largest)
-
-    @contextmanager
-    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
-        """Where a kernel adds partials of some parameters; arguments are those of `GradientSink.integer_sums`."""
-        if not any(parameter.requires_grad for parameter in parameters):
-            count, device = sum(parameter.numel() for parameter in parameters), parameters[0].device
-            nowhere = torch.full((count,), -1, device=device)
-            yield IntegersOnDevice(nowhere, torch.zeros(1, dtype=torch.int64, device=device), 0)
-            return
-        with self._attached.integer_sums(parameters, count) as sums:
-            yield sums
+            self.sink.add_limbs(parameters, limbs, rejected, largest)
 
     def finished(self) -> None:
         """Its pass back is done."""
         if self.sink is not None:
             self.sink.finished(self)
-
-    @property
-    def _attached(self) -> GradientSink:
-        if self.sink is None:
-            raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
-        return self.sink
 
 
 def _check_all_in_stages(model: nn.Module) -> None:
@@ -252,8 +180,8 @@ def _check_all_in_stages(model: nn.Module) -> None:
                 f"parameter {name} belongs to no stage, so its gradient would be this rank's share only; put its layer "
                 "into an EdgeStage or NodeStage, or use the adjoint form of the halo for the whole model."
             )
-        if parameter.device.type == "cpu" and torch.get_num_threads() != 1:
-            raise RuntimeError(
-                f"torch computes with {torch.get_num_threads()} threads inside a kernel, and their number changes the "
-                "bits; call torch.set_num_threads(1) first. Ranks are the parallelism."
-            )
+    if torch.get_num_threads() != 1:
+        raise RuntimeError(
+            f"torch computes with {torch.get_num_threads()} threads inside a kernel, and their number changes the "
+            "bits; call torch.set_num_threads(1) first. Ranks are the parallelism."
+        )

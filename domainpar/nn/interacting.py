@@ -15,13 +15,6 @@ from domainpar.parallel.halo import CompleteHalo, HaloRows
 from domainpar.parallel.local import LocalGraph
 
 
-def first_nodes(encoder: NodeStage, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> HaloRows:
-    """First states of nodes; those of ghosts are made here, of their raw features, rather than fetched."""
-    # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-    owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
-    return halo.join(encoder([owned], graph, key), encoder.of_ghosts([ghosts], graph, key))
-
-
 class States(NamedTuple):
     """State between two iterations: of nodes and edges, the sums at nodes if the next one takes them, all readouts.
 
@@ -74,7 +67,10 @@ class Interactions(NamedTuple):
         return graph.edge_features if self.takes_edge_features else None
 
     def _first_states(self, graph: LocalGraph, halo: CompleteHalo) -> States:
-        nodes = first_nodes(self.node_encoder, graph, halo, self._of("node encoder"))
+        owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
+        encoder, key = self.node_encoder, self._of("node encoder")
+        # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
+        nodes = halo.join(encoder([owned], graph, key), encoder.of_ghosts([ghosts], graph, key))
         if not self.node_first:
             return States(nodes, self._given(graph), None, [], [])
         keys = [self._of("edge encoder")]

@@ -51,6 +51,7 @@ class InteractionNetwork(OnStages):
                 f"products in {products} do not go with parameters in {dtype}; take torch.bfloat16 with torch.float32, "
                 "or None for the parameters' own type."
             )
+        self.products = None if products == dtype else products
         plain = InteractionModule(node_features, edge_features, options)
 
         def node_stage(net: nn.Module) -> NodeStage:

@@ -5,8 +5,8 @@ They follow the acorn framework (`InteractionGNN`: node then edge; `InteractionG
 an activation after every layer. States are replaced in each iteration, or updated by residuals.
 
 `nn.interaction` runs them on stages, with these layers. A stage makes what it makes of an edge from that edge and its
-ends; a norm over all edges needs a sum over all of them between two layers, so networks with such norms are run by
-`nn.adapt`, like a user's own: exact to rounding, with the time and memory of plain torch.
+ends; a norm over all edges needs a sum over all of them between two layers, so networks with such norms run on placed
+tensors, like a user's own: exact to rounding, with the time and memory of plain torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.mlp import MODULES
 from domainpar.nn.options import NetworkOptions
-from domainpar.nn.published import joined, plain_mlp, sum_at
+from domainpar.nn.published import Iterated, joined, plain_mlp, sum_at
 from domainpar.nn.standardise import Standardise, standardised
 
 
@@ -47,7 +47,7 @@ class EventNorm(nn.Module):
 _NORMS: dict[str, type[nn.Module]] = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "graph": EventNorm}
 
 
-class InteractionModule(nn.Module):
+class InteractionModule(Iterated):
     """Scores every edge of an event.
 
     With x, e the node and edge states, S_dst and S_src the sums of edge states at nodes, and [ , ] concatenation:
@@ -157,21 +157,26 @@ class InteractionModule(nn.Module):
         x = self.node_encoder(x)
         scales = [self._scale(x, end) for end in (dst, src)]
         edges = self.edge_encoder(joined(x[src], x[dst], edge_attr))
-        readouts: list[Tensor] = []
-        updates = 0
-        for iteration in range(self.graph_iters):
-            if self.node_first:
-                x, updates = self._updated(x, edges, (dst, src), scales, updates), updates + 1
-            network = self.edge_networks[iteration % len(self.edge_networks)]
-            edges = network(joined(x[src], x[dst], edges)) + (edges if self.residual else 0)
-            is_last = iteration == self.graph_iters - 1
-            if self.head is not None and (is_last or (self.training and self.deep_supervision)):
-                readouts.append(self.head(joined(x[src], x[dst], edges) if self.node_first else edges))
-            if not self.node_first and not is_last:
-                x, updates = self._updated(x, edges, (dst, src), scales, updates), updates + 1
+        reads_all = self.training and self.deep_supervision
+
+        def iterate(iterations: range, x: Tensor, edges: Tensor, *readouts: Tensor) -> tuple[Tensor, ...]:
+            for iteration in iterations:
+                if self.node_first:
+                    x = self._updated(x, edges, (dst, src), scales, iteration)
+                network = self.edge_networks[iteration % len(self.edge_networks)]
+                edges = network(joined(x[src], x[dst], edges)) + (edges if self.residual else 0)
+                is_last = iteration == self.graph_iters - 1
+                if self.head is not None and (is_last or reads_all):
+                    readouts += (self.head(joined(x[src], x[dst], edges) if self.node_first else edges),)
+                if not self.node_first and not is_last:
+                    x = self._updated(x, edges, (dst, src), scales, iteration)
+            return x, edges, *readouts
+
+        x, edges, *readouts = self.after(iterate, self.graph_iters, x, edges)
         results = {} if self.head is None else {EDGE.name: joined(*readouts) if len(readouts) > 1 else readouts[0]}
         if self.other_heads:
-            x = self._updated(x, edges, (dst, src), scales, updates)
+            number = self.graph_iters - (not self.node_first)
+            x = self._updated(x, edges, (dst, src), scales, number)
         for head in self.heads:
             if head.of != "edge":
                 rows = self.other_heads[f"of_{head.name}"](x)

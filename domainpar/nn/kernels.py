@@ -16,19 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.lanes import (
     ROWS_AT_ONCE,
     as_kept,
     draw,
     inverse_root,
-    lanes_of,
     load,
     sigmoid,
     store,
     stream,
     tanh,
-    total,
     totals,
     where_positive,
     zeros,
@@ -45,11 +42,7 @@ NO_ACTIVATION, RELU, SILU, TANH = range(4)
 """As in `mlp.ACTIVATIONS`."""
 
 
-BOTH_ENDS, FORTH, BACK = range(3)
-"""At which ends of an edge results of an MLP are summed: at both, at `dst`, or at `src`."""
-
 _ROUNDS = 1.5 * 2**52
-_ONE_BLOCK = lanes_of(COLUMN_BLOCK)
 
 
 class Epilogue(NamedTuple):
@@ -75,16 +68,12 @@ class Epilogue(NamedTuple):
 
 
 class EndRows(NamedTuple):
-    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges].
-
-    Results of an MLP are summed, and gather gradients, as `way` says (see `BOTH_ENDS`).
-    """
+    """The ends of edges: local rows of `src` and `dst`, and the (tile, `src`) pair or -1; int64 [num_edges]."""
 
     src: IntArray
     dst: IntArray
     pair: IntArray
     num_owned: int
-    way: int
 
 
 class EdgeSums(NamedTuple):
@@ -118,30 +107,22 @@ class SavedLayer(NamedTuple):
 
 
 @njit(inline="always", error_model="numpy")
-def _add_to_ends(
-    to_dst: Any, to_src: Any, edge: int, ends: EndRows, way: int, sums: EdgeSums, lanes_of: tuple[int, ...]
-) -> None:
-    """Add a row to the sums of either end of its edge, or of one; ends that this rank does not own are left out."""
+def _add_to_ends(row: Any, edge: int, ends: EndRows, sums: EdgeSums, lanes_of: tuple[int, ...]) -> None:
+    """Add a row to the sums of both ends of its edge; ends that this rank does not own are left out."""
     dst, pair = ends.dst[edge], ends.pair[edge]
     # All edges into an owned node lie in one tile, in global order: their sum can be taken here and now. Those out of
     # it lie in many, computed in any order by any thread: each tile has a partial of its own, which `sum_pairs` adds.
-    if dst < ends.num_owned and way != BACK:
-        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, lanes_of) + to_dst)
-    if pair >= 0 and way != FORTH:
-        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, lanes_of) + to_src)
+    if dst < ends.num_owned:
+        store(sums.at_ends, dst, 0, load(sums.at_ends, dst, 0, lanes_of) + row)
+    if pair >= 0:
+        store(sums.at_pairs, pair, 0, load(sums.at_pairs, pair, 0, lanes_of) + row)
 
 
 @njit(inline="always", error_model="numpy")
-def _at_ends(table: FloatTable, edge: int, ends: EndRows, way: int, lanes_of: tuple[int, ...]) -> Any:
-    """Sum of what a table [num_local, 2 width] holds for both ends of an edge, or that for one of them."""
+def _at_ends(table: FloatTable, edge: int, ends: EndRows, lanes_of: tuple[int, ...]) -> Any:
+    """Sum of what a table [num_local, 2 width] holds for both ends of an edge."""
     width = table.shape[1] // 2
-    if way == FORTH:
-        row = load(table, ends.dst[edge], 0, lanes_of)
-    elif way == BACK:
-        row = load(table, ends.src[edge], width, lanes_of)
-    else:
-        row = load(table, ends.dst[edge], 0, lanes_of) + load(table, ends.src[edge], width, lanes_of)
-    return row
+    return load(table, ends.dst[edge], 0, lanes_of) + load(table, ends.src[edge], width, lanes_of)
 
 
 @njit(inline="always", error_model="numpy")
@@ -222,7 +203,7 @@ def forward(
         for i in range(first, after if not again else first):
             row = load(rows, i, 0, lanes_of)
             if len(gathered) > 0:
-                row = row + _at_ends(gathered, i, ends, BOTH_ENDS, lanes_of)
+                row = row + _at_ends(gathered, i, ends, lanes_of)
             store(rows, i, 0, row + bias)
         if layer.normed and not again:
             # (x - mean) / sqrt(mean of squares + eps): 1 / sqrt first, then a product. Totals of a whole group, also
@@ -255,7 +236,7 @@ def forward(
                 if len(sums.at_ends) > 0:
                     # Sums are of states as they are kept, which may be rounded to bfloat16.
                     row = as_kept(row, out)
-                    _add_to_ends(row, row, i, ends, ends.way, sums, lanes_of)
+                    _add_to_ends(row, i, ends, sums, lanes_of)
 
 
 @njit(error_model="numpy")
@@ -303,7 +284,7 @@ def backward(
         for i in range(first, after):
             grad = load(gradient, i, 0, lanes_of)
             if len(gathered) > 0:
-                grad = grad + _at_ends(gathered, i, ends, ends.way, lanes_of)
+                grad = grad + _at_ends(gathered, i, ends, lanes_of)
             if len(carried) > 0:
                 store(carried, i, 0, grad)
             if len(layer.ids) > 0:
@@ -329,87 +310,10 @@ def backward(
             store(out, i, 0, grad)
             if len(sums.at_ends) > 0:
                 grad = as_kept(grad, out)
-                _add_to_ends(grad, grad, i, ends, BOTH_ENDS, sums, lanes_of)
+                _add_to_ends(grad, i, ends, sums, lanes_of)
     store(grad_constants, BIAS, 0, grad_bias)
     store(grad_constants, SCALE, 0, grad_factor)
     store(grad_constants, SHIFT, 0, grad_shift)
-
-
-class Gated(NamedTuple):
-    """Messages along edges: rows times the sigmoid of a score, the *gate*.
-
-    Attributes:
-        scores: Of each edge, in the first column, [count, 16].
-        gates: Memory for one gate, [1, 16].
-        rows: What goes to both ends, [count, width]; empty: the state of the node at the other end.
-        nodes: States of nodes, [num_local, width].
-        lanes_of: Tells kernels the width, see `lanes`.
-    """
-
-    scores: FloatTable
-    gates: FloatTable
-    rows: Table
-    nodes: FloatTable
-    lanes_of: tuple[int, ...]
-
-
-@njit(inline="always", error_model="numpy")
-def _gate(gated: Gated, edge: int) -> Any:
-    store(gated.gates, 0, 0, sigmoid(load(gated.scores, edge, 0, _ONE_BLOCK)))
-    return gated.gates[0, 0]
-
-
-@njit(inline="always", error_model="numpy")
-def _sent(gated: Gated, edge: int, sender: int) -> Any:
-    """What a node sends along an edge, before the gate."""
-    if len(gated.rows) > 0:
-        return load(gated.rows, edge, 0, gated.lanes_of)
-    return load(gated.nodes, sender, 0, gated.lanes_of)
-
-
-@njit(error_model="numpy")
-def sum_gated(count: int, gated: Gated, ends: EndRows, sums: EdgeSums) -> None:
-    """Sum the messages along the edges of a strip at both ends."""
-    for i in range(count):
-        gate = _gate(gated, i)
-        from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
-        _add_to_ends(from_src * gate, from_dst * gate, i, ends, BOTH_ENDS, sums, gated.lanes_of)
-
-
-@njit(error_model="numpy")
-def sum_gated_back(
-    count: int,
-    gated: Gated,
-    ends: EndRows,
-    grad_sums: FloatTable,
-    grad_scores: FloatTable,
-    grad_rows: Table,
-    grad_nodes: EdgeSums,
-) -> None:
-    """Gradients of the scores and of what was sent.
-
-    Args:
-        count: Number of edges.
-        gated: As in `sum_gated`.
-        ends: Ends of the strip's edges.
-        grad_sums: Gradient of the sums, [num_local, 2 width].
-        grad_scores: That of the scores is added to its first column, [count, 16].
-        grad_rows: That of the rows is added to it, [count, width]; empty: it is not needed.
-        grad_nodes: Where that of the node states is summed; empty tables: rows were sent.
-    """
-    lanes_of = gated.lanes_of
-    width = grad_sums.shape[1] // 2
-    for i in range(count):
-        gate = _gate(gated, i)
-        from_src, from_dst = _sent(gated, i, ends.src[i]), _sent(gated, i, ends.dst[i])
-        at_dst, at_src = load(grad_sums, ends.dst[i], 0, lanes_of), load(grad_sums, ends.src[i], width, lanes_of)
-        # A sigmoid g has the derivative g - g^2.
-        grad_scores[i, 0] += (gate - gate * gate) * total(at_dst * from_src + at_src * from_dst)
-        if len(grad_rows) > 0:
-            store(grad_rows, i, 0, load(grad_rows, i, 0, lanes_of) + (at_dst + at_src) * gate)
-        if len(grad_nodes.at_ends) > 0:
-            # What `src` sent came to `dst`, and the other way round.
-            _add_to_ends(at_src * gate, at_dst * gate, i, ends, BOTH_ENDS, grad_nodes, lanes_of)
 
 
 @njit(error_model="numpy")

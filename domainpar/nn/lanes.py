@@ -232,25 +232,15 @@ def _round_to_bfloat16(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.select(is_nan, _each(integers, 0x7FC0), rounded), _like(value.type, _I16))
 
 
-@intrinsic
-def total(typing: Any, lanes: Any) -> Any:
-    """The sum of all lanes, by halving: lane i takes the one half their number on; odd parts are added up before."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.extract_element(_halved(builder, args[0], 1), ir.Constant(_I32, 0))
-
-    return lanes.dtype(lanes), generate
-
-
-def _halved(builder: Any, value: Any, count: int) -> Any:
-    """Lanes added up until `count` are left, a power of two that divides their number."""
+def _halved(builder: Any, value: Any) -> Any:
+    """Lanes added up until 16 are left: by halving, odd parts before."""
     # Written out as shuffles and additions, for LLVM's own reduction may take any order. Only a power of two can be
     # halved to the end, so that parts of 16 in, say, 48 are added up first.
     parts = _split(builder, value, value.type.count & -value.type.count)
     value = parts[0]
     for part in parts[1:]:
         value = builder.fadd(value, part)
-    while value.type.count > count:
+    while value.type.count > COLUMN_BLOCK:
         value = builder.fadd(*_split(builder, value, value.type.count // 2))
     return value
 
@@ -269,7 +259,10 @@ ROWS_AT_ONCE = 8
 
 @intrinsic
 def totals(typing: Any, array: Any, other: Any, row: Any, lanes_of: Any) -> Any:
-    """`total` of each of 8 rows of a table from `row` on, times those of another table if that is one; 8 lanes."""
+    """The sum of each of 8 rows of a table from `row` on, times those of another table if that is one; 8 lanes.
+
+    Lanes are added up by halving: lane i takes the one half their number on; odd parts are added up before.
+    """
     count = COLUMN_BLOCK * len(lanes_of)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -284,14 +277,14 @@ def totals(typing: Any, array: Any, other: Any, row: Any, lanes_of: Any) -> Any:
         for i in range(ROWS_AT_ONCE):
             at = builder.add(first, ir.Constant(first.type, i))
             values = [table.load(at, zero, count) for table in tables]
-            rows.append(_halved(builder, builder.fmul(*values) if len(values) == 2 else values[0], COLUMN_BLOCK))
+            rows.append(_halved(builder, builder.fmul(*values) if len(values) == 2 else values[0]))
         return _totals_of(builder, rows)
 
     return Lanes(number_type(array), ROWS_AT_ONCE)(array, other, row, lanes_of), generate
 
 
 def _totals_of(builder: Any, rows: list[Any]) -> Any:
-    """The totals of vectors of 16, in lanes of one vector; lanes are added in pairs as in `total`.
+    """The totals of vectors of 16, in lanes of one vector; lanes are added in pairs by halving.
 
     A single row's last four additions wait for each other and for the shuffles between them. Here a vector holds
     the half-added lanes of ever more rows: 16 of one, then 8 each of two, 4 of four and 2 of eight.

@@ -12,9 +12,6 @@ from domainpar.nn import COLUMN_BLOCK
 from domainpar.nn.program import PASSAGES
 from domainpar.plan import IntArray
 
-BATCH_ROWS = 2**18
-"""Rows of a batch on a GPU: enough to fill it, and few beside the edges of an event."""
-
 DATA_BYTES = 72
 """Of a local edge: features, ends, pair, ids, label, class and weight; and of a node: features, id, degrees, scales,
 and its pairs."""
@@ -51,7 +48,6 @@ class ModelSize:
         node_first: Whether an iteration updates nodes before edges.
         readouts: Iterations whose states are read out.
         in_files: Whether tables lie in files; then `bytes_of` is of what is in memory at once.
-        offloaded: Whether a GPU keeps on the host what autograd keeps.
         trains: Whether there is a backward pass.
     """
 
@@ -64,7 +60,6 @@ class ModelSize:
     node_first: bool = False
     readouts: int = 1
     in_files: bool = False
-    offloaded: bool = False
     trains: bool = True
 
     def __str__(self) -> str:
@@ -109,41 +104,6 @@ class ModelSize:
         rows = nodes * (4 * kept + 5 + 5 * self.node_first) + pairs * (1 + self.node_first)
         there: IntArray = of_edges + rows * node_state + self._of_layers(nodes, edges) + data_bytes(nodes, edges)
         return there
-
-    def bytes_on_gpu(self, num_nodes: Any, num_edges: Any, in_kernels: bool) -> Any:
-        """The same on a GPU, where no stage keeps its layers.
-
-        Of each iteration there are three tables of nodes. In backward of a stage there are besides the gradients of its
-        operand and of products; and in own kernels that of what it made, and the memory of the programs. Batches of
-        plain torch have all that autograd makes of one: some six tables for each layer of the two MLPs that are
-        computed together, half as many again where numbers are rounded. These numbers were counted (`tests/gpu`), not
-        derived; they are 0 to 25 % too large. Offloaded, what two iterations begin with is there; with plain torch that
-        was 3 % too little in one case.
-
-        Args:
-            num_nodes: Owned nodes and ghosts.
-            num_edges: Local edges.
-            in_kernels: Whether stages are computed by own kernels, or in batches of plain torch.
-        """
-        node_state, edge_state = self.hidden * self.item_bytes, self.hidden * (self.edge_item_bytes or self.item_bytes)
-        twice = 1 + self.node_first
-        kept = self._kept(self.recompute_every)
-        kept = min(kept, 3 - twice) if self.offloaded else kept
-        of_edges = (kept + self.node_first) * edge_state + 2 * (self.readouts - 1) * self.item_bytes
-        there = num_edges * of_edges + num_nodes * (3 * kept + 5 * twice) * node_state
-        there += data_bytes(num_nodes, num_edges)
-        if in_kernels:
-            return there + num_edges * (2 * edge_state + node_state) + self._of_programs(num_edges)
-        tables = self.layers * (6 if self.edge_item_bytes is None else 9)
-        of_batch = np.minimum(num_edges, BATCH_ROWS) * tables * node_state
-        return there + num_edges * (edge_state + twice * node_state) + of_batch
-
-    def _of_programs(self, num_edges: Any) -> Any:
-        """The memory in which the programs of a launch on a GPU work, each with some 1,000 edges at a time."""
-        # What a program makes of a block of rows, forth and back, and its sums of an update's parameters.
-        of_block = min(64 * self.hidden, 4096) * 2 * self.layers
-        of_parameters = (2 + self.layers) * self.hidden**2 + 4 * self.layers * self.hidden
-        return np.minimum(num_edges // 1000 + 1, 264) * (of_block + of_parameters) * 4
 
     def _of_layers(self, nodes: IntArray, edges: IntArray) -> IntArray:
         """Layers that stages keep, where they are few, in the type of the parameters."""

@@ -6,14 +6,12 @@ Inside a block every result has a multiple of 16 columns. Parameters keep their 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.nn import COLUMN_BLOCK
-
-T = TypeVar("T")
 
 
 def padded(count: int, multiple: int) -> int:
@@ -106,14 +104,11 @@ class MLP(nn.Module):
     Attributes:
         layers: All layers, in order.
         dropout: Probability with which each result of a layer, but for the last one, is dropped in training.
-        on_matrix_units: Whether products of float32 on a GPU are made of three of TF32 each.
 
     Raises:
         ValueError: If there is another module or another order, a layer without a bias, a width that is not a multiple
             of 16, a readout that is not linear, or dropout of some layers only, of several rates or of all numbers.
     """
-
-    on_matrix_units = False
 
     def __init__(self, net: nn.Module, readout: bool = False) -> None:
         super().__init__()
@@ -137,10 +132,10 @@ class MLP(nn.Module):
         """Those of its layers."""
         return tuple(layer.shape for layer in self.layers)
 
-    def all_parameters(self) -> list[nn.Parameter]:
-        """What `parameters` gives, without a walk over modules: stages ask at each call."""
+    def trained(self) -> list[nn.Parameter]:
+        """Those of `parameters` that are trained, without a walk over modules: stages ask at each call."""
         of_layers = [layer.all_parameters for layer in self.layers]
-        return [parameter for part in (slice(2), slice(2, None)) for own in of_layers for parameter in own[part]]
+        return [it for part in (slice(2), slice(2, None)) for own in of_layers for it in own[part] if it.requires_grad]
 
 
 def _layers_of(net: nn.Sequential) -> tuple[list[PerceptronLayer], dict[int, float]]:
@@ -185,23 +180,10 @@ def _check_norm(norm: nn.LayerNorm, width: int) -> None:
 
 
 # An MLP takes `[x_src, x_dst, ...]`, but node nets take sums at `dst` before those at `src`: trained weights hold both
-# orders. Tables at both ends of edges have that of the sums; only the next functions know the other. Of an edge turned
-# round the MLP takes `[x_dst, x_src, ...]`.
+# orders. Tables at both ends of edges have that of the sums; only the next functions and `partials.order_at_ends` know
+# the other.
 
 
-def weights_at_ends(weight: Tensor, node_width: int, turned: bool = False) -> tuple[Tensor, Tensor]:
+def weights_at_ends(weight: Tensor, node_width: int) -> tuple[Tensor, Tensor]:
     """Columns of a first layer's weight for node states at `dst`, and for those at `src`, [out, node_width] each."""
-    at_src, at_dst = ends_in_order(turned, weight[:, :node_width], weight[:, node_width : 2 * node_width])
-    return at_dst, at_src
-
-
-def gradient_at_ends(weight: Tensor, at_dst: Tensor, at_src: Tensor, turned: bool = False) -> Tensor:
-    """Gradient of a first layer's weight from that of these columns; 0 in all others."""
-    gradient, width = torch.zeros_like(weight, requires_grad=False), at_dst.shape[1]
-    gradient[:, :width], gradient[:, width : 2 * width] = ends_in_order(turned, at_src, at_dst)
-    return gradient
-
-
-def ends_in_order(turned: bool, at_src: T, at_dst: T) -> tuple[T, T]:
-    """What belongs to `src` and to `dst`, in the order in which a first layer's weight has them."""
-    return (at_dst, at_src) if turned else (at_src, at_dst)
+    return weight[:, node_width : 2 * node_width], weight[:, :node_width]

@@ -17,6 +17,7 @@ from numba import njit
 from torch import Tensor
 
 from domainpar.common.compiling import compiled
+from domainpar.plan import IntArray
 
 
 def key_of(*parts: int | str) -> int:
@@ -40,30 +41,16 @@ class Noise:
     Attributes:
         key: Of this call.
         rate: In [0, 1).
-        ids: Global ids of the table's rows: an array for kernels on the host, a tensor on a GPU.
+        ids: Global ids of the table's rows.
     """
 
     key: int
     rate: float
-    ids: Any
+    ids: IntArray
 
     def key_of_layer(self, layer: int) -> int:
         """Key of the results of one layer."""
         return key_of(self.key, layer)
-
-
-def keeps(noise: Noise, layer: int, rows: slice, width: int, like: Tensor) -> Tensor:
-    """Factors of the results of a layer, as in the kernels, [rows, width]: 0 or 1 / (1 - rate).
-
-    Args:
-        noise: Of this call.
-        layer: Whose results.
-        rows: Which rows of the table.
-        width: Columns.
-        like: Gives type and device.
-    """
-    kept = _kept(torch.as_tensor(noise.ids[rows]), noise.key_of_layer(layer), width, noise.rate, like)
-    return kept.to(like.dtype) * (1.0 / (1.0 - noise.rate))
 
 
 def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
@@ -84,19 +71,14 @@ def dropout_mask(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -
         keys = row_keys(np.uint64(key), ids.numpy().astype(np.uint64))
         _write_mask(keys, np.uint32(threshold), out.dtype.type(1 / (1 - rate)), out)
         return mask
-    return _kept(ids, key, width, rate, like).to(like.dtype) / (1 - rate)
+    # Of two numbers without a sign, the larger is the larger with its first bit turned and taken for a sign.
+    bits = _bits(ids.to(like.device), key, width) ^ _signed(2**31, 32)
+    return (bits >= _signed(threshold ^ 2**31, 32)).to(like.dtype) / (1 - rate)
 
 
 def random_bits(ids: Tensor, key: int, width: int, device: torch.device | str) -> Tensor:
     """32 random bits for each row and column, in int64 [rows, width]: a function of the key, ids and column alone."""
     return _bits(ids.to(device), key, width).long() & 2**32 - 1
-
-
-def _kept(ids: Tensor, key: int, width: int, rate: float, like: Tensor) -> Tensor:
-    """Which numbers of a table stay under dropout, bool [rows, width]."""
-    # Of two numbers without a sign, the larger is the larger with its first bit turned and taken for a sign.
-    bits = _bits(ids.to(like.device), key, width) ^ _signed(2**31, 32)
-    return bits >= _signed(threshold_of(rate) ^ 2**31, 32)
 
 
 def _bits(ids: Tensor, key: int, width: int) -> Tensor:

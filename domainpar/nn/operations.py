@@ -18,7 +18,7 @@ from torch import Tensor
 
 from domainpar.common.compiling import compiled
 from domainpar.nn import COLUMN_BLOCK, kernels, products
-from domainpar.nn.kernels import NUM_CONSTANTS, EdgeSums, EndRows, Epilogue, Gated, SavedLayer, Workspace
+from domainpar.nn.kernels import NUM_CONSTANTS, EdgeSums, EndRows, Epilogue, SavedLayer, Workspace
 from domainpar.nn.lanes import ROWS_AT_ONCE, lanes_of, load, store
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared
 
@@ -139,9 +139,9 @@ def _work(arguments: Any, columns: int, exact: Any) -> Any:
 
 @njit(inline="always")
 def _ends(arguments: Any, count: int) -> Any:
-    """Operands 10 to 14: rows of `src` and of `dst`, pairs, owned nodes, way."""
+    """Operands 10 to 13: rows of `src` and of `dst`, pairs, owned nodes."""
     src, dst, pair = _list(arguments, 10, count), _list(arguments, 11, count), _list(arguments, 12, count)
-    return EndRows(src, dst, pair, arguments[13], arguments[14])
+    return EndRows(src, dst, pair, arguments[13])
 
 
 MANY = 2**40
@@ -150,13 +150,13 @@ MANY = 2**40
 
 @njit(inline="always")
 def _sums(arguments: Any, columns: int, exact: Any) -> Any:
-    """Operands 15 and 16: sums at ends and at pairs."""
-    return EdgeSums(_table(arguments, 15, MANY, 2 * columns, exact), _table(arguments, 16, MANY, columns, exact))
+    """Operands 14 and 15: sums at ends and at pairs."""
+    return EdgeSums(_table(arguments, 14, MANY, 2 * columns, exact), _table(arguments, 15, MANY, columns, exact))
 
 
 @cache
 def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """`kernels.forward`: 0 to 16 as above, gathered, residual, out, kept rows and deviations, again, streams."""
+    """`kernels.forward`: 0 to 15 as above, gathered, residual, out, kept rows and deviations, again, streams."""
     exact, grad_out, lanes = NUMBERS[exact_kind], NUMBERS[out_kind], lanes_of(width)
 
     def layer_forward(arguments: Any, first: int, count: int) -> None:
@@ -165,13 +165,13 @@ def layer_forward(width: int, exact_kind: torch.dtype, out_kind: torch.dtype) ->
             _layer(arguments, count, width, exact, lanes),
             _work(arguments, width, exact),
             _ends(arguments, count),
-            _table(arguments, 17, MANY, 2 * width, exact),
+            _table(arguments, 16, MANY, 2 * width, exact),
+            _table(arguments, 17, count, width, grad_out),
             _table(arguments, 18, count, width, grad_out),
-            _table(arguments, 19, count, width, grad_out),
             _sums(arguments, width, exact),
-            SavedLayer(_table(arguments, 20, count, width, exact), _numbers(arguments, 21, count, exact)),
+            SavedLayer(_table(arguments, 19, count, width, exact), _numbers(arguments, 20, count, exact)),
+            arguments[21] != 0,
             arguments[22] != 0,
-            arguments[23] != 0,
         )
 
     return _address(layer_forward)
@@ -185,7 +185,7 @@ def layer_backward(
     out_kind: torch.dtype,
     carried_kind: torch.dtype,
 ) -> int:
-    """`kernels.backward`: 0 to 16 as above, gathered, gradient, carried, out, gradient of constants."""
+    """`kernels.backward`: 0 to 15 as above, gathered, gradient, carried, out, gradient of constants."""
     exact, of_gradient, grad_out, lanes = (
         NUMBERS[exact_kind],
         NUMBERS[gradient_kind],
@@ -200,58 +200,15 @@ def layer_backward(
             _layer(arguments, count, width, exact, lanes),
             _work(arguments, width, exact),
             _ends(arguments, count),
-            _table(arguments, 18, count, width, of_gradient),
-            _table(arguments, 17, MANY, 2 * width, exact),
-            _table(arguments, 19, count, width, of_carried),
-            _table(arguments, 20, count, width, grad_out),
-            _table(arguments, 21, 3, width, exact),
+            _table(arguments, 17, count, width, of_gradient),
+            _table(arguments, 16, MANY, 2 * width, exact),
+            _table(arguments, 18, count, width, of_carried),
+            _table(arguments, 19, count, width, grad_out),
+            _table(arguments, 20, 3, width, exact),
             _sums(arguments, width, exact),
         )
 
     return _address(layer_backward)
-
-
-@njit(inline="always")
-def _gated(arguments: Any, count: int, columns: int, exact: Any, numbers: Any, lanes: Any) -> Any:
-    """Operands 0 to 3: scores, memory for a gate, rows, node states."""
-    return Gated(
-        _table(arguments, 0, count, COLUMN_BLOCK, exact),
-        _table(arguments, 1, 1, COLUMN_BLOCK, exact),
-        _table(arguments, 2, count, columns, numbers),
-        _table(arguments, 3, MANY, columns, exact),
-        lanes,
-    )
-
-
-@cache
-def sum_gated(width: int, exact_kind: torch.dtype, kind: torch.dtype) -> int:
-    """`kernels.sum_gated`: 0 to 3, 10 to 16 as above."""
-    exact, numbers, lanes = NUMBERS[exact_kind], NUMBERS[kind], lanes_of(width)
-
-    def sum_gated(arguments: Any, first: int, count: int) -> None:
-        gated = _gated(arguments, count, width, exact, numbers, lanes)
-        kernels.sum_gated(count, gated, _ends(arguments, count), _sums(arguments, width, exact))
-
-    return _address(sum_gated)
-
-
-@cache
-def sum_gated_back(width: int, exact_kind: torch.dtype, kind: torch.dtype, out_kind: torch.dtype) -> int:
-    """`kernels.sum_gated_back`: 0 to 3 as above, gradients of sums, of scores and of rows, 10 to 16 as above."""
-    exact, numbers, grad_out, lanes = NUMBERS[exact_kind], NUMBERS[kind], NUMBERS[out_kind], lanes_of(width)
-
-    def sum_gated_back(arguments: Any, first: int, count: int) -> None:
-        kernels.sum_gated_back(
-            count,
-            _gated(arguments, count, width, exact, numbers, lanes),
-            _ends(arguments, count),
-            _table(arguments, 4, MANY, 2 * width, exact),
-            _table(arguments, 5, count, COLUMN_BLOCK, exact),
-            _table(arguments, 6, count, width, grad_out),
-            _sums(arguments, width, exact),
-        )
-
-    return _address(sum_gated_back)
 
 
 @cache

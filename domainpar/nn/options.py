@@ -7,9 +7,11 @@ from typing import Literal
 
 import torch
 
-from domainpar.nn.calls import Aggregate
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.standard import Standard
+
+Aggregate = Literal["sum", "mean", "root"]
+"""Sums at nodes as they are, divided by the number of edges, or by its square root."""
 
 Order = Literal["edge-first", "node-first"]
 Activation = Literal["relu", "silu", "tanh"]

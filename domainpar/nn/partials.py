@@ -15,7 +15,7 @@ from torch import nn
 
 from domainpar.common.compiling import compiled
 from domainpar.nn import operations
-from domainpar.nn.mlp import LayerShape, ends_in_order
+from domainpar.nn.mlp import LayerShape
 from domainpar.nn.program import Operand, Program, When
 from domainpar.plan import IntArray
 
@@ -139,10 +139,9 @@ def order_of(layers: tuple[LayerShape, ...], widths: tuple[int, ...]) -> IntArra
 
 
 @cache
-def order_at_ends(out: int, columns: int, node_width: int, padded: int, turned: bool) -> IntArray:
+def order_at_ends(out: int, columns: int, node_width: int, padded: int) -> IntArray:
     """Of a first layer's weight, whose partials are [node width, 2 padded out]: for nodes at `dst`, then at `src`."""
     weight = np.full((out, columns), NOT_HERE)
     partials = np.arange(node_width * 2 * padded).reshape(node_width, 2, padded)[:, :, :out]
-    at_dst, at_src = partials[:, 0].T, partials[:, 1].T
-    weight[:, :node_width], weight[:, node_width : 2 * node_width] = ends_in_order(turned, at_src, at_dst)
+    weight[:, node_width : 2 * node_width], weight[:, :node_width] = partials[:, 0].T, partials[:, 1].T
     return weight.ravel()

@@ -44,7 +44,7 @@ STRIP = 128
 """Rows that are taken through all operations of a stage at a time; no bit depends on it."""
 
 ALIGNMENT = CACHE_LINE = 64
-MOST_OPERANDS = 24
+MOST_OPERANDS = 23
 POKES = 8
 """How often at least, in a stage, the calling thread looks after a transport while rows are under way."""
 

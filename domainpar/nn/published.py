@@ -1,13 +1,11 @@
-"""The published edge classifiers of tracking, in plain torch: one skeleton and a page of mathematics each.
+"""The interaction networks of acorn, in plain torch, as its checkpoints have them: one skeleton, and formulas.
 
 With x the node states, e the edge states, S_dst and S_src sums over the edges that end and start in a node, and [ , ]
 concatenation, each network says how it encodes features, what an iteration is, and how it scores an edge. Only width,
 depth and seed can be chosen; all else is as published. A network with other options is a user's own module.
 
-Networks here know nothing of ranks or tiles: `nn.adapt` runs them on a part of an event by watching each call of torch;
-`nn.on_stages` builds some of stages, with the same parameters.
-That is why they keep to few: rows of nodes by index, `torch.cat` of columns, functions of single numbers or rows,
-torch's layers and `sum_at`. The number of nodes is only ever `x.size(0)`, the rows of a new table.
+Networks here know nothing of ranks or tiles: they run on placed tensors, as any module does; `nn.on_stages` builds the
+first of stages, with the same parameters.
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,12 +28,32 @@ class EndNodes(NamedTuple):
     dst: Tensor
 
 
-class PublishedNetwork(nn.Module):
+class Iterated(nn.Module):
+    """Iterates states, some of which may be computed twice to save memory.
+
+    Attributes:
+        recompute_every: Iterations of a segment of which only the first one's input is kept; None: all are kept.
+        through: Computes a segment and keeps its arguments alone: torch's checkpoint.
+    """
+
+    recompute_every: int | None = None
+    through: Callable[..., Any] | None = None
+
+    def after(self, iterate: Callable[..., Any], count: int, *states: Tensor) -> Any:
+        """The states after `count` iterations; `iterate` takes them through some: `iterate(iterations, *states)`."""
+        if self.recompute_every is None or self.through is None or not torch.is_grad_enabled():
+            return iterate(range(count), *states)
+        for start in range(0, count, self.recompute_every):
+            states = self.through(partial(iterate, range(start, min(start + self.recompute_every, count))), *states)
+        return states
+
+
+class PublishedNetwork(Iterated):
     """Encodes an event, iterates, and scores every edge.
 
     Args:
         node_features: Features of a node.
-        edge_features: Features of an edge; most networks do not look at them.
+        edge_features: Features of an edge; `acorn` does not look at them.
         hidden: Width of states and of hidden layers.
         graph_iters: Number of iterations.
         seed: Seed of the initial weights: a function of it alone, on every rank.
@@ -43,23 +62,21 @@ class PublishedNetwork(nn.Module):
         ValueError: If a size is below 1.
     """
 
-    needs_edge_features = False
+    takes_edge_features = False
+    """Whether logits depend on `edge_attr`."""
 
     def __init__(
         self, node_features: int, edge_features: int = 0, *, hidden: int, graph_iters: int, seed: int = 0
     ) -> None:
         super().__init__()
-        sizes = {"node_features": node_features, "hidden": hidden, "graph_iters": graph_iters}
-        if self.needs_edge_features:
-            sizes["edge_features"] = edge_features
-        for name, size in sizes.items():
+        for name, size in {"node_features": node_features, "hidden": hidden, "graph_iters": graph_iters}.items():
             if size < 1:
                 raise ValueError(f"{name} is {size}; it must be at least 1.")
         self.edge_features, self.graph_iters = edge_features, graph_iters
         self.build(node_features, hidden, torch.Generator().manual_seed(seed))
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        """Logits of all edges, [E]; of a network with several readouts in training, [E, readouts].
+        """Logits of all edges, [E].
 
         Args:
             x: Node features, [N, node_features].
@@ -71,28 +88,13 @@ class PublishedNetwork(nn.Module):
         """
         return self.logits(x, edge_attr, EndNodes(edge_index[0], edge_index[1])).squeeze(-1)
 
-    @property
-    def takes_edge_features(self) -> bool:
-        """Whether logits depend on `edge_attr`: of some networks that is as their sizes are."""
-        return self.needs_edge_features
-
     @abstractmethod
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         """Make the MLPs, in the order in which their weights are drawn."""
 
     @abstractmethod
     def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        """Logits, [E, 1], or [E, readouts]."""
-
-    def given(self, edge_attr: Tensor | None) -> Tensor:
-        """The edge features of a network that cannot do without.
-
-        Raises:
-            ValueError: If there are none.
-        """
-        if edge_attr is None:
-            raise ValueError(f"this network needs {self.edge_features} edge features and got None; pass edge_attr.")
-        return edge_attr
+        """Logits, [E, 1]."""
 
 
 class InteractionGNN(PublishedNetwork):
@@ -123,9 +125,14 @@ class InteractionGNN(PublishedNetwork):
     def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
         x = self.node_encoder(x)
         e = apply_net(self.edge_encoder, *at_ends(x, ends))
-        for _ in range(self.graph_iters):
-            x = apply_net(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
-            e = apply_net(self.edge_networks[0], *at_ends(x, ends), e)
+
+        def iterate(iterations: range, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+            for _ in iterations:
+                x = apply_net(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
+                e = apply_net(self.edge_networks[0], *at_ends(x, ends), e)
+            return x, e
+
+        x, e = self.after(iterate, self.graph_iters, x, e)
         return apply_net(self.output_edge_classifier, *at_ends(x, ends), e)
 
 
@@ -146,12 +153,9 @@ class InteractionGNN2(PublishedNetwork):
     of strip endcaps is left out: copy the first 4 over the other 8 of hits with `hit_region` 2 or 6 beforehand.
     """
 
-    @property
-    def takes_edge_features(self) -> bool:
-        """If there are any."""
-        return self.edge_features > 0
-
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
+        self.takes_edge_features = self.edge_features > 0
+
         def net(columns: int) -> nn.Sequential:
             return plain_mlp(generator, [columns, hidden, hidden, hidden], normed, lambda _: [nn.ReLU()])
 
@@ -165,210 +169,26 @@ class InteractionGNN2(PublishedNetwork):
         self.edge_output_transform = plain_mlp(generator, [hidden, hidden, 1], normed)
 
     def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
+        if self.takes_edge_features and edge_attr is None:
+            raise ValueError(f"this network needs {self.edge_features} edge features and got None; pass edge_attr.")
         x = x_0 = self.node_encoder(x)
-        e = e_0 = apply_net(self.edge_encoder, *([self.given(edge_attr)] if self.edge_features else at_ends(x, ends)))
-        for k in range(self.graph_iters):
-            x = joined(x, x_0)
-            e = apply_net(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
-            if k < self.graph_iters - 1:  # the last one would reach no logit
-                x = apply_net(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
+        given = (edge_attr,) if edge_attr is not None and self.takes_edge_features else at_ends(x, ends)
+        e = e_0 = apply_net(self.edge_encoder, *given)
+
+        def iterate(iterations: range, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+            for k in iterations:
+                x = joined(x, x_0)
+                e = apply_net(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
+                if k < self.graph_iters - 1:  # the last one would reach no logit
+                    x = apply_net(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
+            return x, e
+
+        _, e = self.after(iterate, self.graph_iters, x, e)
         return apply_net(self.edge_output_transform, self.edge_decoder(e))
 
 
-class AttentionNetwork(PublishedNetwork):
-    """`agnn`: between scorings, each node collects its neighbours by the scores of the edges to them.
-
-        encode       x = tanh(LN(linear(node features)))
-        iterate      a = sigmoid(edge_net([x_src, x_dst]))
-                     x = x + node_net([S_dst a x_src, S_src a x_dst, x])
-        score        logit = edge_net([x_src, x_dst])
-
-    One edge and one node net of 4 layers each. LayerNorm and Tanh follow every layer but the edge net's last.
-
-    From sparticlesteve/heptrkx-gnn-tracking, `models/agnn.py`. Weights begin as torch's layers do by default; there
-    they begin as Xavier's, with biases of 0.01.
-    """
-
-    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        def normed(width: int) -> list[nn.Module]:
-            return [nn.LayerNorm(width), nn.Tanh()]
-
-        self.input_network = plain_mlp(generator, [node_features, hidden], normed, normed)
-        self.edge_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, 1], normed)
-        self.node_network = plain_mlp(generator, [3 * hidden, hidden, hidden, hidden, hidden], normed, normed)
-
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        x = self.input_network(x)
-        for _ in range(self.graph_iters):
-            x = apply_net(self.node_network, *self._collected(x, ends), x) + x
-        return apply_net(self.edge_network, *at_ends(x, ends))
-
-    def _collected(self, x: Tensor, ends: EndNodes) -> tuple[Tensor, Tensor]:
-        # Apart, so that tables of edges are gone before the next ones are made.
-        x_src, x_dst = at_ends(x, ends)
-        a = torch.sigmoid(apply_net(self.edge_network, x_src, x_dst))
-        return sum_at(x, ends.dst, a * x_src), sum_at(x, ends.src, a * x_dst)
-
-
-class MessagePassingNetwork(PublishedNetwork):
-    """`mpnn`: messages go along the edges both ways, before each edge is scored from its ends.
-
-    With each edge taken twice, once from its `dst` to its `src`, and S sums at receivers:
-
-        encode       x = encode(node features)                   2 layers, ReLU after both
-        iterate      m = edge_net([x_sender, x_receiver])        4 layers, LayerNorm and ReLU after all
-                     x = x + node_net([x, S m])                  the same
-        score        logit = mlp([x_src, x_dst])                 given edges only, 2 layers, ReLU between them
-
-    One edge and one node net serve all iterations. From sparticlesteve/heptrkx-gnn-tracking, `models/mpnn.py`, with
-    torch's first weights as `AttentionNetwork`.
-    """
-
-    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        def normed(width: int) -> list[nn.Module]:
-            return [nn.LayerNorm(width), nn.ReLU()]
-
-        self.node_encoder = plain_mlp(generator, [node_features, hidden, hidden], last=lambda _: [nn.ReLU()])
-        self.edge_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
-        self.node_network = plain_mlp(generator, [2 * hidden, hidden, hidden, hidden, hidden], normed, normed)
-        self.edge_classifier = plain_mlp(generator, [2 * hidden, hidden, 1])
-
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        x = self.node_encoder(x)
-        sender, receiver = torch.cat([*ends], dim=0), torch.cat([ends.dst, ends.src], dim=0)
-        for _ in range(self.graph_iters):
-            # Messages have no name, so that they are gone before the next ones are made.
-            received = sum_at(x, receiver, apply_net(self.edge_network, x[sender], x[receiver]))
-            x = apply_net(self.node_network, x, received) + x
-        return apply_net(self.edge_classifier, *at_ends(x, ends))
-
-
-class GraphConvolutionalNetwork(PublishedNetwork):
-    """`gcn`: averages over neighbourhoods, then each edge is scored from its ends.
-
-    With d = 1 + edges from other nodes that end in a node, and the sum over those edges:
-
-        encode       x = node features
-        iterate      x_v = relu(linear(x_v / d_v + sum of x_src / sqrt(d_src d_v)))
-        score        logit = mlp([x_src, x_dst])                 2 layers, ReLU between them
-
-    Kipf and Welling as in pyg-team/pytorch_geometric, `nn/conv/gcn_conv.py`, with edge weights of 1: every node has one
-    self-loop, whether the event has none of its own or several; duplicate edges count each; degrees are those at `dst`.
-    The linear map is applied after the sum instead of before it, which is the same but for rounding.
-    """
-
-    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        widths = [node_features, *[hidden] * self.graph_iters]
-        self.layers = nn.ModuleList(linear(generator, wide, width) for wide, width in pairwise(widths))
-        self.head = plain_mlp(generator, [2 * hidden, hidden, 1])
-
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        from_other = (ends.src != ends.dst).to(x.dtype).unsqueeze(-1)  # every node has its one self-loop already
-        scale = (sum_at(x, ends.dst, from_other) + 1).rsqrt()
-        for layer in self.layers:
-            x = scale * x
-            x = torch.relu(layer(scale * (sum_at(x, ends.dst, from_other * x[ends.src]) + x)))
-        return apply_net(self.head, *at_ends(x, ends))
-
-
-class ResidualInteractionNetwork(PublishedNetwork):
-    """`resin`: interaction networks with residual connections of the nodes; each iteration has nets of its own.
-
-        encode       x_0 = relu(encode(node features))           e_0 = relu(encode(edge features))
-        iterate      a = relu(x_k)                               e_k+1 = edge_net([a_dst, a_src, relu(e_k)])
-                     x_k+1 = (x_k + node_net([a, S_dst e_k+1])) / sqrt(2)
-        score        logit = mlp([x_src, x_dst, e_0, ..., e_L])  of x_L, with all edge states
-
-    Nets and mlp have 3 layers, encoders 2 without biases, with ReLU between them; hidden layers are as wide as the
-    larger one of inputs and outputs.
-
-    From gnn-tracking/gnn_tracking, `models/edge_classifier.py` (`ECForGraphTCN`; `graph_iters` is `L_ec`) and
-    `models/resin.py` (`skip1`, alpha 0.5). There the first iteration leaves out the ReLU, which does nothing to encoded
-    states, and the network ends in 0.001 + 0.998 sigmoid(logit): its scores are in the order of these logits.
-    """
-
-    needs_edge_features = True
-
-    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        def net(columns: int, out: int, hidden_layers: int = 2, bias: bool = True) -> nn.Sequential:
-            return plain_mlp(generator, [columns, *[max(columns, out)] * hidden_layers, out], bias=bias)
-
-        self.node_encoder = net(node_features, hidden, 1, bias=False)
-        self.edge_encoder = net(self.edge_features, hidden, 1, bias=False)
-        self.edge_networks = nn.ModuleList(net(3 * hidden, hidden) for _ in range(self.graph_iters))
-        self.node_networks = nn.ModuleList(net(2 * hidden, hidden) for _ in range(self.graph_iters))
-        self.head = net((self.graph_iters + 3) * hidden, 1)
-
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        x, e = torch.relu(self.node_encoder(x)), [torch.relu(self.edge_encoder(self.given(edge_attr)))]
-        for edge_network, node_network in zip(self.edge_networks, self.node_networks):
-            a = torch.relu(x)
-            e.append(apply_net(edge_network, a[ends.dst], a[ends.src], torch.relu(e[-1])))
-            x = math.sqrt(0.5) * x + math.sqrt(0.5) * apply_net(node_network, a, sum_at(x, ends.dst, e[-1]))
-        return apply_net(self.head, *at_ends(x, ends), *e)
-
-
-class GraphNetsNetwork(PublishedNetwork):
-    """`graphnets`: each edge has a state for each of its directions, and is scored after every iteration.
-
-    For both directions of an edge, the sender being its `src` or its `dst`, and S the sum over all that arrive at a
-    node:
-
-        encode       x_0 = encode(node features)                 e_0 = encode(edge features), of both directions
-        iterate      e = edge_net([e_0, e, x_0 and x of the receiver, of the sender])
-                     x = node_net([S e, x_0, x])
-        score        logit = mlp(decode(e))                      after every iteration
-
-    Every net has 2 layers, ReLU after both; the mlp ReLU between its two. One edge and one node net serve all
-    iterations; the last node update would reach no logit. In training there is a readout for each iteration and
-    direction, and the loss is the mean over all; the score is that of the last iteration, along the edge.
-
-    The interaction network of arXiv:2003.11603, in graph_nets; from the code of its authors, `heptrkx/nx_graph`. There
-    graphs hold both directions with the same features; weights begin as torch's layers do here.
-    """
-
-    needs_edge_features = deep_supervision = True
-
-    def build(self, node_features: int, hidden: int, generator: Generator) -> None:
-        def net(columns: int) -> nn.Sequential:
-            return plain_mlp(generator, [columns, hidden, hidden], last=lambda _: [nn.ReLU()])
-
-        self.node_encoder, self.edge_encoder = net(node_features), net(self.edge_features)
-        self.edge_network, self.node_network = net(6 * hidden), net(3 * hidden)
-        self.edge_decoder = net(hidden)
-        self.edge_output = plain_mlp(generator, [hidden, hidden, 1])
-
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        x = x_0 = self.node_encoder(x)
-        along = against = e_0 = self.edge_encoder(self.given(edge_attr))
-        readouts: list[Tensor] = []
-        for k in range(self.graph_iters):
-            x = joined(x_0, x)
-            x_src, x_dst = at_ends(x, ends)
-            against = apply_net(self.edge_network, e_0, against, x_src, x_dst)
-            along = apply_net(self.edge_network, e_0, along, x_dst, x_src)
-            if self.training:
-                readouts += map(self._score, (against, along))
-            if k < self.graph_iters - 1:
-                x = apply_net(self.node_network, sum_at(x, ends.dst, along) + sum_at(x, ends.src, against), x)
-        return joined(*readouts) if self.training else self._score(along)
-
-    def _score(self, e: Tensor) -> Tensor:
-        logits: Tensor = self.edge_output(self.edge_decoder(e))
-        return logits
-
-
-OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {
-    "agnn": AttentionNetwork,
-    "mpnn": MessagePassingNetwork,
-    "gcn": GraphConvolutionalNetwork,
-    "resin": ResidualInteractionNetwork,
-    "acorn": InteractionGNN,
-    "acorn2": InteractionGNN2,
-    "graphnets": GraphNetsNetwork,
-}
-"""By the names on the command line. The same result on any number of ranks to rounding, or, of those that `on_stages`
-builds, to the last bit."""
+OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {"acorn": InteractionGNN, "acorn2": InteractionGNN2}
+"""By the names on the command line."""
 
 Modules = Callable[[int], Sequence[nn.Module]]
 """The modules after a linear layer of a width."""
@@ -377,9 +197,8 @@ Modules = Callable[[int], Sequence[nn.Module]]
 def plain_mlp(
     generator: Generator,
     widths: Sequence[int],
-    hidden: Modules = lambda _: [nn.ReLU()],
+    hidden: Modules,
     last: Modules = lambda _: [],
-    bias: bool = True,
 ) -> nn.Sequential:
     """Linear layers from each width to the next.
 
@@ -388,20 +207,19 @@ def plain_mlp(
         widths: Inputs, then the outputs of each layer.
         hidden: What follows every layer but the last.
         last: What follows the last.
-        bias: Whether layers have biases.
     """
     modules: list[nn.Module] = []
     for position, (wide, width) in enumerate(pairwise(widths), start=2):
-        modules += [linear(generator, wide, width, bias), *(hidden if position < len(widths) else last)(width)]
+        modules += [_linear(generator, wide, width), *(hidden if position < len(widths) else last)(width)]
     return nn.Sequential(*modules)
 
 
-def linear(generator: Generator, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+def _linear(generator: Generator, in_features: int, out_features: int) -> nn.Linear:
     """torch's Linear with its default weights, uniform in +-1/sqrt(in_features), drawn from a generator.
 
     Not from torch's own one: ranks may be threads, whose draws from it would mix.
     """
-    layer = nn.Linear(in_features, out_features, bias, device="meta")  # which draws nothing
+    layer = nn.Linear(in_features, out_features, device="meta")  # which draws nothing
     bound = 1 / math.sqrt(in_features)
     for name, parameter in list(layer.named_parameters()):
         # Not by `to_empty`, which imports torch's compiler.

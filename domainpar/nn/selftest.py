@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
         for trial in case.trials():
             whole = trial.run(trial.tables, slice(0, SAMPLE_ROWS))
             digest.update(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in whole))
-            problem = problem or _compare_subsets(trial, whole) or _compare_again(trial, whole)
+            problem = problem or _compare_subsets(trial, whole)
     reports = [text.decode() for text in transport.all_gather(f"{digest.hexdigest()} {problem}".encode())]
     problems = sorted({text[65:] for text in reports} - {""})  # behind the 64 digits of the hash and a blank
     if problems:
@@ -60,21 +59,11 @@ def rows_are_independent(model: nn.Module, transport: Transport) -> str | None:
 
 @dataclass(frozen=True)
 class _StageTrial:
-    """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each.
-
-    `again`: The same in another way, for the same bits.
-    """
+    """Something that a stage does with the rows `run(tables, rows)` of some tables, [SAMPLE_ROWS, ...] each."""
 
     run: Callable[[Sequence[Tensor], slice], _Results]
     tables: Sequence[Tensor]
     about: str
-    again: Callable[[Sequence[Tensor], slice], _Results] | None = None
-
-
-def _compare_again(trial: _StageTrial, whole: _Results) -> str:
-    if trial.again is None or all(map(torch.equal, trial.again(trial.tables, slice(0, SAMPLE_ROWS)), whole)):
-        return ""
-    return f"a {trial.about} block changes with how many programs of the GPU compute it: they share memory or race"
 
 
 def _compare_subsets(trial: _StageTrial, whole: _Results) -> str:
@@ -122,7 +111,7 @@ class _Case:
     def trials(self) -> Iterator[_StageTrial]:
         """The work of tiles: products of node states, and the MLP on a block of edges or nodes."""
         generator = np.random.default_rng(0)  # much faster than torch's
-        exact, device = next(self.mlp.parameters()).dtype, next(self.mlp.parameters()).device
+        exact = next(self.mlp.parameters()).dtype
 
         def drawn(width: int, kind: torch.dtype = exact) -> Tensor:
             return torch.from_numpy(generator.random((SAMPLE_ROWS, width)) - 0.5).to(kind)
@@ -130,35 +119,18 @@ class _Case:
         tables = [drawn(width, self.kind) for width in self.widths]
         width = padded(self.mlp.layers[0].linear.out_features, COLUMN_BLOCK)
         at_nodes, grad_sums = drawn(2 * width), drawn(2 * self.mlp.out_features)
-        on_gpu = _work_on(device)
-        if on_gpu is None:
-            folded = fold(self.mlp, tables, self.node_width, self.products)
-            products, block, again = partial(_products_of_nodes, folded), partial(_block, folded), None
-        else:
-            products = partial(on_gpu.products_of_nodes, self.mlp, self.node_width)
-            block = partial(on_gpu.block, self.mlp, self.products)
-            again = partial(on_gpu.block_by_one_program, self.mlp, self.products)
+        folded = fold(self.mlp, tables, self.node_width, self.products)
         if self.node_width:
             grad_nodes = [drawn(self.node_width), drawn(2 * width)]
-            yield _StageTrial(products, grad_nodes, f"{self.node_width}-column {exact}")
-        if not self.node_width:
+            yield _StageTrial(partial(_products_of_nodes, folded), grad_nodes, f"{self.node_width}-column {exact}")
+        else:
             at_nodes = at_nodes[:0]
         if not self.node_width or self.mlp.readout:  # a readout is summed nowhere
             grad_sums = grad_sums[:0]
         ends = torch.from_numpy(generator.integers(0, SAMPLE_ROWS, (2, SAMPLE_ROWS)))
         upstream = drawn(self.mlp.out_features, exact if self.mlp.readout else self.products or exact)
         about = f"{self.mlp.in_features}-column {self.products or exact}"
-        in_turn = None if again is None else partial(again, at_nodes, grad_sums)
-        yield _StageTrial(partial(block, at_nodes, grad_sums), [*tables, *ends, upstream], about, in_turn)
-
-
-def _work_on(device: torch.device) -> Any:
-    """What does the work on a GPU; None on a CPU."""
-    if device.type == "cpu":
-        return None
-    from domainpar.nn.fused import trial
-
-    return trial
+        yield _StageTrial(partial(_block, folded, at_nodes, grad_sums), [*tables, *ends, upstream], about)
 
 
 def _cases(model: nn.Module) -> Iterator[_Case]:

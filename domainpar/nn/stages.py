@@ -14,25 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn import COLUMN_BLOCK, fused
-from domainpar.nn.batchwise import EdgeBatches, NodeBatches
-from domainpar.nn.calls import (
-    Aggregate,
-    EdgeCall,
-    EdgeGradients,
-    EdgeResults,
-    Gates,
-    Link,
-    NodeCall,
-    NodeRows,
-    noise_of,
-)
 from domainpar.nn.flops import count_edges, count_rows
 from domainpar.nn.gradients import GradSink
-from domainpar.nn.kernels import BACK, BOTH_ENDS, FORTH
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
-from domainpar.nn.tilewise import EdgeTiles, NodeTiles
+from domainpar.nn.options import Aggregate
+from domainpar.nn.tilewise import EdgeGradients, EdgeResults, EdgeTiles, Link, NodeTiles, noise_of, pieces_of
 from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
 
@@ -51,21 +38,9 @@ class Stage(GradSink):
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
         self.mlp = mlp
-        self._refused: dict[torch.dtype, str | None] = {}
 
     def trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.mlp.all_parameters() if parameter.requires_grad]
-
-    def why_in_torch(self) -> str | None:
-        """Why the GPU's kernels do not compute this stage; None if they do.
-
-        The answer for the MLP is kept for each type of parameters. The answer for the machine is not kept, because a
-        stage may be copied to another one.
-        """
-        kind = self.mlp.layers[0].linear.weight.dtype
-        if kind not in self._refused:
-            self._refused[kind] = fused.refused(self.mlp)
-        return fused.missing() or self._refused[kind]
+        return self.mlp.trained()
 
 
 class NodeStage(Stage):
@@ -73,13 +48,12 @@ class NodeStage(Stage):
 
     Args:
         mlp: The MLP. If its last layer is a readout, the stage returns numbers such as logits instead of states.
-        residual: Whether the result is added to one of the tables, which has its width.
-        states: Number of that table, counted from 0.
+        residual: Whether the result is added to the first of the tables, which has its width.
     """
 
-    def __init__(self, mlp: MLP, residual: bool = False, states: int = 0) -> None:
+    def __init__(self, mlp: MLP, residual: bool = False) -> None:
         super().__init__(mlp)
-        self.residual, self.states = residual, states
+        self.residual = residual
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Apply the MLP to the node tables, each [num_owned, width], side by side; returns [num_owned, out].
@@ -89,9 +63,9 @@ class NodeStage(Stage):
         Raises:
             ValueError: If the tables do not fit the MLP.
         """
-        self._check(tables)
+        self._check(tables, graph)
         keeps_layers = _keeps_layers([self], graph.num_owned)
-        step = _NodeStep(self, _engine([self], graph), graph, key, len(tables), keeps_layers, [])
+        step = _NodeStep(self, graph, key, len(tables), keeps_layers, [])
         out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
@@ -102,36 +76,26 @@ class NodeStage(Stage):
         The results have the bits of their owners without an exchange. They have no gradient, because the owners compute
         it.
         """
-        self._check(tables)
+        self._check(tables, graph)
         contiguous = [table.detach().contiguous() for table in tables]
-        step = _NodeStep(self, _engine([self], graph), graph, key, len(tables), False, [])
+        step = _NodeStep(self, graph, key, len(tables), False, [])
         count_rows(self.mlp, graph.plan.num_ghosts, 1)
-        return step.bind(NodeRows.ghosts(graph), contiguous).forward()[0]
+        return step.bind(contiguous, of_ghosts=True).forward()[0]
 
-    def _check(self, tables: Sequence[Tensor]) -> None:
-        _check_columns(self.mlp, sum(table.shape[1] for table in tables))
+    def _check(self, tables: Sequence[Tensor], graph: LocalGraph) -> None:
+        _check_fits(self.mlp, sum(table.shape[1] for table in tables), graph)
         if self.residual:
-            _check_residual(self.mlp, tables[self.states].shape[1])
+            _check_residual(self.mlp, tables[0].shape[1])
 
 
 class EdgeStage(Stage):
     """An MLP on the local edges, `mlp([x_src, x_dst, edge])`, and sums of its results at both ends of each edge.
-
-    A readout of one column may be a *gate*. With a = sigmoid(readout), the stage then sums `a edge` at both ends, where
-    `edge` are the states that the gate reads; or `a x_src` at `dst`, and `a x_dst` at `src`.
 
     Args:
         mlp: The MLP.
         products: Type of edge states and of their products, if it is not the type of the parameters.
         residual: Whether the result is added to the edge states that come in, which have its width.
         aggregate: How sums at nodes are scaled: `sum`, `mean` or `root` (see `NetworkOptions`).
-        gates: What the gate weighs in the sums, `edges` or `nodes`; None: the stage is no gate.
-        both_ways: Apply the MLP to node states alone, in both directions of each edge: `mlp([x_src, x_dst])` is summed
-            at `dst`, `mlp([x_dst, x_src])` at `src`. The stage then makes no edge states.
-
-    Raises:
-        ValueError: If an MLP with another output is to be a gate, or `both_ways` is combined with an option that it
-            excludes.
     """
 
     def __init__(
@@ -140,20 +104,9 @@ class EdgeStage(Stage):
         products: torch.dtype | None = None,
         residual: bool = False,
         aggregate: Aggregate = "sum",
-        gates: Gates | None = None,
-        both_ways: bool = False,
     ) -> None:
         super().__init__(mlp)
-        if gates is not None and not (mlp.readout and mlp.out_features == 1):
-            raise ValueError(
-                f"a gate is a readout of 1 column, but this MLP makes {mlp.out_features}"
-                f"{'' if mlp.readout else ' of states'}; give it readout=True and a last width of 1."
-            )
         self.products, self.residual, self.aggregate = products, residual, aggregate
-        options = {"products": products, "residual": residual, "dropout": mlp.dropout, "a readout": mlp.readout}
-        if both_ways and (refused := [name for name, given in options.items() if given]):
-            raise ValueError(f"a stage both ways cannot have {', '.join(refused)}; leave that out, or take one way.")
-        self.gates, self.both_ways = gates, both_ways
 
     def forward(
         self,
@@ -170,21 +123,20 @@ class EdgeStage(Stage):
                 takes none and there are no sums.
             edges: States of the local edges, [num_edges, edge width]; None if the MLP takes none.
             graph: The part.
-            sums: Whether to sum the new edge states, or the messages of a gate, at `dst` and at `src` of each edge.
+            sums: Whether to sum the new edge states at `dst` and at `src` of each edge.
             key: Key of the random numbers of dropout; None: no dropout.
 
         Returns:
             New edge states, [num_edges, out], and the sums at owned nodes, [num_owned, 2 width]: at `dst`, then at
-            `src`. Without `sums` these are [num_owned, 0]. With `both_ways` the edge states are [num_edges, 0].
+            `src`. Without `sums` these are [num_owned, 0].
 
         Raises:
-            ValueError: If the states do not fit the MLP, or if sums are asked for without a halo, or of a readout that
-                is no gate.
+            ValueError: If the states do not fit the MLP, or if sums are asked for without a halo, or of a readout.
         """
-        keeps = not self.both_ways
-        results = run_chain([self], nodes, edges, graph, sums=sums, keeps=keeps, keys=[key], calls_hooks=False)
+        results = run_chain([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.readout else results.edges
-        return graph.features.new_empty(graph.num_edges, 0) if new_edges is None else new_edges, results.sums
+        assert new_edges is not None
+        return new_edges, results.sums
 
 
 def run_chain(
@@ -210,15 +162,14 @@ def run_chain(
         edges: States of the local edges, [num_edges, edge width]; None if the first stage takes none.
         graph: The part.
         sums: Whether to sum the last edge states at `dst` and at `src` of each edge, scaled as the stage that made them
-            says; or the messages of the last stage, if that is a gate.
+            says.
         keeps: Whether to return the last edge states as well.
         overwrites: Whether these may take the memory of `edges`, where no backward pass needs that.
         keys: Keys of the random numbers of dropout, one for each stage; None: no dropout.
         calls_hooks: Whether to call the stages one by one if one of them has a hook of torch.
 
     Raises:
-        ValueError: If states do not fit a stage, or if sums are asked for without a halo, or of a stage that makes no
-            states and is no gate.
+        ValueError: If states do not fit a stage, or if sums are asked for without a halo, or of readouts alone.
     """
     if calls_hooks and any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
@@ -226,31 +177,23 @@ def run_chain(
     chain: list[Link] = []
     for stage, key in zip(stages, keys, strict=True):
         mlp, takes_nodes = stage.mlp, stage.mlp.in_features != width
-        _check_columns(mlp, width + 2 * node_width * takes_nodes)
+        _check_fits(mlp, width + 2 * node_width * takes_nodes, graph)
         if stage.residual:
             _check_residual(mlp, width)
-        noise = noise_of(mlp, key, graph.ids("edge_ids"))
-        link = Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise, gates=stage.gates)
-        chain += [link._replace(way=way) for way in ((FORTH, BACK) if stage.both_ways else (BOTH_ENDS,))]
-        read, width = width, mlp.out_features
-    summing, makes_states = _summing(stages), any(not stage.mlp.readout for stage in stages)
+        noise = noise_of(mlp, key, graph.plan.edge_ids)
+        chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
+        width = mlp.out_features
+    summing = _summing(stages)
     if sums and (nodes is None or summing is None):
         raise ValueError("sums at both ends need node states and a stage that makes states; ask for none: sums=False.")
-    if sums and stages[-1].gates is not None:
-        _check_messages(read if stages[-1].gates == "edges" else node_width)
     if any(link.mlp.readout for link in chain[:-1]):
         raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
-    if any(stage.both_ways for stage in stages) and not (len(stages) == 1 and edges is None and sums and not keeps):
-        raise ValueError(
-            "a stage both ways makes sums of node states and no edge states: call it alone, with edges=None, sums=True "
-            "and keeps=False."
-        )
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate = stages[summing].aggregate if sums and summing is not None else None
-    keeps = keeps and makes_states
+    keeps = keeps and summing is not None
     overwrites = overwrites and not torch.is_grad_enabled()
-    engine, keeps_layers = _engine(stages, graph), _keeps_layers(stages, graph.num_edges)
-    step = _EdgeStep(tuple(chain), engine, graph, aggregate, keeps, overwrites, keeps_layers, [])
+    keeps_layers = _keeps_layers(stages, graph.num_edges)
+    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, overwrites, keeps_layers, [])
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -282,50 +225,27 @@ def _one_by_one(
 
 
 def _summing(stages: Sequence[EdgeStage]) -> int | None:
-    """Which of several stages makes the sums: the last one, if it is a gate, else the last that makes states."""
-    sums = [i for i, stage in enumerate(stages) if not stage.mlp.readout or stage.gates is not None]
-    return sums[-1] if sums else None
+    """Which of several stages makes the sums: the last that makes states; None, if all are readouts."""
+    return max((i for i, stage in enumerate(stages) if not stage.mlp.readout), default=None)
 
 
 def _keeps_layers(stages: Sequence[Stage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
-    twice = [stage for stage in stages if isinstance(stage, EdgeStage) and stage.both_ways]
-    widths = [layer.linear.out_features for stage in (*stages, *twice) for layer in stage.mlp.layers]
+    widths = [layer.linear.out_features for stage in stages for layer in stage.mlp.layers]
     item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
     keep = all(stage.keeps_layers for stage in stages)
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
-class Engine(NamedTuple):
-    """What computes stages: on nodes, and on edges."""
-
-    nodes: type[NodeCall]
-    edges: type[EdgeCall]
-
-
-TILES, BATCHES = Engine(NodeTiles, EdgeTiles), Engine(NodeBatches, EdgeBatches)
-"""Of a CPU; and of a GPU whose kernels do not take one of the stages: plain torch."""
-
-
-def _engine(stages: Sequence[Stage], graph: LocalGraph) -> Engine:
-    """What computes some stages together where the part lies."""
-    if not graph.features.is_cuda:
-        return TILES
-    if any(stage.why_in_torch() for stage in stages):
-        return BATCHES
-    from domainpar.nn.fused.calls import FusedEdges, FusedNodes
-
-    return Engine(FusedNodes, FusedEdges)
-
-
-def _check_columns(mlp: MLP, columns: int) -> None:
+def _check_fits(mlp: MLP, columns: int, graph: LocalGraph) -> None:
+    devices = mlp.layers[0].linear.weight.device, graph.features.device
+    if any(device.type != "cpu" for device in devices):  # whose memory kernels would read all the same
+        raise ValueError(
+            f"stages compute on a CPU, but the network is on {devices[0]} and the part on {devices[1]}; anywhere else "
+            "use the network's plain form, as any module: parallelize(network.plain, world)."
+        )
     if columns != mlp.in_features:
         raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
-
-
-def _check_messages(width: int) -> None:
-    if width == 0 or width % COLUMN_BLOCK:
-        raise ValueError(f"messages of {width} columns are not summed; take states of a multiple of {COLUMN_BLOCK}.")
 
 
 def _check_residual(mlp: MLP, width: int) -> None:
@@ -356,16 +276,18 @@ def _refuse_second_gradients() -> None:
 
 class _NodeStep(NamedTuple):
     stage: NodeStage
-    engine: Engine
     graph: LocalGraph
     key: int | None
     num_tables: int
     keeps_layers: bool
     made: list[Any]
 
-    def bind(self, nodes: NodeRows, tables: Sequence[Tensor]) -> NodeCall:
-        residual = self.stage.states if self.stage.residual else None
-        return self.engine.nodes(self.stage.mlp, nodes, tables, residual, self.key, self.made)
+    def bind(self, tables: Sequence[Tensor], of_ghosts: bool = False) -> NodeTiles:
+        graph = self.graph
+        ids = graph.plan.ghost_ids if of_ghosts else graph.plan.owned_ids
+        # No bit of a ghost depends on the pieces.
+        pieces = pieces_of(0, graph.plan.num_ghosts) if of_ghosts else graph.tiles.ranges_of_nodes
+        return NodeTiles(self.stage.mlp, ids, pieces, tables, self.stage.residual, self.key, self.made)
 
 
 class _OnNodes(torch.autograd.Function):
@@ -374,7 +296,7 @@ class _OnNodes(torch.autograd.Function):
         tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
         ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
         count_rows(step.stage.mlp, step.graph.num_owned, 1)
-        out, kept = step.bind(NodeRows.owned(step.graph), tables).forward(step.keeps_layers)
+        out, kept = step.bind(tables).forward(step.keeps_layers)
         ctx.save_for_backward(*tables, *kept)
         return out
 
@@ -386,14 +308,13 @@ class _OnNodes(torch.autograd.Function):
         saved = ctx.saved_tensors
         tables, kept = saved[: step.num_tables], saved[step.num_tables :]
         count_rows(step.stage.mlp, step.graph.num_owned, 2 if kept else 3)  # layers that were not kept are made again
-        grad_tables = step.bind(NodeRows.owned(step.graph), tables).backward(kept, grads[0], step.stage, needed)
+        grad_tables = step.bind(tables).backward(kept, grads[0], step.stage, needed)
         step.stage.finished()
         return None, *grad_tables, *[None] * ctx.num_parameters
 
 
 class _EdgeStep(NamedTuple):
     chain: tuple[Link, ...]
-    engine: Engine
     graph: LocalGraph
     aggregate: Aggregate | None
     keeps: bool
@@ -402,15 +323,15 @@ class _EdgeStep(NamedTuple):
     made: list[Any]
 
     def count_flops(self, edges: Tensor, times: int) -> None:
-        """Count its operations, so many times; an edge that is taken both ways is there twice."""
+        """Count its operations, so many times."""
         width = edges.shape[1]
         for link in self.chain:
             count_edges(link.mlp, link.takes_nodes, width, self.graph, times)
-            width = link.mlp.out_features if link.way == BOTH_ENDS else width
+            width = link.mlp.out_features
 
-    def bind(self, nodes: HaloRows | None, edges: Tensor) -> EdgeCall:
+    def bind(self, nodes: HaloRows | None, edges: Tensor) -> EdgeTiles:
         how = self.aggregate, self.keeps, self.overwrites
-        return self.engine.edges(self.chain, self.graph, nodes, edges, *how, self.made)
+        return EdgeTiles(self.chain, self.graph, nodes, edges, *how, self.made)
 
 
 class _OnEdges(torch.autograd.Function):

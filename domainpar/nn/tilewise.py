@@ -8,28 +8,20 @@ ghost rows are on their way. `docs/same_bits.md`, rule 2, says why this order ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from domainpar.nn import operations
-from domainpar.nn.blocks import (
-    NOWHERE,
-    AtEnds,
-    Folded,
-    Gate,
-    KeptLayer,
-    MLPProgram,
-    SumsAt,
-    fold,
-    keep_of,
-)
-from domainpar.nn.calls import EdgeCall, EdgeGradients, EdgeResults, Link, NodeCall, pieces_of, scale_of_sums
+from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, KeptLayer, MLPProgram, SumsAt, fold, keep_of
 from domainpar.nn.gradients import GradSink
-from domainpar.nn.kernels import BOTH_ENDS
+from domainpar.nn.mlp import MLP
+from domainpar.nn.noise import Noise
+from domainpar.nn.options import Aggregate
 from domainpar.nn.partials import Partials, order_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import HaloRows
@@ -37,28 +29,142 @@ from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.tables import empty_table
 from domainpar.plan import IntArray
 
+GHOST_ROWS = 4096  # in one product; no bit depends on it
+
+
+def pieces_of(first: int, stop: int) -> IntArray:
+    """Rows cut into pieces of at most `GHOST_ROWS`, from and to, int64 [pieces, 2]."""
+    starts = np.arange(first, stop, GHOST_ROWS)
+    return np.stack([starts, np.minimum(starts + GHOST_ROWS, stop)], axis=1)
+
+
+def noise_of(mlp: MLP, key: int | None, ids: IntArray) -> Noise | None:
+    """Dropout of one call; none without a key."""
+    return None if key is None or mlp.dropout == 0 else Noise(key, mlp.dropout, ids)
+
+
+class Link(NamedTuple):
+    """One MLP of a chain on edges.
+
+    Attributes:
+        mlp: Takes `[x_src, x_dst, edge]`, or `[edge]` alone.
+        grad_sink: Takes the gradients of its parameters.
+        takes_nodes: Whether node states come in.
+        residual: Whether its results are added to the edge states that come in.
+        products: Type of edge states and of their products, if not that of the parameters.
+        noise: Dropout of its hidden layers.
+    """
+
+    mlp: MLP
+    grad_sink: GradSink
+    takes_nodes: bool
+    residual: bool
+    products: torch.dtype | None
+    noise: Noise | None
+
+    @property
+    def exact(self) -> torch.dtype:
+        """Type of the parameters."""
+        return self.mlp.layers[0].linear.weight.dtype
+
+    @property
+    def kind(self) -> torch.dtype:
+        """Type of its results."""
+        return self.exact if self.mlp.readout else self.products or self.exact
+
+
+class EdgeResults(NamedTuple):
+    """What a chain makes of the edges of a part.
+
+    Attributes:
+        edges: New edge states, [num_edges, out]; None if they are not asked for.
+        sums: Of them, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`; [num_owned, 0] without.
+        readout: Results of the last MLP, if that is a readout, [num_edges, out].
+        nodes: The nodes that came. Whoever goes on with these, and not with those that it gave, spares autograd a sum:
+            backward of the chain adds the gradient of their states to its own.
+    """
+
+    edges: Tensor | None
+    sums: Tensor
+    readout: Tensor | None
+    nodes: HaloRows | None = None
+
+
+class EdgeGradients(NamedTuple):
+    """Gradients of what a chain gives, if there is one; that of sums before they are scaled, on its way to ghosts."""
+
+    edges: Tensor | None
+    sums: HaloRows | None
+    readout: Tensor | None
+    nodes: Tensor | None = None
+
+
+def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tensor | None:
+    """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
+    if aggregate == "sum":
+        return None
+
+    def scale() -> Tensor:
+        degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
+        # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
+        return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees))
+
+    return graph.cached(("scale", aggregate, like.dtype), scale)
+
 
 def _like(rows: Tensor) -> Tensor:
     return empty_table(len(rows), rows.shape[1], rows)
 
 
 @dataclass(frozen=True)
-class NodeTiles(NodeCall):
-    """An MLP on the rows of some nodes, piece by piece."""
+class NodeTiles:
+    """An MLP on the rows of some nodes, piece by piece.
+
+    Attributes:
+        mlp: Takes `[table_1, table_2, ...]`.
+        ids: Global ids of the nodes, int64 [count].
+        pieces: Rows that are computed together, from and to, int64 [pieces, 2]. Those of owned nodes are tiles.
+        tables: Their states, [count, width] each.
+        residual: Whether the results are added to the first table.
+        key: Of the random numbers of this call; None: nothing is dropped.
+        made: What forward made for backward to use again, such as weights as kernels take them.
+    """
+
+    mlp: MLP
+    ids: IntArray
+    pieces: IntArray
+    tables: Sequence[Tensor]
+    residual: bool = False
+    key: int | None = None
+    made: list[Any] = field(default_factory=list)
+
+    @property
+    def noise(self) -> Noise | None:
+        """Dropout of this call."""
+        return noise_of(self.mlp, self.key, self.ids)
 
     def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """New states, [count, out]; and what `backward` takes so as not to compute it again, if that is to be kept."""
         folded, program = self._folded(), Program()
-        out = empty_table(self.nodes.count, self.mlp.out_features, self.tables[0])
-        kept = keep_of(folded, self.nodes.count) if keep else []
-        residual = NOTHING if self.residual is None else table(self.tables[self.residual])
+        out = empty_table(len(self.ids), self.mlp.out_features, self.tables[0])
+        kept = keep_of(folded, len(self.ids)) if keep else []
+        residual = table(self.tables[0]) if self.residual else NOTHING
         mlp_program = MLPProgram(program, folded, noise=self.noise, kept=kept)
         mlp_program.forward(self._inputs, residual=residual, out=table(out))
-        program.run(tiles_of(self.nodes.pieces))
+        program.run(tiles_of(self.pieces))
         return out, [rows for layer in kept for rows in layer]
 
     def backward(
         self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
     ) -> list[Tensor | None]:
+        """Gradients of the tables.
+
+        Args:
+            kept: What forward kept; may be nothing.
+            gradient: Gradient of the new states.
+            grad_sink: Takes gradients of parameters.
+            needed: Of which tables a gradient is asked for.
+        """
         folded, program, gradient = self._folded(), Program(), gradient.contiguous()
         grad_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
         mlp_program = MLPProgram(program, folded, noise=self.noise, kept=_layers(kept), again=bool(kept))
@@ -66,14 +172,14 @@ class NodeTiles(NodeCall):
         mlp_program.take_partials(partials)
         partials.close()
         mlp_program.forward(self._inputs)
-        grad_states = None if self.residual is None else grad_tables[self.residual]
+        grad_states = grad_tables[0] if self.residual else None
         carried = NOTHING if grad_states is None else table(grad_states)
         grad_product = mlp_program.backward(table(gradient), carried=carried)
         for position, grad_table in enumerate(grad_tables):
             if grad_table is not None:
-                mlp_program.hand_back(grad_product, position, table(grad_table), add=position == self.residual)
+                mlp_program.hand_back(grad_product, position, table(grad_table), add=position == 0 and self.residual)
         partials.clear()
-        program.run(tiles_of(self.nodes.pieces))
+        program.run(tiles_of(self.pieces))
         mlp_program.add_partials(partials.total(), grad_sink)
         return grad_tables
 
@@ -116,10 +222,57 @@ class _Linked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EdgeTiles(EdgeCall):
-    """MLPs on the local edges, tile by tile."""
+class EdgeTiles:
+    """MLPs on the local edges, each on what the one before it made, tile by tile.
+
+    Attributes:
+        chain: The MLPs. Only the last one may be a readout, of the states before it.
+        graph: The part.
+        nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.
+        edges: States of the local edges, [num_edges, width].
+        aggregate: How sums at nodes are scaled; None: no sums.
+        keeps: Whether new edge states are asked for.
+        overwrites: Whether they may take the place of `edges`.
+        made: As of `NodeCall`.
+    """
+
+    chain: tuple[Link, ...]
+    graph: LocalGraph
+    nodes: HaloRows | None
+    edges: Tensor
+    aggregate: Aggregate | None = None
+    keeps: bool = True
+    overwrites: bool = False
+    made: list[Any] = field(default_factory=list)
+
+    @cached_property
+    def updates(self) -> tuple[Link, ...]:
+        """The MLPs that make states."""
+        return self.chain[:-1] if self.chain[-1].mlp.readout else self.chain
+
+    @property
+    def readout(self) -> Link | None:
+        """The one that reads them out."""
+        return self.chain[-1] if self.chain[-1].mlp.readout else None
+
+    @property
+    def width_of_sums(self) -> int:
+        """Columns of what is summed at either end; 0 without sums."""
+        return 0 if self.aggregate is None else self.updates[-1].mlp.out_features
+
+    def scaled(self, sums: Tensor) -> Tensor:
+        """Sums at owned nodes, [num_owned, 2 width], or their gradient, times the factors of `aggregate`."""
+        assert self.aggregate is not None
+        scale = scale_of_sums(self.graph, self.aggregate, sums)
+        if scale is None:
+            return sums
+        program, out = Program(), _like(sums)
+        operations.copy(program, table(sums), table(out), factors=table(scale))
+        program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
+        return out
 
     def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
+        """New edge states, their sums and what is read out; and what `backward` takes to compute no layer again."""
         program, graph = Program(), self.graph
         chain = self._linked(program, keep)
         edges = readout = None
@@ -149,6 +302,13 @@ class EdgeTiles(EdgeCall):
     def backward(
         self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the owned nodes' states and of `edges`.
+
+        Args:
+            kept: What forward kept; may be nothing.
+            given: Gradients of the results.
+            needed: Whether a gradient of `edges` is asked for.
+        """
         grad_edges, grad_sums, grad_readout, grad_nodes = given
         program, graph = Program(), self.graph
         chain = self._linked(program, kept=kept)
@@ -158,8 +318,7 @@ class EdgeTiles(EdgeCall):
         for linked in chain:
             linked.mlp_program.take_partials(partials)
         partials.close()
-        gate = self._forward(program, chain, {len(chain) - 1: NOTHING})
-        grad_messages = _TileSums(graph, self.width_of_sums if self.gates == "nodes" else 0, chain[0].folded.exact)
+        self._forward(program, chain, {len(chain) - 1: NOTHING})
         grad_operand = _like(self.edges) if needed else None
         at_ends = [_TileSums(graph, one.folded.width * one.link.takes_nodes, one.folded.exact) for one in chain]
         # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
@@ -169,16 +328,15 @@ class EdgeTiles(EdgeCall):
         gathered = NOTHING if grad_sums is None else shared(grad_sums.local)
         for position in range(len(chain) - 1, -1, -1):
             linked = chain[position]
-            reads, turned = linked.link.mlp.readout, linked.link.turned
-            gates = gate if reads else None
+            reads = linked.link.mlp.readout
             grad_results = grad_scores if reads else gradient
-            if reads and grad_results is None and gates is None:
+            if grad_results is None and reads:
                 at_ends[position].cleared_by(program)  # and stays 0
                 continue
-            if grad_results is None and gates is None:
+            if grad_results is None:
                 grad_results = program.room(STRIP, linked.link.mlp.out_features, linked.folded.exact)
                 operations.clear_rows(program, grad_results)
-            carries = linked.link.residual or (reads and (gradient is not None or self.gates == "edges"))
+            carries = linked.link.residual or (reads and gradient is not None)
             if not linked.folded.widths:
                 into = NOTHING
             elif position:
@@ -187,15 +345,6 @@ class EdgeTiles(EdgeCall):
                 into = NOTHING if grad_operand is None else table(grad_operand)
             if reads and gradient is not None and into is not NOTHING:
                 operations.copy(program, gradient, into)
-            if gates is not None:
-                if gradient is None and carries and into is not NOTHING:
-                    operations.clear_rows(program, into)
-                of_sent = into if self.gates == "edges" else NOTHING
-                grad_results = gates.backward(
-                    grad_results or NOTHING, gathered, of_sent, grad_messages.cleared_by(program)
-                )
-                gathered = NOTHING
-            assert grad_results is not None
             grad_product = linked.mlp_program.backward(
                 grad_results,
                 NOTHING if reads else gathered,
@@ -204,9 +353,7 @@ class EdgeTiles(EdgeCall):
             )
             if into is not NOTHING:
                 linked.mlp_program.hand_back(grad_product, 0, into, carries)
-            # The one before it, of the other way, has a half of the same sums; the states that it made go nowhere else.
-            gradient = into if (reads or position) and not turned else None
-            gathered = gathered if reads or turned else NOTHING
+            gradient, gathered = into, gathered if reads else NOTHING
         partials.clear()
         self._run(program, grad_sums)
         total = partials.total()
@@ -214,27 +361,16 @@ class EdgeTiles(EdgeCall):
             linked.mlp_program.add_partials(total, linked.link.grad_sink)
         if self.nodes is None:
             return None, grad_operand
-        grad_owned = products.back([sums.finish() for sums in at_ends], grad_nodes)
-        if self.gates == "nodes":
-            at_dst, at_src = grad_messages.finish().chunk(2, dim=1)
-            grad_owned = at_dst + at_src if grad_owned is None else grad_owned + (at_dst + at_src)
-        return grad_owned, grad_operand
-
-    def _times(self, grad_sums: Tensor, scale: Tensor) -> Tensor:
-        program, out = Program(), _like(grad_sums)
-        operations.copy(program, table(grad_sums), table(out), factors=table(scale))
-        program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
-        return out
+        return products.back([sums.finish() for sums in at_ends], grad_nodes), grad_operand
 
     def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
         """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
         linked, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
         layers = _layers(kept)
         for position, link in enumerate(self.chain):
-            tables = [] if link.turned else tables
             width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
             if position == len(self.made):
-                self.made.append(fold(link.mlp, tables, width, link.products, link.turned))
+                self.made.append(fold(link.mlp, tables, width, link.products))
             folded = self.made[position]
             own, layers = layers[: len(folded.constants)], layers[len(folded.constants) :]
             own = keep_of(folded, self.graph.num_edges) if keep else own
@@ -242,35 +378,24 @@ class EdgeTiles(EdgeCall):
             if width and not kept:
                 columns = folded.at_ends.forward.shape[1]
                 at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
-            mlp_program = MLPProgram(program, folded, ends._replace(way=link.way), link.noise, own, again=bool(kept))
+            mlp_program = MLPProgram(program, folded, ends, link.noise, own, again=bool(kept))
             linked.append(_Linked(link, folded, mlp_program, at_nodes, own))
             tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
         return linked
 
     def _forward(
         self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt = NOWHERE
-    ) -> Gate | None:
+    ) -> None:
         """All MLPs; results go where `outs` says, those of others stay in memory of the strip."""
-        states = read = [table(self.edges)] if self.edges.shape[1] else []
+        states = [table(self.edges)] if self.edges.shape[1] else []
         for position, (link, _, mlp_program, *_) in enumerate(chain):
-            states = [] if link.turned else states
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
-            is_summed = self.gates is None and (position == len(self.updates) - 1 or link.way != BOTH_ENDS)
+            is_summed = position == len(self.updates) - 1
             residual = states[0] if link.residual else NOTHING
             mlp_program.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
-            read, states = states, [out]
-        if self.gates is None or self.nodes is None:
-            return None
-        scores, ends = chain[-1].mlp_program.readout, _ends(self.graph)
-        if self.gates == "nodes":
-            gate = Gate(program, scores, ends, nodes=shared(self.nodes.local))
-        else:
-            gate = Gate(program, scores, ends, rows=read[0])
-        if sums is not NOWHERE:
-            gate.forward(sums)
-        return gate
+            states = [out]
 
     def _run(self, program: Program, waiting: HaloRows | None, arrived: Callable[[], None] = lambda: None) -> None:
         """Do all tiles, those that need no ghost while ghosts are on their way."""
@@ -289,7 +414,7 @@ class EdgeTiles(EdgeCall):
 class _NodeProducts:
     """Products of node states with the first layers' weights for `dst` and for `src`, and the way back."""
 
-    def __init__(self, call: EdgeCall, chain: Sequence[_Linked]) -> None:
+    def __init__(self, call: EdgeTiles, chain: Sequence[_Linked]) -> None:
         self._graph, self._nodes = call.graph, call.nodes
         self._taking = [position for position, linked in enumerate(chain) if linked.link.takes_nodes]
         self._chain = [chain[position] for position in self._taking]
@@ -313,7 +438,7 @@ class _NodeProducts:
     def back(self, of_ends: Sequence[Tensor], added: Tensor | None) -> Tensor | None:
         """Gradient of the owned nodes' states, given that of their products, and more; and of the weights between."""
         if not self._chain:
-            return added  # they came for their halo, or as messages
+            return added  # they came for their halo
         assert self._nodes is not None
         states, program = self._nodes.local, Program()
         grad_states = empty_table(self._graph.num_owned, states.shape[1], states)
@@ -339,7 +464,7 @@ class _NodeProducts:
         totals, node_width = partials.total(), states.shape[1]
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             if weight.requires_grad:
-                order = order_at_ends(*weight.shape, node_width, gradient.width // 2, linked.link.turned)
+                order = order_at_ends(*weight.shape, node_width, gradient.width // 2)
                 linked.link.grad_sink.add_limbs([weight], totals.of(order, first), totals.rejected, totals.largest)
         return grad_states
 

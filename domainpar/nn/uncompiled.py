@@ -27,6 +27,12 @@ class UncompiledMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    @staticmethod
+    def are_plain(types: Sequence[Any]) -> bool:
+        """Whether tensors of some classes compute nothing themselves; else a mode answers `NotImplemented`, and sees
+        the calls of plain tensors that they make."""
+        return all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types)
+
 
 def uncompiled(kind: type[_Optimizer]) -> type[_Optimizer]:
     """Give a kind of optimiser, which is changed, the methods that torch has wrapped as they were before.
@@ -67,7 +73,4 @@ def never_compiled(*functions: Callable[..., Any]) -> None:
 def pass_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Pass gradients of some tensors back: `torch.autograd.backward`, where each needs one and each is there."""
     assert all(tensor.requires_grad and tensor.shape == it.shape for tensor, it in zip(tensors, gradients, strict=True))
-    if tensors[0].is_cuda:  # where two launches more would cost more than memory of the host
-        torch.autograd.backward(tensors, gradients)
-    else:
-        _Given.apply(gradients, *tensors).backward()  # type: ignore[no-untyped-call]
+    _Given.apply(gradients, *tensors).backward()  # type: ignore[no-untyped-call]

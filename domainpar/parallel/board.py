@@ -19,19 +19,12 @@ Answer = TypeVar("Answer")
 
 
 class Mark(NamedTuple):
-    """The last note of a rank on what it is about to do.
+    """The last note of a rank on what it is about to do."""
 
-    Attributes:
-        step: Number of the step, from 0.
-        phase: One word: `load`, `forward`, ...
-        event: The event that it works on, if there is one.
-        posted: Seconds since 1970 on the clock of that rank.
-    """
-
-    step: int
-    phase: str
-    event: str | None = None
-    posted: float = 0.0
+    step: int  # from 0
+    phase: str  # one word: `load`, `forward`, ...
+    event: str | None = None  # that it works on, if there is one
+    posted: float = 0.0  # seconds since 1970 on the clock of that rank
 
     def __str__(self) -> str:
         of = "" if self.event is None else f" of event {self.event}"
@@ -40,41 +33,24 @@ class Mark(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A rank as its watcher thread reports it, whatever the rank itself is doing.
+    """A rank as its watcher thread reports it, whatever the rank itself is doing."""
 
-    Attributes:
-        beat: A number that grows as long as the process lives.
-        calls: Number of collective calls that it has begun.
-        waiting: Seconds that it has been waiting for other ranks; None if it does not wait.
-        doing: The call that it waits in.
-        place: The line of the user's program where it is, with the call: `model(...) at train.py:41`; empty if it is in
-            none.
-    """
-
-    beat: int
-    calls: int = 0
-    waiting: float | None = None
-    doing: str = ""
-    place: str = ""
+    beat: int  # grows as long as the process lives
+    calls: int = 0  # collective calls that it has begun
+    waiting: float | None = None  # seconds that it has been waiting for other ranks; None if it does not wait
+    doing: str = ""  # the call that it waits in
+    place: str = ""  # where the user's program is, with the call: `model(...) at train.py:41`; else a line of ours
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the board has about one rank.
-
-    Attributes:
-        rank: The rank.
-        host: The machine that it runs on; empty if unknown.
-        mark: The last note of the rank itself.
-        life: The last report of its watcher; None without a watcher.
-        alive: Whether the watcher reported while the board was read; None if that was not checked.
-    """
+    """What the board has about one rank."""
 
     rank: int
-    host: str = ""
+    host: str = ""  # empty if unknown
     mark: Mark | None = None
-    life: Life | None = None
-    alive: bool | None = None
+    life: Life | None = None  # None without a watcher
+    alive: bool | None = None  # whether the watcher reported while the board was read; None if that was not checked
 
     def __str__(self) -> str:
         host = f" on {self.host}" if self.host else ""
@@ -122,9 +98,8 @@ class SideChannel:
 
     Args:
         store: This rank's connection, used by one thread; ranks that are threads of one process share it.
-        num_ranks: Ranks that leave marks.
+        num_ranks, hosts: Ranks that leave marks, and the host of each.
         serves: Whether the store lives in this process.
-        hosts: Host of each rank.
         connect: Opens another connection to the store, for another thread; None where ranks share one process.
     """
 
@@ -159,35 +134,23 @@ class SideChannel:
 
     def read(self) -> list[Entry]:
         """State of every rank; empty where the store cannot be reached. Takes a second or two."""
-        return self._in_time(self._read_all, [])
 
-    def frames_of(self, rank: int) -> str:
-        """The place of a rank's main thread, as lines of a traceback; empty if it does not answer."""
-        return self._in_time(partial(self._ask_for_frames, rank), "")
+        def all_of_them() -> list[Entry]:
+            before = [self._life(rank) for rank in range(self.num_ranks)]
+            if any(before):  # else nobody watches
+                time.sleep(timeouts.SIGNS_OF_LIFE)
+            entries = []
+            for rank, life_before in enumerate(before):
+                mark, life = self._get(f"mark/{rank}"), self._life(rank)
+                alive = None if life is None else life_before is None or life.beat != life_before.beat
+                entries.append(Entry(rank, self.hosts[rank], Mark(*json.loads(mark)) if mark else None, life, alive))
+            return entries
 
-    def _read_all(self) -> list[Entry]:
-        before = [self._life(rank) for rank in range(self.num_ranks)]
-        if any(before):  # else nobody watches
-            time.sleep(timeouts.SIGNS_OF_LIFE)
-        entries = []
-        for rank, life_before in enumerate(before):
-            mark, life = self._get(f"mark/{rank}"), self._life(rank)
-            alive = None if life is None else life_before is None or life.beat != life_before.beat
-            entries.append(Entry(rank, self.hosts[rank], Mark(*json.loads(mark)) if mark else None, life, alive))
-        return entries
+        return self._in_time(all_of_them, [])
 
     def _life(self, rank: int) -> Life | None:
         text = self._get(f"life/{rank}")
         return Life(*json.loads(text)) if text else None
-
-    def _ask_for_frames(self, rank: int) -> str:
-        self.store.set(f"wanted/{rank}", "yes")
-        give_up_at = time.monotonic() + timeouts.FRAMES
-        while time.monotonic() < give_up_at:
-            if self.store.check([f"frames/{rank}"]):
-                return self.store.get(f"frames/{rank}").decode()
-            time.sleep(timeouts.ANSWER_POLL)
-        return ""
 
     def claim_failure(self) -> bool:
         """Whether the caller is the first rank to report a failure, as far as is known; the others keep quiet."""
@@ -207,11 +170,8 @@ class SideChannel:
 
         Args:
             why: Another word for each time that they meet.
-            deadline: Seconds to wait.
+            deadline: Seconds to wait; False is returned then.
             hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
-
-        Returns:
-            False if some did not want to within `deadline` seconds.
         """
         if not self.between_processes:
             return True

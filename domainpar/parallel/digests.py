@@ -28,14 +28,22 @@ def digest(tensors: Mapping[str, Tensor]) -> int:
     for name in sorted(tensors):
         if tensors[name].numel():
             # As bytes: numpy knows no bfloat16, and equal values may have different bits (0.0 and -0.0).
-            bits = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            bits = bits_of(tensors[name].detach().cpu().contiguous()).numpy()
             checksum = zlib.crc32(bits, checksum)  # type: ignore[arg-type]
     return checksum
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, in one dimension."""
+    flat = tensor.reshape(-1)
+    if len(flat) < 2:  # of which the stride may be anything
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
 def checksums(tensors: Mapping[Name, Tensor]) -> dict[Name, int]:
     """A checksum of the bits of each tensor. The host waits for a GPU once."""
-    bits = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    bits = [bits_of(tensor.detach()) for tensor in tensors.values()]
     if any(each.is_cuda for each in bits):
         joined = torch.cat([each.to(next(other.device for other in bits if other.is_cuda)) for each in bits]).cpu()
         bits = list(joined.split([len(each) for each in bits]))

@@ -28,11 +28,10 @@ class RankMissing(RuntimeError):
         seen: What the rank that raises it has observed.
         first: Board entries of the ranks that are waited for; empty where they are unknown.
         board: The whole board as text; empty where there is none.
-        frames: Where in its program the awaited rank is; empty if it does not answer.
     """
 
-    def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "", frames: str = "") -> None:
-        self.seen, self.first, self.board, self.frames = seen, list(first), board, frames
+    def __init__(self, seen: str, first: Sequence[Entry] = (), board: str = "") -> None:
+        self.seen, self.first, self.board = seen, list(first), board
         super().__init__("\n".join(part for part in (f"{self.what}.", board) if part))
 
     @property

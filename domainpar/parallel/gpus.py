@@ -29,21 +29,13 @@ ALONE = Gathering()
 
 
 class VisibleGpus(NamedTuple):
-    """The GPUs that one rank sees, in its own order.
-
-    Attributes:
-        host: Its machine.
-        uuids: What tells each from all others.
-        may_share: Whether its environment has NCCL take several ranks on one.
-        told_host: What NCCL is told to be its machine; empty where it looks itself.
-        why: What kept torch from seeing more, in its own words.
-    """
+    """The GPUs that one rank sees, in its own order."""
 
     host: str
-    uuids: list[str]
-    may_share: bool = False
-    told_host: str = ""
-    why: str = ""
+    uuids: list[str]  # what tells each from all others
+    may_share: bool = False  # whether its environment has NCCL take several ranks on one
+    told_host: str = ""  # what NCCL is told to be its machine; empty where it looks itself
+    why: str = ""  # what kept torch from seeing more, in its own words
 
     @classmethod
     def here(cls) -> VisibleGpus:

@@ -1,9 +1,9 @@
 """The halo exchange: owners send rows of nodes to the ghost copies, which send sums back.
 
-It has two operations, adjoint to each other: `fill_ghosts` (owner -> ghost, a copy) and `sum_to_owners` (ghost ->
-owner, a sum). Each is also a `start`/`finish` pair, so that a rank can compute meanwhile. Rows travel without padding,
-to neighbours only. Two classes build on them the two backward passes of `docs/same_bits.md`, rule 3: `AdjointHalo` for
-any model, `CompleteHalo` for models with the same bits on any number of ranks.
+It has two operations, adjoint to each other: `fill_ghosts` (owner -> ghost, a copy; `start_fill` lets a rank compute
+meanwhile) and `sum_to_owners` (ghost -> owner, a sum). Rows travel without padding, to neighbours only. Two classes
+build on them the two backward passes of `docs/same_bits.md`, rule 3: `AdjointHalo` for any model, `CompleteHalo` for
+models with the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Halo:
                 f"plan of part {plan.part} of {plan.num_parts} given to rank {transport.rank} of {transport.size}; "
                 "part p lives on rank p: build the plan for this rank, with as many parts as ranks share the event."
             )
-        plan = faults.reach("plan", plan)
-        self.plan = plan
+        self.plan = plan = faults.reach("plan", plan)
         self.transport = transport
         self._send_rows = torch.from_numpy(plan.send_rows).to(device)
         self._send_counts = plan.send_counts.tolist()
@@ -80,63 +79,61 @@ class Halo:
 
     def start_fill(self, owned: Tensor, ghosts: Tensor | None = None) -> Pending:
         """Start `fill_ghosts`; `finish` of the result returns the rows. `ghosts` as there."""
-        self._check_owned(owned)
+        self._check(owned, "owned", self.plan.num_owned)
         packed = owned.index_select(0, self._send_rows)  # a copy: `owned` may change before `finish`
         if ghosts is None:
             ghosts = owned.new_empty(self.plan.num_ghosts, *owned.shape[1:])
         return self.transport.start(packed, self._send_counts, ghosts, self._recv_counts)
 
-    def _check_owned(self, rows: Tensor) -> None:
-        if len(rows) != self.plan.num_owned:
+    def _check(self, rows: Tensor, kind: str, expected: int) -> None:
+        if len(rows) != expected:
             raise ValueError(
-                f"owned rows on rank {self.plan.part}: expected {self.plan.num_owned}, got {len(rows)}; "
-                "pass owned nodes only, without the ghosts."
+                f"{kind} rows on rank {self.plan.part}: expected {expected}, got {len(rows)}; pass {kind} rows only: "
+                "a local table holds the owned rows, then those of ghosts."
             )
 
     def fill_ghosts(self, owned: Tensor, ghosts: Tensor | None = None) -> Tensor:
-        """Copy the row of each owned node to its ghost copies on other ranks. *Collective*.
-
-        Args:
-            owned: Rows of the owned nodes, [num_owned, ...].
-            ghosts: Contiguous buffer that receives the rows, [num_ghosts, ...]; None: a new tensor.
+        """Copy the row of each owned node, [num_owned, ...], to its ghost copies on other ranks. *Collective*.
 
         Returns:
-            Rows of this part's ghost nodes, [num_ghosts, ...].
+            Rows of this part's ghost nodes, [num_ghosts, ...]: `ghosts`, a contiguous buffer, or else a new tensor.
         """
         return self.start_fill(owned, ghosts).finish()
 
-    def start_sum(self, ghosts: Tensor) -> Pending:
-        """Start `sum_to_owners`; `finish` of the result returns the received rows, for `add_received`."""
-        if len(ghosts) != self.plan.num_ghosts:
-            raise ValueError(
-                f"ghost rows on rank {self.plan.part}: expected {self.plan.num_ghosts}, got {len(ghosts)}; "
-                "pass ghosts only, without the owned rows."
-            )
-        ghosts = ghosts.contiguous()
-        received = ghosts.new_empty(len(self._send_rows), *ghosts.shape[1:])
-        return self.transport.start(ghosts, self._recv_counts, received, self._send_counts)
-
     def sum_to_owners(self, ghosts: Tensor) -> Tensor:
-        """Add up the ghost rows of all ranks at their owners, the adjoint of `fill_ghosts`. *Collective*.
-
-        Args:
-            ghosts: Rows of this part's ghost nodes, [num_ghosts, ...].
+        """Add up the ghost rows of all ranks, [num_ghosts, ...], at their owners. *Collective*.
 
         Returns:
             For each owned node the sum over its ghost copies, in the order of their ranks, [num_owned, ...]; 0 without
-            any.
+            any: the adjoint of `fill_ghosts`.
         """
-        return self.add_received(self.start_sum(ghosts).finish())
+        return self._at_owners(ghosts.new_zeros(self.plan.num_owned, *ghosts.shape[1:]), ghosts, "sum")
 
-    def add_received(self, received: Tensor) -> Tensor:
-        """Add up the rows that `start_sum` received, [num_sent, ...], for each owned node, [num_owned, ...]."""
-        sums = received.new_zeros(self.plan.num_owned, *received.shape[1:])
-        # Rows lie by rank of their sender, and are added in that order. One rank sends a row once: where a GPU adds by
-        # atomics, no two meet.
+    def combine(self, owned: Tensor, ghosts: Tensor, how: str) -> Tensor:
+        """Combine owned rows, [num_owned, ...], with the ghost rows that other ranks have of them. *Collective*.
+
+        Args:
+            owned: Rows of this part's nodes; a new tensor is returned.
+            ghosts: Rows of its ghost nodes, [num_ghosts, ...].
+            how: `sum`, or `prod`, `amax`, `amin` as for `index_reduce`.
+        """
+        if how == "sum":
+            return owned + self.sum_to_owners(ghosts)
+        return self._at_owners(owned.clone(memory_format=torch.contiguous_format), ghosts, how)
+
+    def _at_owners(self, combined: Tensor, ghosts: Tensor, how: str) -> Tensor:
+        """Bring ghost rows to their owners, and combine them there with rows that are changed, [num_owned, ...]."""
+        self._check(ghosts, "ghost", self.plan.num_ghosts)
+        received = ghosts.new_empty(len(self._send_rows), *ghosts.shape[1:])
+        self.transport.start(ghosts.contiguous(), self._recv_counts, received, self._send_counts).finish()
+        # Rows lie by rank of their sender, and are combined in that order. One rank sends a row once: where a GPU adds
+        # by atomics, no two meet.
         for rows, of_rank in zip(self._send_rows.split(self._send_counts), received.split(self._send_counts)):
-            if len(rows):
-                sums.index_add_(0, rows, of_rank)
-        return sums
+            if len(rows) and how == "sum":
+                combined.index_add_(0, rows, of_rank)
+            elif len(rows):
+                combined.index_reduce_(0, rows, of_rank, how)
+        return combined
 
 
 class CompleteHalo(Halo):
@@ -160,28 +157,26 @@ class CompleteHalo(Halo):
         Autograd does not see the copy. In the backward pass a stage spreads the gradient of the sums that it made, so
         that ghost nodes have their whole gradient and nothing is added that came from another rank.
         """
-        local = self._table_for(owned)
-        return self._spread(owned, local, self.start_fill(owned.detach(), local[self.plan.num_owned :]))
+        rows = self._with_room(owned)
+        rows._pending = self.start_fill(owned.detach(), rows.local[self.plan.num_owned :])
+        return rows
 
     def join(self, owned: Tensor, ghosts: Tensor) -> HaloRows:
         """Owned rows beside ghost rows that were received earlier. Nothing is exchanged."""
-        local = self._table_for(owned)
-        local[self.plan.num_owned :] = ghosts
-        return self._spread(owned, local)
+        rows = self._with_room(owned)
+        rows.local[self.plan.num_owned :] = ghosts
+        return rows
 
-    def _spread(self, owned: Tensor, local: Tensor, pending: Pending | None = None) -> HaloRows:
+    def _with_room(self, owned: Tensor) -> HaloRows:
+        """Owned rows in a table with room for ghosts."""
+        num_owned, states = self.plan.num_owned, owned.detach()
+        self._check(owned, "owned", num_owned)
+        local = states.contiguous()  # without ghosts no tail to receive into, so no copy
+        if self.plan.num_ghosts:
+            local = empty_table(self.plan.num_local, states.shape[1], states)
+            local[:num_owned] = states
         # Without autograd the rows of the table will do: the others can go.
-        return HaloRows(self, owned if owned.requires_grad else local[: self.plan.num_owned], local, pending)
-
-    def _table_for(self, owned: Tensor) -> Tensor:
-        """A table of local rows with the owned rows filled in; the owned rows themselves if there is no ghost node."""
-        self._check_owned(owned)
-        states = owned.detach()
-        if self.plan.num_ghosts == 0:  # no tail to receive into, so no copy
-            return states.contiguous()
-        local = empty_table(self.plan.num_local, states.shape[1], states)
-        local[: self.plan.num_owned] = states
-        return local
+        return HaloRows(self, owned if owned.requires_grad else local[:num_owned], local)
 
 
 class AdjointHalo(Halo):
@@ -189,29 +184,12 @@ class AdjointHalo(Halo):
 
     def extend(self, owned: Tensor) -> Tensor:
         """Owned rows [num_owned, ...] -> owned and ghost rows [num_local, ...]. *Collective*, backward too."""
-        table: Tensor = _ExtendAdjoint.apply(owned, self)  # type: ignore[no-untyped-call]
+        table: Tensor = _Adjoint.apply(owned, self, False)  # type: ignore[no-untyped-call]
         return table
 
 
-class _ExtendAdjoint(torch.autograd.Function):
-    """Owner -> ghost copy. In backward ghost nodes return partial gradients, which their owner sums."""
-
-    @staticmethod
-    def forward(ctx: Any, owned: Tensor, halo: Halo) -> Tensor:
-        ctx.halo, num_owned = halo, halo.plan.num_owned
-        # One table [owned | ghosts], received into its tail: to join two tables would copy all rows once more.
-        table = owned.new_empty(halo.plan.num_local, *owned.shape[1:])
-        table[:num_owned] = owned
-        halo.fill_ghosts(owned, table[num_owned:])
-        return table
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _ReturnAdjoint.apply(grads[0], ctx.halo), None  # type: ignore[no-untyped-call]
-
-
-class _ReturnAdjoint(torch.autograd.Function):
-    """Ghost -> owner sum. Each of the two functions is the adjoint of the other, so gradients of any order exist.
+class _Adjoint(torch.autograd.Function):
+    """Owner -> ghost, a copy, or `back`, ghost -> owner, a sum: each the adjoint of the other, so to any order.
 
     All ranks make the exchanges of a backward pass in one order. Of the nodes that are ready, autograd runs the one
     that was made last, and whatever uses a tensor was made after it. So it goes back through all calls in reverse
@@ -219,13 +197,19 @@ class _ReturnAdjoint(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, halo: Halo) -> Tensor:
-        ctx.halo, num_owned = halo, halo.plan.num_owned
-        return local[:num_owned] + halo.sum_to_owners(local[num_owned:])
+    def forward(ctx: Any, rows: Tensor, halo: Halo, back: bool) -> Tensor:
+        ctx.halo, ctx.back, num_owned = halo, back, halo.plan.num_owned
+        if back:
+            return rows[:num_owned] + halo.sum_to_owners(rows[num_owned:])
+        # One table [owned | ghosts], received into its tail: to join two tables would copy all rows once more.
+        table = rows.new_empty(halo.plan.num_local, *rows.shape[1:])
+        table[:num_owned] = rows
+        halo.fill_ghosts(rows, table[num_owned:])
+        return table
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _ExtendAdjoint.apply(grads[0], ctx.halo), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Adjoint.apply(grads[0], ctx.halo, not ctx.back), None, None  # type: ignore[no-untyped-call]
 
 
 def ask_owners(transport: Transport) -> Ask:
@@ -242,18 +226,14 @@ def ask_owners(transport: Transport) -> Ask:
 
 
 def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
-    """Send every rank a table of integers of its own: an all-to-all with sizes that differ. *Collective*.
+    """Send every rank a table of integers of its own, int64 [any number, columns]; returns those for this one.
 
-    Args:
-        tables: One table for each rank, int64 [any number, columns], all with the same number of columns; may be empty.
-        transport: Joins the ranks.
-
-    Returns:
-        The tables that the ranks sent to this one, in the order of ranks.
+    A *collective* all-to-all in the order of ranks, with sizes that differ; all tables have the same columns.
     """
     counts = np.array([len(table) for table in tables], dtype=np.int64)
-    owed = _counts_of_all(counts, transport)[:, transport.rank]
-    here = transport.rank
+    here, owed = transport.rank, np.zeros(transport.size, np.int64)
+    for rank, of_rank in enumerate(_sparse_of_all(counts[:, None], transport)):
+        owed[rank] = of_rank[of_rank[:, 0] == here, 1].sum()
     of_others = [table for rank, table in enumerate(tables) if rank != here]
     columns = tables[here].shape[1]
     send = torch.from_numpy(np.concatenate([np.zeros((0, columns), np.int64), *of_others]))
@@ -266,10 +246,16 @@ def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray
     return given
 
 
-def _counts_of_all(counts: IntArray, transport: Transport) -> IntArray:
-    """The counts of all ranks, int64 [size, counts]: row `p` is what rank `p` passed. *Collective*."""
-    gathered = transport.all_gather(np.asarray(counts, dtype=np.int64).tobytes())
-    return np.stack([np.frombuffer(row, dtype=np.int64) for row in gathered])
+def _sparse_of_all(table: IntArray, transport: Transport) -> list[IntArray]:
+    """What every rank has for its peers, as rows (peer, columns), without the peers that it has nothing for.
+
+    `table` has a row for each peer, int64 [size, columns]; its first column is 0 where there is nothing. So the bytes
+    grow with the number of neighbours, and nothing has a number for each pair of ranks. *Collective*.
+    """
+    peers = np.flatnonzero(table[:, 0])
+    mine = np.column_stack([peers, table[peers]]).astype(np.int64)
+    width = mine.shape[1]
+    return [np.frombuffer(rows, dtype=np.int64).reshape(-1, width) for rows in transport.all_gather(mine.tobytes())]
 
 
 def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
@@ -279,16 +265,19 @@ def _check_plans_agree(plan: PartitionPlan, transport: Transport) -> None:
     """
     sent = _fingerprints(plan.owned_ids[plan.send_rows], plan.send_counts)
     received = _fingerprints(plan.ghost_ids, plan.recv_counts)
-    table = _counts_of_all(np.concatenate([sent, received]).ravel(), transport).reshape(transport.size, 2, -1, 2)
-    declared, expected = table[:, 0], table[:, 1].swapaxes(0, 1)  # both [sender, receiver, (count, crc32)]
+    declared, expected = (
+        {(rank, peer): (count, crc) for rank, rows in enumerate(of_ranks) for peer, count, crc in rows.tolist()}
+        for of_ranks in (_sparse_of_all(sent, transport), _sparse_of_all(received, transport))
+    )
     # Every rank looks at every pair, so that all raise the same error.
-    for sender, receiver in np.argwhere((declared != expected).any(axis=2)).tolist():
-        there, here = declared[sender, receiver], expected[sender, receiver]
-        raise RuntimeError(
-            f"plans disagree: {transport.name_ranks([sender])} would send {there[0]} rows (crc32 "
-            f"{there[1]:08x}) to {transport.name_ranks([receiver])}, which expects {here[0]} (crc32 "
-            f"{here[1]:08x}); the two hold plans of different events or assignments."
-        )
+    for sender, receiver in sorted({*declared, *((peer, rank) for rank, peer in expected)}):
+        there, here = declared.get((sender, receiver), (0, 0)), expected.get((receiver, sender), (0, 0))
+        if there != here:
+            raise RuntimeError(
+                f"plans disagree: {transport.name_ranks([sender])} would send {there[0]} rows (crc32 "
+                f"{there[1]:08x}) to {transport.name_ranks([receiver])}, which expects {here[0]} (crc32 "
+                f"{here[1]:08x}); the two hold plans of different events or assignments."
+            )
 
 
 def _fingerprints(ids: IntArray, counts: Sequence[int] | IntArray) -> IntArray:

@@ -8,7 +8,7 @@ on the grouping. The absolute resolution is 2^-73; a partial may have a magnitud
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,8 @@ HI_SCALE = 2.0**20
 LO_SCALE = 2.0**72
 CARRY_BITS = 52  # a unit of hi is 2^52 units of lo
 LARGEST_PARTIAL = 2.0**26  # 2^17 partials of this size still fit the hi limb
-MOST_UNCARRIED = 2**11  # partials beside what is carried: half of what a lo limb holds
+NOT_FINITE = 10_000  # larger than any exponent of a double
+LOWEST = -1022  # below it numbers lose bits anyway
 CARRY_EVERY = 1024  # a lo limb is at most 2^51, so 2^11 of them fit; carried well before
 
 
@@ -42,7 +43,7 @@ class IntegerSums:
         self._limbs = torch.zeros(2 * size + 1, dtype=torch.int64, device=device)  # hi, lo, rejected
         self._uncarried = 0
         self._lock = threading.Lock()
-        self._reducing = False
+        self._pending: Pending | None = None  # the sum over ranks that is under way
 
     def __len__(self) -> int:
         return len(self._limbs) // 2
@@ -91,23 +92,8 @@ class IntegerSums:
             if self._uncarried >= CARRY_EVERY:
                 self._carry()
 
-    @contextmanager
-    def room_for(self, count: int) -> Iterator[Tensor]:
-        """The limbs, for a kernel that adds `count` partials to some of the sums: high, low, rejected.
-
-        Raises:
-            ValueError: If they do not fit the low limbs.
-        """
-        if count > MOST_UNCARRIED:
-            raise ValueError(f"{count} partials do not fit a low limb; add at most {MOST_UNCARRIED} at a time.")
-        with self._alone():
-            if self._uncarried + count > MOST_UNCARRIED:
-                self._carry()
-            self._uncarried += count
-            yield self._limbs
-
     def add_limbs(self, limbs: IntArray, rejected: int, start: int = 0) -> None:
-        """Add sums that are integers already, in the carried form 0 <= lo < 2^52. Any thread may call it.
+        """On a CPU: add sums that are integers already, in the carried form 0 <= lo < 2^52. Any thread may call it.
 
         Args:
             limbs: High and low limbs of sums of partials, int64 [2, n].
@@ -116,10 +102,7 @@ class IntegerSums:
         """
         size, count = len(self), limbs.shape[1]
         with self._alone():
-            if self._limbs.device.type == "cpu":
-                sums: Any = self._limbs.numpy()
-            else:
-                sums, limbs = self._limbs, torch.from_numpy(limbs).to(self._limbs.device)  # type: ignore[assignment]
+            sums = self._limbs.numpy()
             for first, part in zip((start, size + start), limbs):
                 sums[first : first + count] += part
             sums[-1] += rejected
@@ -135,9 +118,22 @@ class IntegerSums:
         """
         with self._alone():
             self._carry()
-            pending = transport.start_all_reduce(self._limbs)
-            self._reducing = True
-        return _SumsUnderWay(self, pending)
+            self._pending = transport.start_all_reduce(self._limbs)
+        return self
+
+    def progress(self) -> None:
+        """Let the sum over ranks move on, if one is under way."""
+        if self._pending is not None:
+            self._pending.progress()
+
+    def finish(self) -> Tensor:
+        """Wait for the sum over ranks, if one is under way; returns the limbs."""
+        if self._pending is not None:
+            self._pending.finish()
+            with self._lock:
+                self._pending, self._uncarried = None, 1
+                self._carry()  # limbs of all ranks added up leave less room for more partials
+        return self._limbs
 
     def reduce(self, transport: Transport) -> None:
         """Add up the sums of all ranks; every rank then holds the same limbs. *Collective*."""
@@ -182,7 +178,7 @@ class IntegerSums:
     def _alone(self) -> Iterator[None]:
         """The limbs for this thread alone; refused while the transport works on them."""
         with self._lock:
-            if self._reducing:
+            if self._pending is not None:
                 raise RuntimeError(
                     "these sums are being added up over ranks and would differ between them; call finish on what "
                     "start_reduce returned first, or use other IntegerSums meanwhile."
@@ -190,23 +186,55 @@ class IntegerSums:
             yield
 
 
-class _SumsUnderWay:
-    """A started `IntegerSums.start_reduce`."""
+def sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> list[Tensor] | None:
+    """Sums over ranks of tensors that have the same shapes on all, in float64, the same bits on all. *Collective*.
 
-    def __init__(self, sums: IntegerSums, pending: Pending) -> None:
-        self._sums, self._pending, self._done = sums, pending, False
+    Each tensor is scaled by a power of two of its own, which loses no bit, so that small ones are summed as well as
+    large ones: to 2^-73 of the largest number in it.
 
-    def progress(self) -> None:
-        self._pending.progress()
+    Returns:
+        The sums; None on every rank if a number of any rank is not finite.
+    """
+    return start_sum_exactly(tensors, transport)()
 
-    def finish(self) -> Tensor:
-        limbs = self._pending.finish()
-        if not self._done:
-            self._done = True
-            with self._sums._lock:
-                self._sums._reducing, self._sums._uncarried = False, 1
-                self._sums._carry()  # limbs of all ranks added up leave less room for more partials
-        return limbs
+
+def start_sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> Callable[[], list[Tensor] | None]:
+    """Start `sum_exactly`; what it returns waits for the sums. All ranks start their sums in the same order."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    real = [torch.view_as_real(it.resolve_conj()) if it.is_complex() else it for it in tensors]
+    exponents = _exponents(real, device)
+    transport.all_reduce(exponents, "max")
+    exponents = exponents.cpu()
+    if bool((exponents >= NOT_FINITE).any()):
+        return lambda: None
+    sizes = [tensor.numel() for tensor in real]
+    sums = IntegerSums(sum(sizes), device)
+    # A power of two for each number: the calls of a GPU are as many for a thousand tensors as for one.
+    powers = exponents.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu")).to(device)
+    # With what is empty, because there is no cat of nothing, and the result is to be of that type.
+    flat = torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *(it.flatten() for it in real)])
+    sums.add(torch.ldexp(flat, -powers))
+    under_way = sums.start_reduce(transport)
+
+    def finish() -> list[Tensor]:
+        under_way.finish()
+        totals = torch.ldexp(sums.total(), powers).split(sizes)
+        whole = [total.view(tensor.shape) for tensor, total in zip(real, totals)]
+        return [torch.view_as_complex(total) if it.is_complex() else total for it, total in zip(tensors, whole)]
+
+    return finish
+
+
+def _exponents(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """For each tensor the power of two next above all magnitudes, `NOT_FINITE` if one is not finite; int64 [n]."""
+    # Of a NaN the largest is NaN. Nothing here makes the host wait for a GPU.
+    some = [each for each in tensors if each.numel()]
+    of_each = iter(torch._foreach_norm(some, float("inf")) if some else ())
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    largest = torch.stack([*(next(of_each) if each.numel() else zero for each in tensors), zero])
+    finite, powers = largest.isfinite(), torch.frexp(torch.nan_to_num(largest)).exponent.long().clamp_min(LOWEST)
+    powers = torch.where(largest == 0, LOWEST, powers)
+    return torch.where(finite, powers, NOT_FINITE)[: len(tensors)]
 
 
 def _carry_over(hi: Any, lo: Any) -> None:

@@ -16,23 +16,14 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive s
 
 @dataclass(frozen=True)
 class Launcher:
-    """This process, as the environment describes it.
-
-    Attributes:
-        kind: Which launcher it was.
-        command: The command that the user typed, for messages.
-        rank: This process, in [0, size).
-        size: Processes started; None where the environment does not say (then MPI does).
-        size_variable: Where `size` was read.
-        has_pmi: Whether MPI processes started this way can find each other.
-    """
+    """This process, as the environment describes it."""
 
     kind: Kind
-    command: str
+    command: str  # that the user typed, for messages
     rank: int = 0
-    size: int | None = 1
-    size_variable: str = ""
-    has_pmi: bool = False
+    size: int | None = 1  # None where the environment does not say; then MPI does
+    size_variable: str = ""  # where it was read
+    has_pmi: bool = False  # whether MPI processes started this way can find each other
 
 
 def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
@@ -48,10 +39,7 @@ def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -
 
     Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
     torchrun, `jsrun`, MPICH or Open MPI's `mpiexec`, PALS and flux among them, `srun`, plain `RANK` and `WORLD_SIZE`.
-
-    Args:
-        environ: The variables of this process.
-        typed: Whether it was typed at the terminal of a task of `srun --pty`; None: look.
+    (`typed`: whether it was typed at the terminal of a task of `srun --pty`; None: look.)
 
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
@@ -70,7 +58,9 @@ def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -
     if "PMI_SIZE" in environ and not by_srun and "PALS_RANKID" in environ:
         return _read(environ, "mpich", "mpiexec (PALS)", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     # Flux serves MPICH's interface, whose variables it sets; those of its own are there without an MPI as well.
-    if "FLUX_TASK_RANK" in environ and "FLUX_JOB_SIZE" in environ and not _inside_flux(environ):
+    flux = environ.get("FLUX_TASK_RANK"), environ.get("FLUX_JOB_SIZE")
+    # An mpiexec inside a task of flux gives its children numbers of their own.
+    if None not in flux and flux == (environ.get("PMI_RANK", flux[0]), environ.get("PMI_SIZE", flux[1])):
         return _read(environ, "flux", "flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", has_pmi=True)
     if "PMI_SIZE" in environ and not by_srun:
         return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
@@ -89,11 +79,7 @@ def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -
 
 
 def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port where rank 0 serves the others, when MPI cannot tell them.
-
-    Raises:
-        ValueError: If the environment does not say.
-    """
+    """Host and port where rank 0 serves the others, when MPI cannot tell them; ValueError if nothing says so."""
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
     if launcher.kind == "srun":
@@ -117,12 +103,6 @@ def alone_in_job(environ: Mapping[str, str] = os.environ) -> str:
         return ""
     started, how = ("srun --pty", "srun --overlap") if _by_pty(environ) else ("a script or shell, not srun", "srun")
     return f"alone in a Slurm job of {tasks} tasks, started by {started}: {how} -n {tasks} python -m domainpar..."
-
-
-def _inside_flux(environ: Mapping[str, str]) -> bool:
-    """Whether an mpiexec inside a task of flux gave this process numbers of its own."""
-    own = environ.get("PMI_RANK", environ["FLUX_TASK_RANK"]), environ.get("PMI_SIZE", environ["FLUX_JOB_SIZE"])
-    return own != (environ["FLUX_TASK_RANK"], environ["FLUX_JOB_SIZE"])
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:
@@ -156,17 +136,12 @@ def _typed(environ: Mapping[str, str]) -> bool:
 
 
 def _read(
-    environ: Mapping[str, str],
-    kind: Kind,
-    command: str,
-    rank_name: str,
-    size_name: str,
-    has_pmi: bool = False,
+    environ: Mapping[str, str], kind: Kind, command: str, rank_name: str, size_name: str, has_pmi: bool = False
 ) -> Launcher:
     rank, size = _number(environ, rank_name), _number(environ, size_name)
     if not 0 <= rank < size:
         raise ValueError(f"{rank_name}={rank} does not fit {size_name}={size}; ranks count from 0 to {size - 1}.")
-    return Launcher(kind, command, rank, size, size_variable=size_name, has_pmi=has_pmi)
+    return Launcher(kind, command, rank, size, size_name, has_pmi)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,31 +26,21 @@ class NodeTile:
     tile: int
     rows: slice
 
-    @property
-    def num_nodes(self) -> int:
-        return int(self.rows.stop - self.rows.start)
-
 
 @dataclass(frozen=True)
 class EdgeTile:
     """The local edges that end in one tile. Never empty.
 
-    Attributes:
-        tile: Global number of the tile.
-        owned: Whether this part owns the tile, and so counts its edges. A foreign tile is here because owned nodes are
-            the `src` of some of its edges; it holds all of those nodes' edges, and no others.
-        edges: Rows of the edges in every edge table.
-        nodes: Rows of the tile's nodes; empty for a foreign tile.
-        pairs: Rows of its (tile, owned `src` node) pairs.
-        has_ghosts: Whether one of its edges begins or ends at a ghost.
+    `owned` says whether this part owns the tile, and so counts its edges. A foreign tile is here because owned nodes
+    are the `src` of some of its edges; it holds all of those nodes' edges, and no others.
     """
 
-    tile: int
+    tile: int  # its global number
     owned: bool
-    edges: slice
-    nodes: slice
-    pairs: slice
-    has_ghosts: bool
+    edges: slice  # rows in every edge table
+    nodes: slice  # rows of the tile's nodes; empty for a foreign tile
+    pairs: slice  # rows of its (tile, owned `src` node) pairs
+    has_ghosts: bool  # whether one of its edges begins or ends at a ghost
 
     @property
     def num_edges(self) -> int:
@@ -59,20 +49,12 @@ class EdgeTile:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of one part in ascending order, and where their edges are summed.
+    """The tiles of one part in ascending order, and where their edges are summed."""
 
-    Attributes:
-        nodes: Owned tiles that have a node.
-        edges: Tiles that have a local edge, owned ones and foreign ones.
-        pair_of_edge: Number of the (tile, `src`) pair of each edge, int64 [num_edges]; -1 where `src` is a ghost node,
-            whose sum belongs to another part.
-        pair_rows: Owned row of the `src` of each (tile, `src`) pair, int64 [num_pairs], ascending within a tile.
-    """
-
-    nodes: tuple[NodeTile, ...]
-    edges: tuple[EdgeTile, ...]
-    pair_of_edge: Tensor
-    pair_rows: Tensor
+    nodes: tuple[NodeTile, ...]  # owned tiles that have a node
+    edges: tuple[EdgeTile, ...]  # tiles that have a local edge, owned ones and foreign ones
+    pair_of_edge: Tensor  # (tile, `src`) pair of each, int64 [num_edges]; -1: `src` is a ghost, summed by its owner
+    pair_rows: Tensor  # owned row of the `src` of each pair, int64 [num_pairs], ascending within a tile
 
     @cached_property
     def blocks(self) -> tuple[EdgeTile, ...]:
@@ -172,61 +154,18 @@ class LocalGraph:
         value: T = self.made[name]
         return value
 
-    def ids(self, name: Literal["edge_ids", "owned_ids", "ghost_ids"]) -> Any:
-        """Global ids of the plan where kernels read them: its own array on the host, a tensor on a GPU."""
-        array: IntArray = getattr(self.plan, name)
-        device = self.features.device
-        return array if device.type == "cpu" else self.cached(name, lambda: torch.from_numpy(array).to(device))
-
-    @property
-    def edges_at_dst(self) -> EdgesAtNodes:
-        """The edges that end at each owned node, in global order."""
-        return self.cached("edges at dst", lambda: _edges_at_nodes(self.dst, self.num_owned))
-
-    @property
-    def edges_at_src(self) -> EdgesAtNodes:
-        """The edges that begin at each owned node, in global order."""
-        return self.cached("edges at src", lambda: _edges_at_nodes(self.src, self.num_owned))
-
-
-class EdgesAtNodes(NamedTuple):
-    """Edges grouped by owned node: those of node n are `edges[first[n] : first[n + 1]]`; the last runs to the end."""
-
-    edges: Tensor
-    first: Tensor
-
-
-def _edges_at_nodes(nodes: Tensor, num_owned: int) -> EdgesAtNodes:
-    """Group edges by one of their ends, those at ghosts left out."""
-    # Stable: the edges of a node stay in global order (`docs/same_bits.md`, rule 2). Rows of ghosts are the largest:
-    # their edges come last, and are cut off.
-    ordered = torch.sort(nodes, stable=True)
-    count = int((nodes < num_owned).sum())
-    first = torch.searchsorted(ordered.values, torch.arange(num_owned, device=nodes.device))
-    return EdgesAtNodes(ordered.indices[:count].contiguous(), first)
-
 
 @dataclass(frozen=True, eq=False)
 class TileRanges:
-    """The tiles of a stored event as ranges of its nodes and edges, and their parts.
+    """The tiles of a stored event as ranges of its nodes and edges, and their parts."""
 
-    Attributes:
-        node_ptr: First node id of each tile, int64 [K + 1].
-        edge_ptr: First id of the edges ending in each tile, int64 [K + 1].
-        part_of_tile: Part of each tile, [K].
-    """
-
-    node_ptr: IntArray
-    edge_ptr: IntArray
-    part_of_tile: IntArray
+    node_ptr: IntArray  # first node id of each tile, int64 [K + 1]
+    edge_ptr: IntArray  # first id of the edges ending in each tile, int64 [K + 1]
+    part_of_tile: IntArray  # [K]
 
     def node_owner(self) -> IntArray:
         """Part of every node, [N]."""
         return np.repeat(self.part_of_tile, np.diff(self.node_ptr))
-
-    def tile_of_edges(self, edge_ids: IntArray) -> IntArray:
-        """Tile in which each of some edges, given by increasing global id, ends."""
-        return np.searchsorted(self.edge_ptr, edge_ids, side="right") - 1
 
 
 def localise(
@@ -246,21 +185,21 @@ def localise(
         plan: The plan of the part.
         tiles: Tile ranges of the stored event, with the grouping that the plan was built from.
         features: Features of the local nodes in the order of the plan, [num_local, F].
-        edge_features: Features of the local edges, [num_edges, G].
-        label: Labels of the local edges, [num_edges], or None.
+        edge_features, label: Features and labels (or None) of the local edges, [num_edges, G] and [num_edges].
         event_id: Name of the event, for messages.
-        device: Where to put it.
-        dtype: Type of the features, float32 or float64.
-
-    Returns:
-        The part.
+        device, dtype: Where to put it; type of the features, float32 or float64.
 
     Raises:
         ValueError: If an array does not have one row per local node or edge, or holds a value that is not finite.
     """
-    _check_rows(event_id, plan.num_local, {"features": features})
-    of_edges = {"edge features": edge_features, **({} if label is None else {"label": label})}
-    _check_rows(event_id, plan.num_edges, of_edges)
+    given = {"features": features, "edge features": edge_features, **({} if label is None else {"label": label})}
+    for name, values in given.items():
+        expected = plan.num_local if name == "features" else plan.num_edges
+        if len(values) != expected:
+            raise ValueError(f"event {event_id}: {name} has {len(values)} rows where the plan has {expected}.")
+        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise ValueError(f"event {event_id}: {name} of local row {row} is not finite: {values[row]}.")
     return LocalGraph(
         plan=plan,
         tiles=find_tiles(plan, tiles, device),
@@ -279,8 +218,8 @@ def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | st
     sizes = np.diff(tiles.node_ptr)[owned]
     stops = np.cumsum(sizes)
     rows_of = {int(tile): slice(int(stop - size), int(stop)) for tile, size, stop in zip(owned, sizes, stops)}
-    tile_of_edge = tiles.tile_of_edges(plan.edge_ids)
-    # Local edges are in global order, and so by tile: a tile's are one block.
+    # Local edges are in global order, and so by the tile where they end: a tile's are one block.
+    tile_of_edge = np.searchsorted(tiles.edge_ptr, plan.edge_ids, side="right") - 1
     block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
     block_stops = np.append(block_starts[1:], plan.num_edges)
     tile_of_block = tile_of_edge[block_starts]
@@ -316,12 +255,3 @@ def _pairs(plan: PartitionPlan, starts: IntArray, stops: IntArray) -> tuple[IntA
     pair_of_edge = np.full(plan.num_edges, -1, dtype=np.int64)
     pair_of_edge[with_owned_src] = inverse
     return pair_rows.astype(np.int64), pair_of_edge, np.searchsorted(pair_block, np.arange(len(starts) + 1))
-
-
-def _check_rows(event_id: str, expected: int, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    for name, values in arrays.items():
-        if len(values) != expected:
-            raise ValueError(f"event {event_id}: {name} has {len(values)} rows where the plan has {expected}.")
-        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-            row = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise ValueError(f"event {event_id}: {name} of local row {row} is not finite: {values[row]}.")

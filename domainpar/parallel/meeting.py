@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-import time
 from collections.abc import Mapping
-from datetime import timedelta
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from domainpar.common import faults, timeouts
-from domainpar.common.agreement import Gathering, Refused, name_ranks
+from domainpar.common.agreement import Ranks, Refused, gather
 from domainpar.common.problems import Problem
 from domainpar.parallel import gpus, shared_memory, side_channel
 from domainpar.parallel import launcher as launchers
@@ -49,8 +47,7 @@ def tells(refused: ValueError) -> bool:
     return isinstance(refused, ToldHere) or launchers.started_as_root()
 
 
-Meeting = tuple[Transport, torch.device, SideChannel | None]
-"""The transport that joins all ranks, the device of this one, and the side channel where there is one."""
+Meeting = tuple[Transport, torch.device, SideChannel | None]  # of all ranks; of this one; where there is one
 
 
 def meet(
@@ -58,13 +55,7 @@ def meet(
 ) -> Meeting:
     """Join the other processes that a launcher started; alone without one. *Collective*.
 
-    Args:
-        transport, device, domain_size, timeout, join_seconds, share_gpu: As for `World.launch`.
-
-    Raises:
-        ValueError: If an argument is wrong, on every rank alike.
-        Refused: If launcher and MPI library do not belong together, the ranks cannot meet, or what they send each other
-            arrives changed.
+    Arguments and errors are those of `World.launch`.
     """
     if transport not in get_args(TransportName):
         raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
@@ -78,11 +69,11 @@ def meet(
         return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.of_threads(1)
     comm = join_mpi(transport, launcher, join_seconds)
     marks: SideChannel | None
+    ranks: Ranks
     if comm is None:
-        rank, towards = launcher.rank, launchers.address(launcher)
-        marks = _meet_at(*towards, launcher, join_seconds)
-        by_store = Gathering(rank, marks.num_ranks, partial(_gather_at, marks, rank, join_seconds))
-        own = gpus.choose_device(device, share_gpu, by_store)
+        towards = launchers.address(launcher)
+        marks, ranks = _meet_at(*towards, launcher, join_seconds)
+        own = gpus.choose_device(device, share_gpu, ranks)
         name = choose_transport(transport, own, has_mpi=False)
     else:
         from domainpar.parallel.mpi import MpiTransport
@@ -100,8 +91,8 @@ def meet(
                 "not all ranks can open a connection to the host of rank 0; gloo and NCCL need one",
                 "check names and firewalls between the hosts, or take --transport mpi",
             )
-        rank, towards = by_mpi.rank, (marks.hosts[0], 1)
-    return _of_store(name, own.device, timeout, marks, rank, towards), own.device, marks
+        ranks, towards = by_mpi, (marks.hosts[0], 1)
+    return _of_store(name, own.device, timeout, marks, ranks, towards), own.device, marks
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:
@@ -137,22 +128,6 @@ def choose_transport(transport: TransportName, own: gpus.DeviceChoice, has_mpi: 
     return "mpi" if has_mpi else "gloo"
 
 
-def _gather_at(marks: SideChannel, rank: int, seconds: float, payload: bytes) -> list[bytes]:
-    """Give every rank the payload of each, by a store; once. *Collective*."""
-    limit = timedelta(seconds=seconds)
-    try:
-        marks.store.set(f"payload/{rank}", payload.decode())
-        marks.store.wait([f"payload/{other}" for other in range(marks.num_ranks)], limit)
-        payloads = [marks.store.get(f"payload/{other}") for other in range(marks.num_ranks)]
-        marks.store.set(f"read/{rank}", "")
-        if marks.serves:  # the others read from here: what they read may make all of them leave
-            marks.store.wait([f"read/{other}" for other in range(marks.num_ranks)], limit)
-    except RuntimeError as error:
-        what = f"not all ranks named their GPUs within {seconds:g} s: {_first_line(error)}"
-        raise Refused(what, "look at the output of the others; nvidia-smi says whether their GPUs answer") from None
-    return payloads
-
-
 def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float = timeouts.JOIN) -> Any | None:
     """mpi4py's COMM_WORLD under an MPI launcher; None where MPI is not wanted or, under srun, does not work.
 
@@ -182,11 +157,7 @@ def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float =
 
 
 def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
-    """COMM_WORLD; `insists`: whether the user asked for MPI.
-
-    Raises:
-        Refused: If the MPI library does not work, or is not that of the launcher.
-    """
+    """COMM_WORLD; refused if the library does not work, or is not the launcher's. `insists`: the user asked for MPI."""
     from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of, start_mpi
 
     seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
@@ -228,9 +199,8 @@ def unsuited(
     """Why an MPI library cannot be started the way that these ranks were: known before it ends the process itself.
 
     Args:
-        launcher: The launcher of these ranks.
-        library: Name and version of the library.
-        with_pmix: Whether it is linked with PMIx; asked of MPICH and its kin.
+        launcher: That of these ranks.
+        library: Name and version of the library; `with_pmix`: whether it is linked with PMIx, asked of MPICH and kin.
         insists: Whether the user asked for MPI: what may work is then tried.
         environ: The variables of this process.
     """
@@ -254,9 +224,7 @@ def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) 
     """Refuse more ranks of MPICH on this machine than its shared memory has room for: they would end by a signal.
 
     All ranks of a machine look before any starts MPI, which takes nothing until all have come, so that they see alike.
-
-    Raises:
-        Refused: If it has not. One rank of the machine speaks: rank 0 may be on another one.
+    One rank of the machine speaks: rank 0 may be on another one.
     """
     ranks = environ.get("MPI_LOCALNRANKS", "")  # of hydra, MPICH's own launcher
     if library.startswith("MPICH") and ranks.isdigit() and (problem := shared_memory.shortage(int(ranks))):
@@ -264,8 +232,8 @@ def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) 
         raise (ToldHere if first_here else ToldByAnother)(problem.what, problem.hint)
 
 
-def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> SideChannel:
-    """The side channel of ranks that meet at an address, where rank 0 or torchrun serves a store. *Collective*."""
+def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> tuple[SideChannel, Ranks]:
+    """The side channel of ranks that meet at an address, where rank 0 or torchrun serves a store; *collective*."""
     assert launcher.size is not None, "only PMIx leaves the size to MPI"
     # torchrun serves a store itself, and uses the same one again when it restarts the ranks.
     serves = launcher.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -278,77 +246,49 @@ def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> S
     try:
         store = connect(serves)
     except RuntimeError as error:
-        raise _cannot_meet(launcher, host, port, serves, join_seconds, error) from None
-    hosts = _wait_for_all(store, launcher.rank, launcher.size, join_seconds)
-    return SideChannel(store, launcher.size, serves, hosts, connect)
-
-
-def _cannot_meet(
-    launcher: Launcher, host: str, port: int, serves: bool, join_seconds: float, error: RuntimeError
-) -> Refused:
-    """Why rank 0 cannot serve the others, or this rank cannot reach it."""
-    if serves and any(sign in str(error) for sign in ("EADDRINUSE", "address already in use")):
-        return Refused(f"port {port} of {host} is taken", "set MASTER_PORT to a free port, or start with mpiexec")
-    if "resolve" in str(error) or "getaddrinfo" in str(error) or "Name or service" in str(error):
-        what = f"rank {launcher.rank} cannot resolve {host}, where rank 0 serves"
-        return ToldHere(what, "set MASTER_ADDR to an address that every host knows")
-    return ToldHere(
-        f"rank {launcher.rank} of {launcher.size} could not meet rank 0 at {host}:{port} within {join_seconds:g} s: "
-        + _first_line(error),
-        "check that rank 0 was started, and MASTER_ADDR, MASTER_PORT and firewalls; --join-timeout waits longer",
-    )
-
-
-def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> list[str]:
-    """Wait until every rank has come, *collective*; returns the host of each.
-
-    Raises:
-        Refused: If some did not come in time, naming them.
-    """
-    give_up_at = time.monotonic() + seconds
-    absent = list(range(size))
-    try:
-        store.set(f"host/{rank}", platform.node())
-        # Looked at again and again: to wait for a key would not say whose is absent.
-        while absent and time.monotonic() < give_up_at:
-            absent = [other for other in absent if not store.check([f"host/{other}"])]
-            time.sleep(timeouts.MEETING_POLL if absent else 0.0)
-        if not absent:
-            return [store.get(f"host/{other}").decode() for other in range(size)]
-    except RuntimeError as error:
-        raise Refused(f"rank 0 left while the ranks met: {_first_line(error)}", "look at its output") from None
-    here = [other for other in range(size) if other not in absent]
-    raise Refused(
-        f"{name_ranks(absent)} did not join within {seconds:g} s; joined: {', '.join(map(str, here))}",
-        "look at the output of those that did not; --join-timeout waits longer",
-    )
+        said, rank = str(error), f"rank {launcher.rank}"
+        if serves and any(sign in said for sign in ("EADDRINUSE", "address already in use")):
+            hint = "set MASTER_PORT to a free port, or start with mpiexec"
+            raise Refused(f"port {port} of {host} is taken", hint) from None
+        if any(sign in said for sign in ("resolve", "getaddrinfo", "Name or service")):
+            hint = "set MASTER_ADDR to an address that every host knows"
+            raise ToldHere(f"{rank} cannot resolve {host}, where rank 0 serves", hint) from None
+        what = f"{rank} of {launcher.size} could not meet rank 0 at {host}:{port} within {join_seconds:g} s"
+        hint = "check that rank 0 was started, and MASTER_ADDR, MASTER_PORT and firewalls; --join-timeout waits longer"
+        raise ToldHere(f"{what}: {_first_line(error)}", hint) from None
+    ranks = side_channel.StoreRanks(store, launcher.rank, launcher.size, join_seconds, serves)
+    return SideChannel(store, launcher.size, serves, gather(ranks, platform.node()), connect), ranks
 
 
 def _of_store(
-    name: str, device: torch.device, deadline: float, marks: SideChannel, rank: int, towards: tuple[str, int]
+    name: str, device: torch.device, deadline: float, marks: SideChannel, ranks: Ranks, towards: tuple[str, int]
 ) -> Transport:
     """Form a gloo or NCCL group of processes that share a store. *Collective*."""
     import torch.distributed as dist
 
-    from domainpar.parallel.process_group import form_group, of_group
+    from domainpar.parallel.process_group import form_group
 
     if dist.is_initialized():
         raise Refused("torch.distributed is in use by this program already", "use World.from_process_group")
-    size = marks.num_ranks
-    side_channel.choose_interface(marks.store, rank, size, towards)
+    store = side_channel.prefixed("group", marks.store)
     try:
-        by_nccl = device if name == "nccl" else torch.device("cpu")
-        form_group(by_nccl, side_channel.prefixed("group", marks.store), rank, size, deadline)
-        return proved(of_group(None, device, deadline, on_abort=marks.announce_failure, owned=True), device)
+        return form_group(device, name == "nccl", store, ranks, towards, deadline, marks.announce_failure)
     except (RuntimeError, Refused) as error:
         if dist.is_initialized():  # in part; left as it is, its threads would end this process by a signal at its exit
             dist.destroy_process_group()
         if isinstance(error, Refused):
             raise
-        refused = _no_group(name, rank, size, error)
         # Rank 0 may find out minutes later, and may not be the one that is wrong: one rank of each host says so.
         kind = ToldHere if _first_here(marks.store) else ToldByAnother
-        raise kind(refused.what, refused.hint) from None
+        # NCCL says what is wrong in its last line, gloo in its first.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
+        said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else ((lines or [""])[-1], "")
+        hint = next((hint for words, hint in _HINTS.items() if words in str(error)), side_channel.OTHER_INTERFACE)
+        what = (
+            f"rank {ranks.rank} on {platform.node()} could not form a {name} group of {ranks.size} ranks{how}: {said}"
+        )
+        raise kind(what, hint) from None
 
 
 _HINTS = {
@@ -361,25 +301,9 @@ _HINTS = {
 
 def _first_here(store: Store) -> bool:
     """Whether no other rank of this host has said that there is no group, as far as can be known."""
-    try:
+    with suppress(RuntimeError):  # rank 0 has left
         return store.add(f"no group/{platform.node()}", 1) == 1
-    except RuntimeError:  # rank 0 has left
-        return True
-
-
-def _no_group(name: str, rank: int, size: int, error: RuntimeError) -> Refused:
-    """Why torch's library could not join the ranks."""
-    # NCCL says what is wrong in its last line, gloo in its first.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
-    said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else ((lines or [""])[-1], "")
-    hint = (
-        "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` lists "
-        "them"
-    )
-    hint = next((hint for words, hint in _HINTS.items() if words in str(error)), hint)
-    where = f"rank {rank} on {platform.node()}"
-    return Refused(f"{where} could not form a {name} group of {size} ranks{how}: {said}", hint)
+    return True
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,18 +53,16 @@ def knows_pmix(mpi: Any) -> bool:
     return any(hasattr(ctypes.CDLL(name), "PMIx_Init") for name in (mpi.__file__, None))
 
 
-def start_mpi(mpi: Any) -> Any:
-    """Start MPI unless the program has done so; returns COMM_WORLD. A wrong library may end the process here."""
-    if not mpi.Is_initialized():
-        # MPICH does not look whether it was refused: its sums are then wrong, without an error. Not switched off where
-        # it works: 16 MiB each way between two ranks took 1.8 ms with it and 6.4 ms without, 64 KiB 13 and 23 us.
-        if not reads_memory():
-            os.environ.setdefault(*NO_COPY.split("="))
-        mpi.Init_thread()
-    return mpi.COMM_WORLD
+def start_mpi(mpi: Any) -> None:
+    """Start MPI. A wrong library may end the process here."""
+    # MPICH does not look whether it was refused: its sums are then wrong, without an error. Not switched off where it
+    # works: 16 MiB each way between two ranks took 1.8 ms with it and 6.4 ms without, 64 KiB 13 and 23 us.
+    if not _reads_memory():
+        os.environ.setdefault(*NO_COPY.split("="))
+    mpi.Init_thread()
 
 
-def reads_memory() -> bool:
+def _reads_memory() -> bool:
     """Whether the system lets processes read each other's memory by `process_vm_readv`, as far as one alone can tell.
 
     Sandboxes, containers and emulators may refuse the call (seccomp). This process asks for its own memory, to which
@@ -88,16 +85,11 @@ class _IoVec(ctypes.Structure):
 
 
 class MpiTransport(Transport):
-    """A rank that is an MPI process.
+    """A rank that is an MPI process, with a communicator for this transport alone (`COMM_WORLD.Dup()`).
 
     MPI itself waits for ever, so every wait here polls with a deadline. Where ranks share cores, polling must not take
-    the time of those that compute: a waiting rank naps.
-
-    Args:
-        comm: An mpi4py communicator for this transport alone (`COMM_WORLD.Dup()`).
-        deadline: Seconds to wait for others.
-        world_ranks: What the ranks of `comm` are called in messages.
-        own_cores: Whether each rank of this machine has a core to itself; None: find out, *collective*.
+    the time of those that compute: a waiting rank naps. (`own_cores`: whether each rank of this machine has a core to
+    itself; None: find out, *collective*.)
     """
 
     name: ClassVar[str] = "mpi"
@@ -109,7 +101,7 @@ class MpiTransport(Transport):
     def __init__(
         self,
         comm: Any,
-        deadline: float = timeouts.FIRST_STEP,
+        deadline: float,
         world_ranks: Sequence[int] | None = None,
         own_cores: bool | None = None,
     ) -> None:
@@ -123,7 +115,7 @@ class MpiTransport(Transport):
             own_cores = int(on_this_machine.Get_size()) <= len(cores_here())
             on_this_machine.Free()
         self._own_cores = own_cores
-        self._unfinished: list[_MpiExchange] = []  # MPI may write into their buffers, also if nobody waits any more
+        self._unfinished: list[_MpiWait] = []  # MPI may write into their buffers, also if nobody waits any more
 
     def abort(self, code: int) -> None:
         """End the processes of the whole job. Does not return."""
@@ -141,45 +133,18 @@ class MpiTransport(Transport):
         byte = self._mpi.BYTE
         receives = [_Request(self._comm.Irecv([m.as_bytes().numpy(), byte], m.peer, tag), m, True) for m in incoming]
         sends = [_Request(self._comm.Isend([m.as_bytes().numpy(), byte], m.peer, tag), m) for m in outgoing]
-        return _MpiExchange(self, receives + sends).posted()
+        return _MpiWait(self, receives + sends).posted()
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         combine = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
         handle = self._comm.Iallreduce(self._mpi.IN_PLACE, [values.numpy(), self._mpi.INT64_T], combine)
-        return _MpiExchange(self, [_Request(handle, keep=(values,))], "all_reduce").posted()
-
-    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
-        sizes = np.zeros(self.size, np.int64)
-        own_size = np.array([len(payload)], np.int64)
-        self._wait_for_all(self._comm.Iallgather(own_size, sizes), "all_gather", own_size, sizes)
-        self.check_sizes(sizes.tolist(), "an all_gather", len(payload))
-        stops = np.cumsum(sizes)
-        starts = stops - sizes
-        everything = np.zeros(int(sizes.sum()), np.uint8)
-        own = np.frombuffer(payload, np.uint8)
-        into = [everything, sizes.tolist(), starts.tolist(), self._mpi.BYTE]
-        handle = self._comm.Iallgatherv([own, self._mpi.BYTE], into)
-        self._wait_for_all(handle, "all_gather", own, everything)
-        return [everything[start:stop].tobytes() for start, stop in zip(starts, stops, strict=True)]
-
-    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
-        size = np.array([len(payload)], np.int64)
-        self._wait_for_all(self._comm.Ibcast(size, root), "broadcast", size)
-        self.check_sizes(size.tolist(), "a broadcast")
-        is_root = self.rank == root
-        content = np.frombuffer(payload, np.uint8).copy() if is_root else np.zeros(int(size[0]), np.uint8)
-        self._wait_for_all(self._comm.Ibcast([content, self._mpi.BYTE], root), "broadcast", content)
-        return payload if is_root else content.tobytes()
+        return _MpiWait(self, [_Request(handle, keep=values)]).posted()
 
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         # Split itself waits without a deadline, so all ranks meet before.
         self._post_reduction(torch.zeros(1, dtype=torch.int64, device="cpu"), "sum", call).finish()
         comm = self._comm.Split(number, members.index(self.rank))
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
-
-    def _wait_for_all(self, handle: Any, doing: str, *buffers: Any) -> None:
-        """Wait for a collective operation, which does not show which ranks are missing."""
-        _MpiExchange(self, [_Request(handle, keep=buffers)], doing).posted().finish()
 
     def _poll(self, requests: list[_Request]) -> list[_Request]:
         """Wait until all are complete or the deadline has passed; returns those that are not complete."""
@@ -213,15 +178,12 @@ class MpiTransport(Transport):
         return complete
 
     def _describe(self, request: _Request) -> str:
+        here = self.name_ranks([self.rank])
         if request.message is None:
-            return f"a collective operation on {self.name_ranks([self.rank])}"
-        sender, receiver = self.rank, request.message.peer
-        if request.receives:
-            sender, receiver = receiver, sender
-        return (
-            f"a message of {request.message.num_bytes} bytes from {self.name_ranks([sender])} "
-            f"to {self.name_ranks([receiver])}"
-        )
+            return f"a collective operation on {here}"
+        there = self.name_ranks([request.message.peer])
+        sender, receiver = (there, here) if request.receives else (here, there)
+        return f"a message of {request.message.num_bytes} bytes from {sender} to {receiver}"
 
 
 @dataclass
@@ -231,14 +193,13 @@ class _Request:
     handle: Any
     message: Message | None = None
     receives: bool = False
-    keep: tuple[Any, ...] = ()  # buffers: mpi4py forgets those of some collective operations while MPI uses them
+    keep: Tensor | None = None  # mpi4py forgets buffers of some collective operations while MPI uses them
 
 
 @dataclass(eq=False)
-class _MpiExchange:
+class _MpiWait:
     transport: MpiTransport
     requests: list[_Request]  # those not yet known to be complete
-    doing: str = "an exchange"
     failure: RuntimeError | None = None
 
     def posted(self) -> Posted:
@@ -246,11 +207,9 @@ class _MpiExchange:
         return Posted(self.finish, self.progress)
 
     def progress(self) -> None:
-        if self.failure is not None:
-            return
         try:
             # Asking for one that is not complete moves them all; the others need not be asked.
-            while self.requests and self.transport._is_complete(self.requests[0]):
+            while self.failure is None and self.requests and self.transport._is_complete(self.requests[0]):
                 del self.requests[0]
         except RuntimeError as failure:
             self.failure = failure
@@ -262,5 +221,5 @@ class _MpiExchange:
         if left:
             silent = [request.message.peer for request in left if request.message and request.receives]
             owing = [request.message.peer for request in left if request.message and not request.receives]
-            self.transport.raise_timeout(silent, owing, doing=self.doing)
+            self.transport.raise_timeout(silent, owing)
         self.transport._unfinished.remove(self)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+Whose = Literal["ours", "theirs", "nobody's"]
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARIES = (
     *(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
@@ -26,9 +27,6 @@ _LIBRARIES = (
 """Frames that are neither ours nor the user's: those of Python, torch and whatever is installed beside them."""
 
 _CALLS = {
-    "GraphParallel.forward": "model(...)",
-    "GraphParallel.run": "model(...)",
-    "GraphParallel.reduce_gradients": "model.reduce_gradients()",
     "World.__exit__": "world.close()",
     "World.close": "world.close()",
     "World.session": "world.close()",
@@ -36,14 +34,10 @@ _CALLS = {
 
 
 def where(frame: FrameType | None = None) -> tuple[str, str]:
-    """The call of ours that the user's program is in, and the line of theirs that made it.
+    """The call of ours that the user's program is in, and the line of theirs: `("model(...)", "train.py:41")`.
 
-    Args:
-        frame: The innermost frame of a thread; None for the one that asks.
-
-    Returns:
-        `("model(...)", "train.py:41")`. The call is empty where they compute by themselves, both are where no frame is
-        theirs, as in our commands.
+    The call is empty where they compute by themselves, both are where no frame is theirs, as in our commands. Of the
+    thread with this innermost frame, or of the one that asks.
     """
     theirs: FrameType | None = None
     frames = [outer for outer, _ in traceback.walk_stack(frame or sys._getframe(1))]
@@ -56,22 +50,18 @@ def where(frame: FrameType | None = None) -> tuple[str, str]:
     return "", "" if theirs is None else _place(theirs)
 
 
+def line_of_user(frame: FrameType | None = None, whose: Whose = "theirs") -> str:
+    """The innermost line of the user's program, or of ours, that a thread is in, `net.py:12`; empty if it is in none.
+
+    Of the thread with this innermost frame, or of the one that asks.
+    """
+    frames = (outer for outer, _ in traceback.walk_stack(frame or sys._getframe(1)))
+    return next((_place(outer) for outer in frames if _whose(outer.f_code.co_filename) == whose), "")
+
+
 def in_words(call: str, place: str) -> str:
     """The output of `where` as `model(...) at train.py:41`; empty if that is empty."""
     return f"{call} at {place}" if call else place
-
-
-def lines_of(frame: FrameType, most: int) -> str:
-    """The place of a thread, as lines of a traceback: those of the user's program if there are any.
-
-    Args:
-        frame: The innermost frame of the thread.
-        most: Frames to show, the innermost ones.
-    """
-    stack = traceback.extract_stack(frame)
-    # Frames of libraries say little to a user; without any of theirs, as in our commands, all are shown.
-    theirs = [entry for entry in stack if _whose(entry.filename) == "theirs"]
-    return "".join(traceback.format_list((theirs or stack)[-most:]))
 
 
 def is_a_command() -> bool:
@@ -81,7 +71,7 @@ def is_a_command() -> bool:
 
 
 @cache
-def _whose(name: str) -> Literal["ours", "theirs", "nobody's"]:
+def _whose(name: str) -> Whose:
     """Who wrote a file."""
     if name.startswith(_PACKAGE):
         return "ours"
@@ -91,6 +81,8 @@ def _whose(name: str) -> Literal["ours", "theirs", "nobody's"]:
 def _call(frame: FrameType) -> str:
     if frame.f_code.co_name == "backward":
         return "backward()"
+    if (packet := getattr(frame.f_locals.get("func"), "overloadpacket", None)) is not None:
+        return f"{packet}(...)".replace("aten.", "torch.")  # of placed tensors
     name = frame.f_code.co_qualname
     short = name.replace("GraphPart.", "part.").replace("World.", "world.").replace(".__init__", "")
     return _CALLS.get(name, f"{short.removeprefix('_')}(...)")

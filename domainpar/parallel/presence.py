@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from domainpar.common import faults, timeouts
 from domainpar.common.agreement import Refused
@@ -37,8 +36,7 @@ class Presence:
     """This rank on the board, from its first mark until it closes what it talks over.
 
     Args:
-        transport: Joins all ranks.
-        domain: Joins the ranks that share this one's event; may be the same object.
+        transport, domain: Join all ranks, and those that share this one's event; may be the same object.
         marks: The side channel; None where there is none.
 
     Attributes:
@@ -62,13 +60,7 @@ class Presence:
         self.transports = [self.transport] if domain is self.transport else [self.transport, domain]
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
-        """Leave a mark of what this rank is about to do; when a deadline passes, the last of every rank is shown.
-
-        Args:
-            phase: One word: `load`, `forward`, ...
-            step: Number of the step, from 0.
-            event: The event it is about, if it is about one.
-        """
+        """Leave a `Mark` of what this rank is about to do; when a deadline passes, the last of every rank is shown."""
         self.last_mark = Mark(step, phase, event, round(time.time(), 3))
         VOICE.phase = phase
         for transport in self.transports:
@@ -99,9 +91,7 @@ class Presence:
 
     def where(self, problem: Problem | None = None) -> Where:
         """The place of this rank, for an error: the problem's own, and where it has none that of the last mark."""
-        where = Where(rank=self.transport.rank, size=self.transport.size, host=self.host)
-        if (mark := self.last_mark) is not None:
-            where = replace(where, event=mark.event, step=mark.step, phase=mark.phase)
+        where = _marked(Where(rank=self.transport.rank, size=self.transport.size, host=self.host), self.last_mark)
         if problem is not None:
             where = replace(where, event=problem.event or where.event, file=problem.file)
         return where
@@ -152,7 +142,7 @@ class Presence:
             if self.marks.meet(why, self.transport.deadline, hopeless):
                 return
             if not waiting:
-                self.transport.raise_timeout([], doing="close")
+                self.transport.raise_timeout()
             rank, life = waiting[0]
             raise self.transport.missing(
                 f"it is in {in_words(*where()) or 'close'} and makes no more calls, but "
@@ -186,49 +176,40 @@ def guard(presence: Presence) -> Iterator[None]:
 def fail(presence: Presence, error: BaseException) -> None:
     """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
     marks = presence.marks
-    if isinstance(error, RanksFailed):  # the rank that failed says why
-        time.sleep(timeouts.REPORT * (marks is not None and marks.between_processes))
-    elif (marks is None or marks.claim_failure()) and not nobody_reads(error):
+    follows = isinstance(error, RanksFailed)  # the rank that failed says why
+    if not follows and (marks is None or marks.claim_failure()) and not nobody_reads(error):
         problem = as_problem(error)
         write_error(report(problem or error, presence.where(problem)))
-    else:  # one failure makes others, which would only hide it; and where nobody reads there is nobody to tell
+    elif marks is not None and marks.between_processes:
+        # One failure makes others, which would only hide it; and where nobody reads there is nobody to tell.
         time.sleep(timeouts.REPORT)
     presence.transport.abort(exit_code(error))
 
 
 def report(error: BaseException, where: Where) -> str:
-    """Text printed when a rank fails: the traceback where it helps, then one line and a hint.
-
-    Args:
-        error: What went wrong.
-        where: The rank, and where it was.
-    """
+    """Text printed when a rank fails somewhere: the traceback where it helps, then one line and a hint."""
     if isinstance(error, KeyboardInterrupt):
         return error_text("interrupted; ending all ranks", where)
     if isinstance(error, RankMissing):  # about the rank that did not come, not about this one
         hint, late = IN_A_COMMAND if is_a_command() else IN_A_PROGRAM, Where()
         if error.first:
             entry = error.first[0]
-            late = Where(rank=entry.rank, size=where.size, host=entry.host or None)
-            if entry.mark is not None:
-                late = replace(late, event=entry.mark.event, step=entry.mark.step, phase=entry.mark.phase)
-        frames = f"rank {error.first[0].rank} is at:\n{error.frames}" if error.frames else ""
+            late = _marked(Where(rank=entry.rank, size=where.size, host=entry.host or None), entry.mark)
         board = f"{error.board}\n" if error.board else ""
-        return f"\n{board}{frames}{error_text(error.what, late, hint)}"
+        return f"\n{board}{error_text(error.what, late, hint)}"
     if isinstance(error, Problem):
         return error_text(error.what, where, error.hint)
-    trace = "".join(traceback.format_exception(type(error), error, _without_own_frames(error)))
+    stack = error.__traceback__  # from the caller's own code on
+    own = {contextlib.__file__, *(str(Path(__file__).with_name(name)) for name in ("presence.py", "world.py"))}
+    while stack is not None and stack.tb_frame.f_code.co_filename in own:
+        stack = stack.tb_next
+    trace = "".join(traceback.format_exception(type(error), error, stack))
     what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return f"\n--- rank {where.rank} of {where.size} failed ---\n{trace}{error_text(what, where, DOCTOR)}"
 
 
-def _without_own_frames(error: BaseException) -> TracebackType | None:
-    """The traceback from the caller's own code on."""
-    trace = error.__traceback__
-    own = {str(Path(__file__).with_name(name)) for name in ("presence.py", "world.py")}
-    while trace is not None and trace.tb_frame.f_code.co_filename in own | {contextlib.__file__}:
-        trace = trace.tb_next
-    return trace
+def _marked(where: Where, mark: Mark | None) -> Where:
+    return where if mark is None else replace(where, event=mark.event, step=mark.step, phase=mark.phase)
 
 
 def exit_code(error: BaseException) -> int:

@@ -12,41 +12,59 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from domainpar.common import timeouts
+from domainpar.common.agreement import Ranks
+from domainpar.parallel.proof import proved
+from domainpar.parallel.side_channel import choose_interface
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 NUM_CALLS, NUM_ROW_BYTES = 2**17, 2**13  # together a tag, below 2^30; more exchanges are never in flight
 
 
-def form_group(device: torch.device, store: Any, rank: int, size: int, deadline: float) -> None:
-    """Form the default group of processes that share a store; *collective*.
+def form_group(
+    device: torch.device,
+    by_nccl: bool,
+    store: Any,
+    ranks: Ranks,
+    towards: tuple[str, int],
+    deadline: float,
+    on_abort: Callable[[], None] | None = None,
+) -> Transport:
+    """Form the default group of processes that share a `torch.distributed` store, and prove it; *collective*.
+
+    By NCCL tables and sums travel between GPUs, numbers of the host by gloo. The library's own time limit comes later
+    than the deadline, the seconds that our own waits allow.
 
     Args:
-        device: Where this rank computes. On GPUs tables and sums travel by NCCL, numbers of the host by gloo.
-        store: A `torch.distributed` store that all of them reach.
-        rank: This one.
-        size: All of them.
-        deadline: Seconds that our own waits allow; the library's own limit comes later.
+        device: Where this rank computes.
+        by_nccl: Whether what lies there travels by NCCL.
+        store, ranks, towards: Where they meet; they; host and port of rank 0.
+        deadline, on_abort: As for `GlooTransport`.
 
     Raises:
+        Refused: On all ranks alike, if the group cannot be right.
         RuntimeError: If they cannot reach each other.
     """
-    timeout = timedelta(seconds=deadline + timeouts.GRACE)
+    choose_interface(ranks, towards)
     how: dict[str, Any] = {"backend": "gloo"}
-    if device.type == "cuda":
+    if by_nccl:
         # With the device NCCL connects the ranks here, and says here what keeps it from that.
         how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
-    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout, **how)
+    timeout = timedelta(seconds=deadline + timeouts.GRACE)
+    dist.init_process_group(store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout, **how)
+    return proved(of_group(None, device, deadline, on_abort, owned=True), device)
 
 
-class ProcessGroupTransport(Transport):
-    """Collective calls on a `torch.distributed` group, as gloo and NCCL share them.
+class GlooTransport(Transport):
+    """A rank of a gloo group.
+
+    gloo takes a message that is too short in silence and ends the process at one that is too long, so whether the plans
+    of two ranks fit must be checked before their first exchange.
 
     Args:
         group: The process group, None for the default one.
@@ -56,6 +74,11 @@ class ProcessGroupTransport(Transport):
         on_abort: Called before `abort` ends this process, to tell the others.
         owned: Whether `close` should end the default group, which this is.
     """
+
+    name: ClassVar[str] = "gloo"
+    remedy: ClassVar[str] = (
+        "--transport mpi, started by mpiexec, does without gloo; is the network between the hosts sound?"
+    )
 
     def __init__(
         self,
@@ -90,35 +113,12 @@ class ProcessGroupTransport(Transport):
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         work = dist.all_reduce(values, _COMBINE[op], self._group, async_op=True)
-        return Posted(partial(self._wait, work, "all_reduce"))
 
-    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
-        # gloo refuses uneven sizes, so sizes travel first and payloads are padded to the longest.
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
-        sizes[self.rank] = len(payload)
-        self._post_reduction(sizes, "sum", call).finish()
-        longest = int(sizes.max())
-        self.check_sizes(sizes.tolist(), "an all_gather", len(payload), longest * self.size)
-        if longest == 0:
-            return [b""] * self.size
-        own, everything = self._buffer(longest), self._buffer(longest * self.size)
-        own[: len(payload)] = self._as_tensor(payload)
-        into = [everything[first : first + longest] for first in range(0, len(everything), longest)]
-        self._wait(dist.all_gather(into, own, self._group, async_op=True), "all_gather")
-        return [_as_bytes(padded[:size]) for padded, size in zip(into, sizes.tolist(), strict=True)]
+        def finish() -> None:  # a sum does not show which ranks are missing
+            if not self._is_over(work, time.monotonic() + self.deadline):
+                self.raise_timeout()
 
-    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
-        # The others do not know the size of what comes; it travels as a sum, in which only the root has a part.
-        size = torch.tensor([len(payload) if self.rank == root else 0], device=self._device)
-        self._post_reduction(size, "sum", call).finish()
-        num_bytes = int(size)
-        self.check_sizes([num_bytes], "a broadcast")
-        if num_bytes == 0:
-            return b""
-        content = self._as_tensor(payload) if self.rank == root else self._buffer(num_bytes)
-        work = dist.broadcast(content, group=self._group, async_op=True, group_src=root)
-        self._wait(work, "broadcast")
-        return payload if self.rank == root else _as_bytes(content)
+        return Posted(finish)
 
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         return type(self)(*self._new_group(members), world_ranks, self.on_abort)
@@ -139,72 +139,39 @@ class ProcessGroupTransport(Transport):
             everyone.bound_device_id = device_of_all
         return group, self._device, self.deadline
 
-    def _buffer(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-
-    def _as_tensor(self, payload: bytes) -> Tensor:
-        return torch.from_numpy(np.frombuffer(payload, np.uint8).copy()).to(self._device)  # a copy: bytes are read-only
-
-    def _wait(self, work: Any, doing: str) -> None:
-        """Wait for a collective operation, which does not show which ranks are missing."""
-        try:
-            work.wait(timedelta(seconds=self.deadline))
-        except RuntimeError as error:
-            if _is_timeout(error):
-                self.raise_timeout([], doing=doing)
-            raise self._lost(error, f"in {doing}") from error
-
-    def _lost(self, error: RuntimeError, where: str, suspects: Sequence[int] = ()) -> RuntimeError:
+    def _lost(self, error: RuntimeError, peer: int | None = None) -> RuntimeError:
+        where = f"in {self.waiting_in}" if peer is None else f"to {self.name_ranks([peer])}"
         first_line = str(error).split("\n", 1)[0]
         seen = f"{self.name_ranks([self.rank])} lost the connection {where} ({self.name}): {first_line}"
-        return self.missing(seen, suspects)
-
-
-class GlooTransport(ProcessGroupTransport):
-    """A rank of a gloo group.
-
-    gloo takes a message that is too short in silence and ends the process at one that is too long, so whether the plans
-    of two ranks fit must be checked before their first exchange.
-    """
-
-    name: ClassVar[str] = "gloo"
-    remedy: ClassVar[str] = (
-        "--transport mpi, started by mpiexec, does without gloo; is the network between the hosts sound?"
-    )
+        return self.missing(seen, [] if peer is None else [peer])
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
         # gloo would take rows of another type or width without a word, so a tag holds the bytes of a row, too.
         messages = outgoing or incoming
         row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
         tag = call % NUM_CALLS * NUM_ROW_BYTES + row_bytes % NUM_ROW_BYTES
-        receives = [
-            (message.peer, dist.irecv(message.as_bytes(), group=self._group, tag=tag, group_src=message.peer))
-            for message in incoming
-        ]
-        sends = [
-            (message.peer, dist.isend(message.as_bytes(), group=self._group, tag=tag, group_dst=message.peer))
-            for message in outgoing
-        ]
+        how: dict[str, Any] = {"group": self._group, "tag": tag}
+        receives = [(m.peer, dist.irecv(m.as_bytes(), group_src=m.peer, **how)) for m in incoming]
+        sends = [(m.peer, dist.isend(m.as_bytes(), group_dst=m.peer, **how)) for m in outgoing]
         return Posted(partial(self._finish, receives, sends))
 
     def _finish(self, receives: list[tuple[int, Any]], sends: list[tuple[int, Any]]) -> None:
         give_up_at = time.monotonic() + self.deadline
-        silent = [peer for peer, work in receives if not self._arrived(peer, work, give_up_at)]
-        if silent:
+        if silent := [peer for peer, work in receives if not self._is_over(work, give_up_at, peer)]:
             self.raise_timeout(silent)
         for peer, work in sends:
-            if not self._arrived(peer, work, give_up_at):
+            if not self._is_over(work, give_up_at, peer):
                 self.raise_timeout([], [peer])
 
-    def _arrived(self, peer: int, work: Any, give_up_at: float) -> bool:
+    def _is_over(self, work: Any, give_up_at: float, peer: int | None = None) -> bool:
         # After a first timeout gloo closes all connections, but what had arrived before is still handed out.
         remaining = max(give_up_at - time.monotonic(), 0.001)
         try:
             work.wait(timedelta(seconds=remaining))
         except RuntimeError as error:
-            if _is_timeout(error):
+            if any(words in str(error).lower() for words in ("timed out", "timeout")):
                 return False
-            raise self._lost(error, f"to {self.name_ranks([peer])}", [peer]) from error
+            raise self._lost(error, peer) from error
         return True
 
 
@@ -229,7 +196,6 @@ class NcclTransport(GlooTransport):
         self._gpu = gpu
         self._under_way: deque[_UnderWay] = deque()
         self._lock = threading.Lock()
-        self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def connect(self) -> Self:
         """Connect the GPUs of the group, *collective*: messages between some of them cannot be its first call."""
@@ -260,34 +226,19 @@ class NcclTransport(GlooTransport):
 
     def _by_stream(self, works: list[Any], doing: str) -> Posted:
         with self._lock:
-            self._under_way.append(_UnderWay(self._moment(), doing, works))
+            posted = torch.cuda.Event()
+            posted.record(torch.cuda.current_stream(self._gpu))
+            self._under_way.append(_UnderWay(posted, doing, works))
             self._drop_done()
-        self._add_stalls()
 
         def finish() -> None:
-            before = self._moment()
             try:
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                raise self._lost(error, f"in {doing}") from error
-            self._stalls.append((before, self._moment()))
+                raise self._lost(error) from error
 
         return Posted(finish)
-
-    def _moment(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._gpu))
-        return event
-
-    def settle(self) -> None:
-        self.seconds_exchanging = 0.0  # the host's time to post: the stream goes on meanwhile
-        self._add_stalls()
-
-    def _add_stalls(self) -> None:
-        while self._stalls and self._stalls[0][1].query():
-            before, after = self._stalls.popleft()
-            self.seconds_waiting += before.elapsed_time(after) / 1e3
 
     def _drop_done(self) -> None:
         while self._under_way and all(_is_done(work) for work in self._under_way[0].works):
@@ -331,19 +282,12 @@ def _is_done(work: Any) -> bool:
 
 @dataclass
 class _UnderWay:
-    """Calls that a stream waits for.
+    """Calls that a stream waits for."""
 
-    Attributes:
-        posted: When the stream has come to them; the host queues work long before.
-        doing: Their name.
-        works: They.
-        since: When the stream was first seen to have come to them, on the monotonic clock.
-    """
-
-    posted: torch.cuda.Event
+    posted: torch.cuda.Event  # when the stream has come to them; the host queues work long before
     doing: str
     works: list[Any]
-    since: float | None = None
+    since: float | None = None  # when it was first seen to have come to them, on the monotonic clock
 
 
 def of_group(
@@ -374,12 +318,3 @@ def of_group(
     if backends.get("cuda") == "nccl":
         raise ValueError(f"an NCCL group works between GPUs but the device is {device}; pass device='cuda:<n>'.")
     raise ValueError(f"the process group uses {backends}; only gloo and nccl groups are supported.")
-
-
-def _is_timeout(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return "timed out" in text or "timeout" in text
-
-
-def _as_bytes(content: Tensor) -> bytes:
-    return content.cpu().numpy().tobytes()

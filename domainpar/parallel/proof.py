@@ -6,7 +6,6 @@ numbers unfinished and reports success. Sums of a few numbers go another way and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -26,11 +25,8 @@ AnyTransport = TypeVar("AnyTransport", bound=Transport)
 def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTransport:
     """A transport over which a large sum and large messages came right; *collective*.
 
-    Milliseconds: 100,000 numbers are summed, and each rank sends 512 KiB to some others, near ones and far ones.
-
-    Args:
-        transport: Joins the ranks, which have just met.
-        device: Where they compute: what a transport takes from a GPU is tried from there, too.
+    Milliseconds: 100,000 numbers are summed, and each rank sends 512 KiB to some others, near ones and far ones. What a
+    transport takes from the GPU where they compute is tried from there, too.
 
     Raises:
         Refused: On every rank, naming transport, library and ranks, if anything came out wrong on any.
@@ -39,28 +35,36 @@ def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTr
     if transport.size == 1:
         return transport
     devices = {"cpu", str(device)} if transport.takes_cuda else {"cpu"}
+    tried = {
+        f"of {NUM_SUMMED:,} sums over the ranks": _wrong_sums,
+        f"of {NUM_SENT:,} numbers from another rank": _wrong_rows,
+    }
     for place in sorted(devices):
-        wrong = torch.zeros(2, transport.size, dtype=torch.int64, device="cpu")
-        counts = [_tried(count, transport, place) for count in (_wrong_sums, _wrong_rows)]
-        wrong[:, transport.rank] = torch.tensor(counts, device="cpu")
+        wrong = torch.zeros(len(tried), transport.size, dtype=torch.int64, device="cpu")
+        for number, count in enumerate(tried.values()):
+            try:
+                wrong[number, transport.rank] = count(transport, place)
+            except (RankMissing, RanksFailed):  # nobody can go on
+                raise
+            except RuntimeError:
+                wrong[number, transport.rank] = FAILED
         own = wrong.clone()
         # A few numbers, which libraries send another way. If even these are wrong, each rank still knows its own.
         transport.all_reduce(wrong)
         wrong[:, transport.rank] = own[:, transport.rank]
-        if wrong.any():
-            raise Refused(_in_words(transport, place, wrong), transport.remedy)
+        said = []
+        for what, of_ranks in zip(tried, wrong.tolist()):
+            if ranks := [rank for rank, count in enumerate(of_ranks) if count]:
+                worst = max(of_ranks)
+                count_in_words = f"{worst:,} came out wrong" if worst > 0 else "not all came, as the library says,"
+                said.append(f"{what} {count_in_words} on {transport.name_ranks(ranks)}")
+        if said:
+            at = "" if place == "cpu" else f" from {place}"
+            what = f"{transport.name} ({transport.library}) spoils what it carries{at}: {'; '.join(said)}"
+            raise Refused(what, transport.remedy)
     transport.bytes_sent = 0
     transport.seconds_exchanging = transport.seconds_waiting = 0.0
     return transport
-
-
-def _tried(count: Callable[[Transport, str], int], transport: Transport, device: str) -> int:
-    try:
-        return count(transport, device)
-    except (RankMissing, RanksFailed):  # nobody can go on
-        raise
-    except RuntimeError:
-        return FAILED
 
 
 def _wrong_sums(transport: Transport, device: str) -> int:
@@ -87,17 +91,3 @@ def _wrong_rows(transport: Transport, device: str) -> int:
 def _row_between(sender: int, receiver: int, device: str) -> Tensor:
     """A row that tells who sent it to whom, another number at every place."""
     return torch.arange(NUM_SENT, device=device) * (1 + 31 * sender + 57 * receiver) + sender
-
-
-def _in_words(transport: Transport, device: str, wrong: Tensor) -> str:
-    """Which sums and messages came out wrong, and where."""
-    tried = (f"of {NUM_SUMMED:,} sums over the ranks", f"of {NUM_SENT:,} numbers from another rank")
-    said = []
-    for what, of_ranks in zip(tried, wrong.tolist(), strict=True):
-        ranks = [rank for rank, count in enumerate(of_ranks) if count]
-        if ranks:
-            worst = max(of_ranks)
-            count = f"{worst:,} came out wrong" if worst > 0 else "not all came, as the library says,"
-            said.append(f"{what} {count} on {transport.name_ranks(ranks)}")
-    place = "" if device == "cpu" else f" from {device}"
-    return f"{transport.name} ({transport.library}) spoils what it carries{place}: {'; '.join(said)}"

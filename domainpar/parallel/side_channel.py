@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import time
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from domainpar.common import timeouts
-from domainpar.common.agreement import Refused, name_ranks
+from domainpar.common.agreement import Ranks, Refused, gather, name_ranks
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.transport import Transport
 
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
+OTHER_INTERFACE = (
+    "set GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) to the interface that reaches the other hosts; `ip address` lists them"
+)
 
 
 def connect(host: str, port: int, serves: bool = False, timeout: float = timeouts.CONNECT) -> Store:
-    """Connect to the store at an address, or serve it there.
-
-    Raises:
-        RuntimeError: If nobody serves there in time, or the port is taken.
-    """
+    """Connect to the store at an address, or serve it there; RuntimeError if nobody does in time, or it is taken."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     # Not waited for: who is absent is said by name, by those who count (`meeting`).
@@ -47,11 +47,7 @@ def prefixed(prefix: str, store: Store) -> Store:
 
 
 def share_store(transport: Transport) -> SideChannel | None:
-    """Serve a store on rank 0, at a free port, and connect all ranks to it; *collective*.
-
-    Returns:
-        This rank's channel; None on all ranks if one of them cannot reach rank 0.
-    """
+    """Serve a store on rank 0, at a free port, and connect all ranks; *collective*. None on all if one cannot."""
     serves = transport.rank == 0
     hosts = [host.decode() for host in transport.all_gather(socket.gethostname().encode())]
     # On one machine over the loopback: names of hosts may not resolve, or lead round through a firewall.
@@ -82,7 +78,54 @@ def network_here() -> str:
     return f"{platform.node()} {boot} {network}"
 
 
-def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int]) -> None:
+class StoreRanks:
+    """Ranks that have met at a store, and can gather by it before there is a transport.
+
+    Args:
+        store: This rank's connection.
+        rank, size: This rank, and how many there are.
+        seconds: Time for all of them to come to each gathering.
+        serves: Whether the store lives in this process.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, seconds: float, serves: bool) -> None:
+        self.store, self.rank, self.size, self.seconds, self.serves = store, rank, size, seconds, serves
+        self.world_ranks = range(size)
+        self._count = 0
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Give every rank the payload of each; *collective*. Refused naming those that did not come in time."""
+        self._count += 1
+        key = f"gathering {self._count}"
+        try:
+            self.store.set(f"{key}/{self.rank}", payload.decode())
+            absent = self._absent(key)
+            payloads = [self.store.get(f"{key}/{other}") for other in range(self.size)] if not absent else []
+            self.store.set(f"{key} read/{self.rank}", "")
+            if self.serves and not absent:  # what the others read here may make all of them leave
+                self._absent(f"{key} read")
+        except RuntimeError as error:
+            first_line = str(error).split("\n", 1)[0]
+            raise Refused(f"rank 0 left while the ranks met: {first_line}", "look at its output") from None
+        if absent:
+            here = ", ".join(str(other) for other in range(self.size) if other not in absent)
+            raise Refused(
+                f"{name_ranks(absent)} did not join within {self.seconds:g} s; joined: {here}",
+                "look at the output of those that did not; --join-timeout waits longer",
+            )
+        return payloads
+
+    def _absent(self, key: str) -> list[int]:
+        """Ranks that have written nothing in time. Asked again and again: to wait for a key would not say whose."""
+        give_up_at = time.monotonic() + self.seconds
+        absent = list(range(self.size))
+        while absent and time.monotonic() < give_up_at:
+            absent = [other for other in absent if not self.store.check([f"{key}/{other}"])]
+            time.sleep(timeouts.MEETING_POLL if absent else 0.0)
+        return absent
+
+
+def choose_interface(ranks: Ranks, towards: tuple[str, int]) -> None:
     """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
 
     gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
@@ -91,21 +134,17 @@ def choose_interface(store: Store, rank: int, size: int, towards: tuple[str, int
         Refused: On all ranks alike, if the one that the user chose (GLOO_SOCKET_IFNAME) cannot be right on some host:
             gloo says so late, and not on every host.
     """
-    store.set(f"network/{rank}", network_here())
-    alone = len({store.get(f"network/{other}") for other in range(size)}) == 1
+    alone = len(set(gather(ranks, network_here()))) == 1
     loopback = "lo" if sys.platform == "linux" else None
     interface = loopback if alone else _interface_towards(*towards)
     if interface is not None:
         # Unless the user has chosen one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    store.set(f"interface/{rank}", _wrong_interface(os.environ.get("GLOO_SOCKET_IFNAME", ""), alone))
-    wrong = [store.get(f"interface/{other}").decode() for other in range(size)]
+    wrong = gather(ranks, _wrong_interface(os.environ.get("GLOO_SOCKET_IFNAME", ""), alone))
     if any(wrong):
-        ranks = [other for other, why in enumerate(wrong) if why]
-        hint = (
-            "set GLOO_SOCKET_IFNAME to the interface that reaches the other hosts, or unset it; `ip address` lists them"
-        )
-        raise Refused(f"{name_ranks(ranks)} could not form a gloo group: {wrong[ranks[0]]}", hint)
+        who = [other for other, why in enumerate(wrong) if why]
+        what = f"{name_ranks(who)} could not form a gloo group: {wrong[who[0]]}"
+        raise Refused(what, f"{OTHER_INTERFACE}; or unset it")
 
 
 def _wrong_interface(chosen: str, alone: bool) -> str:

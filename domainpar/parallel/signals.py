@@ -17,17 +17,11 @@ STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 @dataclass
 class StopFlag:
-    """Whether this process was asked to stop. Ranks agree on it at the next step boundary.
+    """Whether this process was asked to stop. Ranks agree on it at the next step boundary."""
 
-    Attributes:
-        asked: Set by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once.
-        by: The signal that asked first; None if none did.
-        what: What is said then.
-    """
-
-    asked: bool = False
-    by: int | None = None
-    what: str = "stopping at the next step, with a checkpoint"
+    asked: bool = False  # by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once
+    by: int | None = None  # the signal that asked first
+    what: str = "stopping at the next step, with a checkpoint"  # said then
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
@@ -41,11 +35,7 @@ class StopFlag:
     @classmethod
     @contextmanager
     def listening(cls, what: str | None = None) -> Iterator[StopFlag]:
-        """Listen to the signals while the block runs. Does nothing outside a program's main thread.
-
-        Args:
-            what: What happens next, said when a stop is asked; None: as in training.
-        """
+        """Listen to the signals while the block runs. Does nothing outside a program's main thread."""
         flag = cls() if what is None else cls(what=what)
         if threading.current_thread() is not threading.main_thread():
             yield flag

@@ -38,13 +38,7 @@ Block = npt.NDArray[np.uint8]
 
 
 def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A table [rows, columns], 64-byte aligned, with whatever was in its memory.
-
-    Args:
-        rows, columns: Its shape.
-        like: Gives device, and type if `dtype` is None.
-        dtype: Type of the numbers.
-    """
+    """A table [rows, columns], 64-byte aligned, with whatever was in its memory; on the device of `like`."""
     dtype = dtype or like.dtype
     if like.device.type != "cpu":
         return like.new_empty(rows, columns, dtype=dtype)
@@ -121,11 +115,7 @@ def _new_block(size: int) -> Block:
 
 
 class Files:
-    """Blocks that lie in files without a name, which end with the process.
-
-    Args:
-        folder: Where; on a disk.
-    """
+    """Blocks that lie in files of a folder, without a name, which end with the process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -133,11 +123,7 @@ class Files:
         self._lock = threading.Lock()  # ranks may be threads: one makes a table while another lets go
 
     def new_block(self, size: int) -> Block:
-        """A block in a file of its own.
-
-        Raises:
-            NotWritten: If there is no room for it.
-        """
+        """A block in a file of its own; NotWritten if there is no room for it."""
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # a page that finds no room later would end the process

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,75 +18,89 @@ from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-}
-
-
-_Letter = TypeVar("_Letter", Tensor, bytes)
+    "sum": torch.add, "max": torch.maximum, "min": torch.minimum,
+}  # fmt: skip
 
 
 class Switchboard:
-    """The letter boxes of all ranks of one process. One is shared by all their transports, groups included."""
+    """The letter boxes of all ranks of one process, which run in turns: each until it waits for a letter.
+
+    Python lets one thread run at a time anyway. In turns, what is the process's own can be that of the rank that runs:
+    torch's generator of random numbers, which each rank finds as it has left it. One switchboard is shared by all
+    transports of a process, groups included.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self.failure: str | None = None
-        # Held while a rank leaves all letters of a call, and by one that fails: it is past each call that all began, of
-        # which none may lose a letter.
-        self.posting = threading.Lock()
-        # One lock a rank: a letter wakes its receiver alone.
-        self._arrived = [threading.Condition() for _ in range(num_ranks)]
+        self.turn = threading.Lock()  # held by the rank that runs
+        # A letter wakes its receiver alone.
+        self._arrived = [threading.Condition(self.turn) for _ in range(num_ranks)]
         self._boxes: list[dict[Hashable, deque[Any]]] = [{} for _ in range(num_ranks)]
+        self._stopped: dict[int, Hashable] = {}  # ranks that wait, with the key of the letter, or have ended
+
+    def run(self, rank: int, random_state: Tensor, work: Callable[[], None]) -> None:
+        """All that a rank does, in its turns; its numbers are drawn from a generator that begins in this state."""
+        with self.turn:
+            torch.default_generator.set_state(random_state)
+            try:
+                work()
+            finally:
+                self._stop(rank, None)
 
     def put(self, receiver: int, key: Hashable, letter: Any) -> None:
         """Leave a letter for a rank."""
-        with self._arrived[receiver]:
-            self._boxes[receiver].setdefault(key, deque()).append(letter)
+        self._boxes[receiver].setdefault(key, deque()).append(letter)
+        if self._stopped.get(receiver) == key:
+            del self._stopped[receiver]
             self._arrived[receiver].notify()
 
     def take(self, receiver: int, key: Hashable, give_up_at: float) -> Any:
-        """Wait for a letter.
+        """Wait for a letter; TimeoutError after `give_up_at` (`monotonic`).
 
-        Raises:
-            RanksFailed: If a rank failed meanwhile.
-            TimeoutError: If `give_up_at` (of `time.monotonic`) passed.
+        RanksFailed if a rank has failed, once no other can go on: until then, others may come to the same error.
         """
         boxes = self._boxes[receiver]
-        with self._arrived[receiver]:
-            while key not in boxes:
-                if self.failure is not None:
-                    raise RanksFailed(self.failure)
-                remaining = give_up_at - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError
-                self._arrived[receiver].wait(remaining)
-            letters = boxes[key]
-            letter = letters.popleft()
-            if not letters:
-                del boxes[key]
-            return letter
+        if key not in boxes:
+            random_state = torch.default_generator.get_state()
+            self._stop(receiver, key)
+            try:
+                while key not in boxes:
+                    if self.failure is not None and len(self._stopped) == self.num_ranks:
+                        raise RanksFailed(self.failure)
+                    if not self._arrived[receiver].wait(max(0.0, give_up_at - time.monotonic())):
+                        raise TimeoutError
+            finally:
+                self._stopped.pop(receiver, None)
+                torch.default_generator.set_state(random_state)
+        letter = boxes[key].popleft()
+        if not boxes[key]:
+            del boxes[key]
+        return letter
 
-    def fail(self, why: str) -> None:
-        """Wake every waiting rank with an error. The first reason stays."""
-        with self.posting:
-            self.failure = self.failure or why
-        for arrived in self._arrived:
-            with arrived:
-                arrived.notify_all()
+    def _stop(self, rank: int, key: Hashable) -> None:
+        self._stopped[rank] = key
+        if self.failure is not None and len(self._stopped) == self.num_ranks:
+            for arrived in self._arrived:
+                arrived.notify()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """While a rank waits for others by other means than letters, which may take their turns."""
+        random_state = torch.default_generator.get_state()
+        self.turn.release()
+        try:
+            yield
+        finally:
+            self.turn.acquire()
+            torch.default_generator.set_state(random_state)
 
 
 class ThreadTransport(Transport):
     """A rank that is a thread of this process.
 
     Autograd runs CPU backward passes in the thread that asked for them, so exchanges inside them work. On a GPU all
-    backward passes of a process share one thread: there, use processes.
-
-    Args:
-        switchboard: Shared by all ranks.
-        rank: This rank.
-        deadline: Seconds to wait for others.
+    backward passes of a process share one thread: there, use processes. All ranks share one switchboard.
     """
 
     name: ClassVar[str] = "threads"
@@ -106,23 +121,29 @@ class ThreadTransport(Transport):
 
     def abort(self, code: int) -> None:
         """Make all other ranks raise; returns, so that this one can raise what went wrong."""
-        self._switchboard.fail(f"{self.name_ranks([self.rank])} aborted the work (code {code}).")
+        board = self._switchboard
+        board.failure = board.failure or f"{self.name_ranks([self.rank])} aborted the work (code {code})."
+
+    def elsewhere(self) -> AbstractContextManager[None]:
+        """Let other ranks take their turns."""
+        return self._switchboard.elsewhere()
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
-        with self._switchboard.posting:
-            for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
-                self._put(message.peer, call, message.rows.clone())
-        return Posted(partial(self._receive, incoming, call))
+        for message in outgoing:  # a copy: the sender may change its rows before the receiver looks
+            self._put(message.peer, call, message.rows.clone())
+        return Posted(partial(self._receive, incoming, call, self.kind))
 
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted:
         own = values.clone()
-        self._put_to_all(own, call)
-        return Posted(partial(self._reduce, own, values, op, call))
+        for peer in range(self.size):
+            if peer != self.rank:
+                self._put(peer, call, own)
+        return Posted(partial(self._reduce, own, values, op, call, self.kind))
 
-    def _receive(self, incoming: list[Message], call: int) -> None:
-        letters = self._take([message.peer for message in incoming], call, Tensor, "an exchange")
+    def _receive(self, incoming: list[Message], call: int, kind: str) -> None:
+        letters = self._take([message.peer for message in incoming], call, kind)
         for message, rows in zip(incoming, letters, strict=True):
-            if rows.shape != message.rows.shape or rows.dtype != message.rows.dtype:
+            if rows.shape != message.rows.shape:
                 raise RuntimeError(
                     f"{self.name_ranks([message.peer])} sent {tuple(rows.shape)} {rows.dtype} where "
                     f"{self.name_ranks([self.rank])} expects {tuple(message.rows.shape)} {message.rows.dtype}; "
@@ -130,71 +151,35 @@ class ThreadTransport(Transport):
                 )
             message.rows.copy_(rows)
 
-    def _reduce(self, own: Tensor, values: Tensor, op: Reduction, call: int) -> None:
-        letters = self._take_from_all(own, call, Tensor, "all_reduce")
-        for peer, letter in enumerate(letters):
-            if letter.shape != values.shape:  # torch would broadcast some of them in silence
-                raise RuntimeError(
-                    f"{self.name_ranks([peer])} brought {tuple(letter.shape)} to an all_reduce of "
-                    f"{tuple(values.shape)} on {self.name_ranks([self.rank])}; the ranks do not make the same calls."
-                )
+    def _reduce(self, own: Tensor, values: Tensor, op: Reduction, call: int, kind: str) -> None:
+        letters = self._take([peer for peer in range(self.size) if peer != self.rank], call, kind)
         # Integers: the order does not matter, so every rank may sum by itself.
-        values.copy_(reduce(_COMBINE[op], letters))
-
-    def _all_gather(self, payload: bytes, call: int) -> list[bytes]:
-        self._put_to_all(payload, call)
-        return self._take_from_all(payload, call, bytes, "all_gather")
-
-    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes:
-        if self.rank != root:
-            return self._take([root], call, bytes, "broadcast")[0]
-        self._put_to_all(payload, call)
-        return payload
+        values.copy_(reduce(_COMBINE[op], letters, own))
 
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport:
         context = (self._context, call)
         return ThreadTransport(self._switchboard, members.index(self.rank), self.deadline, world_ranks, context)
 
-    def _put(self, peer: int, call: int, letter: Any) -> None:
-        self._switchboard.put(self.world_ranks[peer], (self._context, self.rank, call), letter)
+    def _put(self, peer: int, call: int, rows: Tensor) -> None:
+        self._switchboard.put(self.world_ranks[peer], (self._context, self.rank, call), (self.kind, rows))
 
-    def _take(self, peers: Sequence[int], call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
-        """The letters of some peers.
-
-        Raises:
-            RankMissing: If some did not come before the deadline, naming all of those.
-            RuntimeError: If a letter is of another kind, since its sender was in another call.
-        """
+    def _take(self, peers: Sequence[int], call: int, kind: str) -> list[Tensor]:
+        """The letters of some peers; RankMissing names those that did not come before the deadline."""
         give_up_at = time.monotonic() + self.deadline
         letters, missing = [], []
         for peer in peers:
             try:
                 key = (self._context, peer, call)
-                letter = self._switchboard.take(self.world_ranks[self.rank], key, give_up_at)
+                theirs, rows = self._switchboard.take(self.world_ranks[self.rank], key, give_up_at)
             except TimeoutError:
                 missing.append(peer)
                 continue
-            if isinstance(letter, Tensor) != (kind is Tensor):
-                numbers, words = "numbers (of an exchange or an all_reduce)", "bytes (of an all_gather or a broadcast)"
-                expected, sent = (numbers, words) if kind is Tensor else (words, numbers)
+            if theirs != kind:  # torch would broadcast some in silence
                 raise RuntimeError(
-                    f"{self.name_ranks([peer])} sent {sent} where {self.name_ranks([self.rank])} expects {expected}; "
+                    f"{self.name_ranks([peer])} is in {theirs} where {self.name_ranks([self.rank])} is in {kind}; "
                     "the ranks do not make the same calls."
                 )
-            letters.append(letter)
+            letters.append(rows)
         if missing:
-            self.raise_timeout(missing, doing=doing)
-        return letters
-
-    def _put_to_all(self, letter: Any, call: int) -> None:
-        """Give every other rank the same letter."""
-        with self._switchboard.posting:
-            for peer in range(self.size):
-                if peer != self.rank:
-                    self._put(peer, call, letter)
-
-    def _take_from_all(self, own: _Letter, call: int, kind: type[_Letter], doing: str) -> list[_Letter]:
-        """The letters that all ranks gave to all, in the order of ranks, own one included."""
-        letters = self._take([peer for peer in range(self.size) if peer != self.rank], call, kind, doing)
-        letters.insert(self.rank, own)
+            self.raise_timeout(missing)
         return letters

@@ -8,10 +8,11 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,15 +40,12 @@ class Pending(Protocol):
     def progress(self) -> None:
         """Let messages move while this rank computes; call it between pieces of work, as often as you like.
 
-        Some transports (MPI) move large messages only while they are called. Never waits and costs microseconds, copies
-        of moving rows not counted. Errors that occur here are raised by `finish`.
+        Some transports (MPI) move large messages only while they are called. Never waits, and takes microseconds beside
+        copies of moving rows. Errors that occur here are raised by `finish`.
         """
 
     def finish(self) -> Tensor:
-        """Wait until it is complete and the buffers may be used again; returns the rows received, or the sums.
-
-        A second call only returns them.
-        """
+        """Wait until the buffers may be used again; returns the rows received, or the sums, at each call."""
 
 
 @dataclass
@@ -60,12 +58,7 @@ class Posted:
 
 @dataclass
 class Message:
-    """Rows that travel between this rank and one peer.
-
-    Attributes:
-        peer: Rank of the other side.
-        rows: A contiguous view of the caller's buffer, or of its copy on the host; never empty.
-    """
+    """Rows that travel between this rank and one peer: a view of the caller's buffer or its copy; never empty."""
 
     peer: int
     rows: Tensor
@@ -100,42 +93,27 @@ class Transport(OfThisProcess, ABC):
     to send or to receive. Messages between two ranks are matched in that order. Several exchanges and sums may be under
     way, with blocking calls in between, and each rank may finish them in any order. Only one thread of a rank uses a
     transport and what it started.
-
-    Attributes:
-        name: Its name in flags and messages.
-        remedy: What to do if it transfers wrong numbers.
-        library: The library that moves its bytes, with its version.
-        rank: This rank, in [0, size).
-        size: Number of ranks in the group.
-        world_ranks: The rank in the whole world of each rank of the group, for messages.
-        deadline: Seconds that any call may wait for other ranks before it raises.
-        board: Where every rank was last seen; set by the `World`, read when a deadline passes.
-        doing: What this rank is doing, in words, for the check of calls; set by the `World`.
-        before_close: What ranks compare when all of them close, alike on all; *collective*, without arguments.
-        waiting_since: When this rank began to wait for others, on the monotonic clock; None if it does not wait.
-        waiting_in: The call that it waits in.
-        num_calls: Number of collective calls begun so far.
-        seconds_exchanging: Time spent on packing, copying, posting and in `progress`; the caller resets it.
-        seconds_waiting: Time spent on waiting in `finish` and in all other collective calls; the caller resets it.
-        bytes_sent: Bytes of rows that `start` sent to other ranks; the caller resets it.
-        num_exchanges: Number of calls of `start` so far.
     """
 
-    name: ClassVar[str] = "?"
+    name: ClassVar[str] = "?"  # in flags and messages
     takes_cuda: ClassVar[bool] = False  # others get copies on the host
-    remedy: ClassVar[str] = "put this into an issue"
+    remedy: ClassVar[str] = "put this into an issue"  # what to do if it transfers wrong numbers
 
     def __init__(self, rank: int, size: int, deadline: float, world_ranks: Sequence[int] | None = None) -> None:
+        # `deadline`: seconds that any call may wait for others; `world_ranks`: what ranks are called in messages.
         self.rank, self.size, self.deadline = rank, size, deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
-        self.library = "domainpar's own"
-        self.board: SideChannel | None = None
-        self.doing = ""
-        self.before_close: list[Callable[[], None]] = []
-        self.waiting_since: float | None = None
-        self.waiting_in = ""
-        self.num_calls = self.num_exchanges = self.bytes_sent = 0
-        self.seconds_exchanging = self.seconds_waiting = 0.0
+        self.library = "domainpar's own"  # that moves its bytes, with its version
+        self.board: SideChannel | None = None  # where every rank was last seen; set by the `World`
+        self.doing = ""  # what this rank is doing, in words, for the check of calls; set by the `World`
+        self.before_close: list[Callable[[], None]] = []  # *collective*: what ranks compare when all of them close
+        self.waiting_since: float | None = None  # on the monotonic clock; None if this rank does not wait for others
+        self.waiting_in = ""  # the call that it waits in
+        self.kind = ""  # of the call that was begun last, in words: on all ranks the same
+        self.num_calls = self.num_exchanges = 0  # collective calls begun so far, and those of `start`
+        # The caller sets these back: bytes of rows that `start` sent to other ranks; time of packing, copying, posting
+        # and in `progress`; time of waiting in `finish` and in all other collective calls.
+        self.bytes_sent, self.seconds_exchanging, self.seconds_waiting = 0, 0.0, 0.0
         self._checks_calls = os.environ.get(CHECK_CALLS) == "1"
 
     def start(
@@ -147,10 +125,9 @@ class Transport(OfThisProcess, ABC):
         see it.
 
         Args:
-            send: Rows grouped by receiver, in the order of ranks, contiguous, any dtype.
-            send_counts: Rows for each rank, length `size`; 0 for this rank itself.
-            receive: Rows grouped by sender, in the order of ranks, contiguous; dtype and width as the senders' rows.
-            receive_counts: Rows from each rank, length `size`; 0 for this rank itself.
+            send, receive: Rows grouped by receiver, and by sender, in the order of ranks; contiguous, any dtype, as
+                wide as those of the other side.
+            send_counts, receive_counts: Rows for each rank, and from each, length `size`; 0 for this rank itself.
 
         Raises:
             ValueError: If the counts do not fit the buffers.
@@ -173,31 +150,37 @@ class Transport(OfThisProcess, ABC):
             self.bytes_sent += sum(message.num_bytes for message in outgoing)
         return _Exchange(self, posted, wire_rows, incoming_rows, keep=outgoing_rows)
 
-    def start_all_reduce(self, values: Tensor) -> Pending:
-        """Start adding up int64 values of all ranks; after `finish` every rank holds the sums in place; *collective*.
+    def start_all_reduce(self, values: Tensor, op: Reduction = "sum") -> Pending:
+        """Start to combine int64 values of all ranks; after `finish` all hold the same in place; *collective*.
 
         Until `finish`, leave the values alone. `finish` may come much later: other sums and exchanges can be started,
         finished and waited for meanwhile.
 
         Args:
             values: int64, contiguous, any shape, the same on every rank; may be empty.
+            op: How the values of the ranks are combined.
 
         Raises:
-            ValueError: If the values are not contiguous int64.
+            ValueError: If the values are not contiguous int64, or `op` is unknown.
             RuntimeError: From `finish`, if another rank failed or did not come before the deadline.
-        """
-        return self._reduce_later(values, "sum")
-
-    def all_reduce(self, values: Tensor, op: Reduction = "sum") -> None:
-        """Combine int64 values of all ranks, in place, and leave the same on every rank; *collective*.
-
-        Args:
-            values: int64, contiguous, any shape, the same on every rank.
-            op: How the values of the ranks are combined.
         """
         if op not in ("sum", "max", "min"):
             raise ValueError(f"all_reduce knows sum, max and min but got {op!r}.")
-        self._reduce_later(values, op).finish()
+        if values.dtype != torch.int64 or not values.is_contiguous():
+            raise ValueError(
+                f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
+                "number of ranks, so turn them into integers first (integer_sums)."
+            )
+        call = self._next_call(f"all_reduce ({op}) of {values.numel()} values")
+        with self._exchanging():
+            wanted = values.detach()
+            reduced = wanted.to(self._wire_device(values))
+            posted = self._post_reduction(reduced, op, call)
+        return _Exchange(self, posted, reduced, wanted, "all_reduce")
+
+    def all_reduce(self, values: Tensor, op: Reduction = "sum") -> None:
+        """The same at once, as `start_all_reduce` and `finish`; *collective*."""
+        self.start_all_reduce(values, op).finish()
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Give every rank the payload of each rank, in the order of ranks; *collective*. Any sizes, also zero.
@@ -208,7 +191,7 @@ class Transport(OfThisProcess, ABC):
         call = self._next_call("all_gather")
         with self.waiting("all_gather"):
             # With the place of each rank's call: all have gathered, but maybe not for the same purpose.
-            letters = self._gather_letters(json.dumps(where()).encode() + b"\n" + payload, call)
+            letters = self._gather(json.dumps(where()).encode() + b"\n" + payload, call)
         calls, payloads = zip(*(letter.split(b"\n", 1) for letter in letters), strict=True)
         self._check_same([json.loads(text) for text in calls])
         return list(payloads)
@@ -219,28 +202,25 @@ class Transport(OfThisProcess, ABC):
             raise ValueError(f"rank {root} is the root of a broadcast but has nothing to broadcast.")
         call = self._next_call(f"broadcast from {self.name_ranks([root])}")
         with self.waiting("broadcast"):
-            return self._opened(self._broadcast(_sealed(payload or b""), root, call), root, "a broadcast")
+            return self._gather(payload if self.rank == root else None, call, [root])[0]
 
-    def check_sizes(self, sizes: Sequence[int], doing: str, own: int | None = None, in_all: int | None = None) -> None:
-        """Look at sizes of payloads that came from other ranks, before memory is asked for by them.
+    def check_sizes(self, sizes: Sequence[int], own: int) -> None:
+        """Look at bytes that each rank is said to bring, before memory is asked for by them.
 
         Args:
-            sizes: Bytes that each rank, or the root, is said to bring.
-            doing: The call.
-            own: Bytes that this rank brings, if its own size is among them.
-            in_all: Bytes that a message holds with all of them; None: their sum.
+            sizes: They.
+            own: Bytes that this rank brings.
 
         Raises:
             Garbled: If they cannot be sizes, or this rank's own has changed on the way.
             ValueError: On all ranks alike, if no message can hold them.
         """
-        if min(sizes) < 0 or (own is not None and sizes[self.rank] != own):
-            of_own = "" if own is None else f", of which {self.name_ranks([self.rank])} brought {own} bytes"
-            raise self.garbled(f"the sizes of {doing}{of_own} came as {some_of([str(size) for size in sizes])}")
-        if (size := sum(sizes) if in_all is None else in_all) > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"{doing} of {size} bytes in all ({self.name}); the limit is {MAX_MESSAGE_BYTES}. Send it in pieces."
-            )
+        if min(sizes) < 0 or sizes[self.rank] != own:
+            brought = f"of which {self.name_ranks([self.rank])} brought {own} bytes"
+            raise self.garbled(f"sizes, {brought}, came as {some_of([str(size) for size in sizes])}")
+        if (size := sum(sizes)) > MAX_MESSAGE_BYTES:
+            what = f"{self.kind} of {size} bytes in all ({self.name})"
+            raise ValueError(f"{what}; the limit is {MAX_MESSAGE_BYTES}. Send it in pieces.")
 
     def garbled(self, seen: str) -> Garbled:
         """The error of something that did not arrive as it was sent."""
@@ -277,9 +257,6 @@ class Transport(OfThisProcess, ABC):
         since = self.waiting_since  # read once: it may become None before the next line
         return None if since is None else (since, self.waiting_in)
 
-    def settle(self) -> None:  # most know their times at once
-        """Add to the counters what a GPU's stream has waited, as far as it has come."""
-
     def late(self) -> str | None:
         """Words for a deadline that has passed where the host itself does not wait; any thread may ask."""
         return None
@@ -302,48 +279,52 @@ class Transport(OfThisProcess, ABC):
     def _post_reduction(self, values: Tensor, op: Reduction, call: int) -> Posted: ...
 
     @abstractmethod
-    def _all_gather(self, payload: bytes, call: int) -> list[bytes]: ...
-
-    @abstractmethod
-    def _broadcast(self, payload: bytes, root: int, call: int) -> bytes: ...
-
-    @abstractmethod
     def _split(self, number: int, members: list[int], world_ranks: list[int], call: int) -> Transport: ...
 
-    def _gather_letters(self, payload: bytes, call: int) -> list[bytes]:
-        letters = self._all_gather(_sealed(payload), call)
-        return [self._opened(letter, rank, "an all_gather") for rank, letter in enumerate(letters)]
+    def _gather(self, payload: bytes | None, call: int, senders: Sequence[int] | None = None) -> list[bytes]:
+        """The payloads of some ranks, all by default; others bring None.
 
-    def _opened(self, letter: bytes, sender: int, doing: str) -> bytes:
-        """What was sealed, if it has arrived as it was sent: whoever reads it trusts it."""
-        payload = letter[_SEAL_BYTES:]
-        if letter[:_SEAL_BYTES] != _seal_of(payload):
-            raise self.garbled(
-                f"{len(payload)} bytes of {doing} from {self.name_ranks([sender])} to {self.name_ranks([self.rank])} "
-                "are not those that were sent"
-            )
-        return payload
-
-    def _reduce_later(self, values: Tensor, op: Reduction) -> _Exchange:
-        if values.dtype != torch.int64 or not values.is_contiguous():
-            raise ValueError(
-                f"all_reduce takes contiguous int64 values but got {values.dtype}; sums of floats depend on the "
-                "number of ranks, so turn them into integers first (integer_sums)."
-            )
-        call = self._next_call(f"all_reduce ({op}) of {values.numel()} values")
-        with self._exchanging():
-            wanted = values.detach()
-            reduced = wanted.to(self._wire_device(values))
-            posted = self._post_reduction(reduced, op, call)
-        return _Exchange(self, posted, reduced, wanted, "all_reduce")
+        A sum tells the sizes, and carries payloads that are short; longer ones are exchanged.
+        """
+        letter = b"" if payload is None else _seal_of(payload) + payload
+        own = torch.from_numpy(np.frombuffer(letter, np.uint8).copy())  # a copy: bytes are read-only
+        table = torch.zeros(self.size, 1 + _IN_A_SUM // 8, dtype=torch.int64, device="cpu")
+        table[self.rank, 0] = len(own)
+        if len(own) <= _IN_A_SUM:
+            table[self.rank, 1:].view(torch.uint8)[: len(own)] = own
+        wire = table.to(self._wire_device(table))
+        self._post_reduction(wire, "sum", call).finish()
+        table = wire.cpu()
+        self.check_sizes(counts := table[:, 0].tolist(), len(letter))
+        letters = [row.view(torch.uint8)[:count] for row, count in zip(table[:, 1:], counts)]
+        if max(counts) > _IN_A_SUM:
+            own = own.to(wire.device)
+            letters = list(torch.empty(sum(counts), dtype=torch.uint8, device=wire.device).split(counts))
+            letters[self.rank].copy_(own)
+            others = [peer for peer in range(self.size) if peer != self.rank]
+            outgoing = [Message(peer, own) for peer in others if len(own)]
+            incoming = [Message(peer, letters[peer]) for peer in others if counts[peer]]
+            self._post(outgoing, incoming, call).finish()
+        payloads = []
+        for peer in range(self.size) if senders is None else senders:
+            letter = letters[peer].cpu().numpy().tobytes()
+            payloads.append(letter[_SEAL_BYTES:])
+            if letter[:_SEAL_BYTES] != _seal_of(payloads[-1]):  # whoever reads it trusts it
+                raise self.garbled(
+                    f"{len(payloads[-1])} bytes of {self.kind} from {self.name_ranks([peer])} to "
+                    f"{self.name_ranks([self.rank])} are not those that were sent"
+                )
+        return payloads
 
     def _next_call(self, kind: str) -> int:
         self.num_calls += 1
         if self._checks_calls:
             call, place = where()
             own = json.dumps([f"{kind} (number {self.num_calls}) in {self.doing or call or 'no phase'}", place])
-            with self.waiting("check of calls"):
-                self._check_same([json.loads(text) for text in self._gather_letters(own.encode(), self.num_calls)])
+            self.kind = "check of calls"
+            with self.waiting(self.kind):
+                self._check_same([json.loads(text) for text in self._gather(own.encode(), self.num_calls)])
+        self.kind = kind
         return self.num_calls
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
@@ -371,19 +352,15 @@ class Transport(OfThisProcess, ABC):
                 f"{verb}_counts on {self.name_ranks([self.rank])}: expected {self.size} numbers that add up to the "
                 f"{len(rows)} rows of the buffer, with 0 for this rank itself; got {numbers}."
             )
-        first = 0
-        messages = []
-        for peer, count in enumerate(numbers):
-            message = Message(peer, rows[first : first + count])
-            first += count
+        messages = [Message(peer, of_peer) for peer, of_peer in enumerate(rows.split(numbers))]
+        for message in messages:
             if message.num_bytes > MAX_MESSAGE_BYTES:
                 raise ValueError(
                     f"{self.name_ranks([self.rank])} would {verb} {message.num_bytes} bytes in one message with "
-                    f"{self.name_ranks([peer])}; the limit is {MAX_MESSAGE_BYTES}. Use more ranks or fewer columns."
+                    f"{self.name_ranks([message.peer])}; the limit is {MAX_MESSAGE_BYTES}. Use more ranks or fewer "
+                    "columns."
                 )
-            if message.num_bytes:  # rows without columns have none
-                messages.append(message)
-        return messages
+        return [message for message in messages if message.num_bytes]  # rows without columns have none
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
@@ -404,17 +381,16 @@ class Transport(OfThisProcess, ABC):
             self.waiting_since = None
             self.seconds_waiting += time.perf_counter() - began
 
-    def raise_timeout(
-        self, silent: Sequence[int], owing: Sequence[int] = (), *, doing: str = "an exchange"
-    ) -> NoReturn:
-        """Raise the error of a passed deadline.
+    def elsewhere(self) -> AbstractContextManager[None]:
+        """Around a wait for other ranks by means of others, such as the exchange of a host."""
+        return nullcontext()
 
-        Args:
-            silent: Ranks from which something is still missing; empty where this cannot be known.
-            owing: Ranks that did not take what was sent to them.
-            doing: The call that this rank was waiting in.
+    def raise_timeout(self, silent: Sequence[int] = (), owing: Sequence[int] = ()) -> NoReturn:
+        """Raise the error of a deadline that passed in the call that this rank waits in.
+
+        `silent`, as far as they are known, have not sent something; `owing` did not take what was sent to them.
         """
-        parts = [f"{self.name_ranks([self.rank])} waited {self.deadline:g} s in {doing} ({self.name})"]
+        parts = [f"{self.name_ranks([self.rank])} waited {self.deadline:g} s in {self.waiting_in} ({self.name})"]
         if here := in_words(*where()):
             parts.append(f"it is in {here}")
         if silent:
@@ -424,21 +400,17 @@ class Transport(OfThisProcess, ABC):
         raise self.missing("; ".join(parts), [*silent, *owing])
 
     def missing(self, seen: str, suspects: Sequence[int] = (), known: bool = False) -> RankMissing:
-        """The error that says which rank the others wait for, as far as the board or the suspects tell.
+        """The error that says which rank the others wait for, as far as the board or else the suspects tell.
 
         Args:
             seen: The observation of this rank, without a full stop.
-            suspects: Ranks of this group that it may be, where the board does not know better.
+            suspects: Ranks of this group that it may be.
             known: Whether it is they, whatever the board says.
         """
         entries = [] if self.board is None else self.board.read()
         first = [] if known else missing(entries)
         first = first or [entries[self.world_ranks[rank]] for rank in suspects if entries]
-        frames = ""
-        # Of one rank that lives: whoever has ended cannot answer, and many frames would bury the message.
-        if self.board is not None and len(first) == 1 and first[0].alive and not known:
-            frames = self.board.frames_of(first[0].rank)
-        return RankMissing(seen, first, describe(entries, first) if entries else "", frames)
+        return RankMissing(seen, first, describe(entries, first) if entries else "")
 
 
 @dataclass
@@ -454,10 +426,9 @@ class _Exchange:
     done: bool = False
 
     def progress(self) -> None:
-        if self.done:
-            return
-        with self.transport._exchanging():
-            self.posted.progress()
+        if not self.done:
+            with self.transport._exchanging():
+                self.posted.progress()
 
     def finish(self) -> Tensor:
         if not self.done:
@@ -471,12 +442,10 @@ class _Exchange:
 
 
 _SEAL_BYTES = 4
+_IN_A_SUM = 256
+"""Bytes of each rank that travel in the sum of sizes: most payloads are so short that it is all that is needed."""
 
 
 def _seal_of(payload: bytes) -> bytes:
+    """The checksum that stands before a payload, which will be read as sizes, names and numbers of rows."""
     return zlib.crc32(payload).to_bytes(_SEAL_BYTES, "little")
-
-
-def _sealed(payload: bytes) -> bytes:
-    """A payload behind its checksum: it will be read as sizes, names and numbers of rows."""
-    return _seal_of(payload) + payload

@@ -7,9 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -17,12 +15,12 @@ import psutil
 from domainpar.common import timeouts
 from domainpar.parallel.board import Life
 from domainpar.parallel.launcher import Kind, detect
-from domainpar.parallel.places import in_words, lines_of, where
+from domainpar.parallel.places import in_words, line_of_user, where
+from domainpar.parallel.presence import Presence
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-SHOWN_FRAMES = 6
 LAUNCHERS = ("mpiexec", "mpirun", "hydra", "orterun", "prterun", "prted", "orted", "torchrun", "slurmstepd")
 
 
@@ -30,28 +28,14 @@ class Watcher(threading.Thread):
     """Ends this process soon after another rank has announced a failure, or after its launcher or the store has gone.
 
     MPI can end all processes of a job; a process group cannot, and a rank that waits for one that is gone may not know.
-    It also leaves a sign of life twice a second, and where this rank is, if somebody asks for it.
-
-    Args:
-        store: A connection of its own.
-        rank: This rank.
-        size: Ranks of the run.
-        serves: Whether the store lives in this process, which then ends last.
-        look: Describes the doings of this rank; called with the number of the beat.
-        end_if_late: Called with each beat: may end this process.
+    It also leaves a sign of life twice a second, with the line that this rank is in.
+    (`store`: a connection of its own; `serves`: whether it lives in this process, which then ends last.)
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        serves: bool,
-        look: Callable[[int], Life],
-        end_if_late: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: Store, presence: Presence, serves: bool) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._store, self._rank, self._serves, self._look, self._end_if_late = store, rank, serves, look, end_if_late
+        self._store, self._presence, self._serves = store, presence, serves
+        self._rank, size = presence.transport.rank, presence.transport.size
         self._poll = max(timeouts.WATCH_POLL, timeouts.POLL_PER_RANK * size)
         self._stopped = threading.Event()
         self._launchers = launchers_of(detect().kind)
@@ -66,14 +50,13 @@ class Watcher(threading.Thread):
             life: Life | None = None
             if time.monotonic() >= next_beat:
                 beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
-                life = self._look(beat)._replace(place=in_words(*where(self._frame())))
-                self._end_if_late()
+                frame = sys._current_frames().get(self._watched or 0)  # the innermost one of the main thread
+                place = in_words(*where(frame)) or line_of_user(frame, "ours")
+                life = self._presence.look(beat)._replace(place=place)
+                self._presence.end_if_late()
             try:
                 if life is not None:
                     self._store.set(f"life/{self._rank}", json.dumps(life))
-                    if self._store.check([f"wanted/{self._rank}"]) and not self._store.check([f"frames/{self._rank}"]):
-                        frame = self._frame()
-                        self._store.set(f"frames/{self._rank}", "" if frame is None else lines_of(frame, SHOWN_FRAMES))
                 failed = self._store.check(["failed"])
             except RuntimeError:
                 # Whoever served the store ended without `close`: give this rank the time to end by itself, then end it.
@@ -83,10 +66,6 @@ class Watcher(threading.Thread):
             if failed:  # the rank that serves the store ends last: the others must read of the failure first
                 time.sleep(timeouts.LINGER if self._serves else 0.0)
                 os._exit(1)
-
-    def _frame(self) -> FrameType | None:
-        """The innermost frame of the main thread."""
-        return sys._current_frames().get(self._watched or 0)
 
     def stop(self) -> None:
         """Stop looking, before the store goes away."""

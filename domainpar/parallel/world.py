@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -36,15 +36,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@dataclass(frozen=True)
-class ExchangeCounters:
-    """Cost of the communication of a rank since the counters were last read.
-
-    Attributes:
-        seconds_exchanging: Seconds of packing, copying and posting messages.
-        seconds_waiting: Seconds of waiting for other ranks.
-        bytes_sent: Bytes of rows sent to other ranks.
-    """
+class ExchangeCounters(NamedTuple):
+    """Cost of the communication of a rank since the counters were last read; each as in `Transport`."""
 
     seconds_exchanging: float
     seconds_waiting: float
@@ -55,10 +48,10 @@ class ExchangeCounters:
 class World(OfThisProcess):
     """All ranks of a run, as a grid of data groups and domain groups.
 
-    `session`, `from_process_group` and `alone` make one. The ranks of a domain group share one graph or event; the
-    groups take different ones (`data_group` numbers them). A world is a context manager: at the end of the block it is
-    closed, and if one rank raises an error in the block, all ranks end. With a single rank the error goes on to the
-    caller.
+    `session`, `from_process_group`, `from_mpi` and `alone` make one. The ranks of a domain group share one graph or
+    event; the groups take different ones (`data_group` numbers them). A world is a context manager: at the end of the
+    block it is closed, and if one rank raises an error in the block, all ranks end. With a single rank the error goes
+    on to the caller.
 
     Attributes:
         transport: Communication of all ranks.
@@ -98,11 +91,8 @@ class World(OfThisProcess):
         Raises:
             ValueError: If `domain_size` does not divide the number of ranks.
         """
-        domain_size = checked_domain_size(domain_size, transport.size)
-        if marks is not None:
-            transport.board = marks
-        groups = _groups_of(transport, domain_size)
-        domain = transport if len(groups) == 1 else transport.split(groups)
+        transport.board = marks or transport.board
+        groups, domain = _grid(transport, domain_size)
         return cls(transport, domain, groups, torch.device(device), Presence(transport, domain, marks))
 
     def regrouped(self, domain_size: int) -> Self:
@@ -111,8 +101,7 @@ class World(OfThisProcess):
         Raises:
             ValueError: If `domain_size` does not divide the number of ranks.
         """
-        groups = _groups_of(self.transport, checked_domain_size(domain_size, self.size))
-        domain = self.transport if len(groups) == 1 else self.transport.split(groups)
+        groups, domain = _grid(self.transport, domain_size)
         self.presence.shares_with(domain)
         return replace(self, domain=domain, groups=groups)
 
@@ -148,9 +137,7 @@ class World(OfThisProcess):
         joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
         ranks = cls.over(joined, own_device, domain_size, marks)
         if marks is not None and marks.connect is not None:
-            presence = ranks.presence
-            eyes = presence.look, presence.end_if_late
-            watcher = Watcher(marks.connect(), ranks.rank, ranks.size, marks.serves, *eyes)
+            watcher = Watcher(marks.connect(), ranks.presence, marks.serves)
             watcher.start()
             ranks.presence.stop_watching = watcher.stop
         if joined.name != "threads":  # else this rank is alone
@@ -174,9 +161,8 @@ class World(OfThisProcess):
                 it.
             device: The device on which this rank computes. A GPU becomes the program's current one; `cuda` means the
                 one that is current.
-            domain_size: As for `launch`.
-            timeout: As for `launch`. If the time limit of the group itself is shorter, that ends the wait. Waits of
-                GPUs for NCCL end by the group's limit alone.
+            domain_size, timeout: As for `launch`. If the time limit of the group itself is shorter, that ends the wait.
+                Waits of GPUs for NCCL end by the group's limit alone.
 
         Raises:
             ValueError: If there is no such group.
@@ -190,6 +176,32 @@ class World(OfThisProcess):
         transport = of_group(group, device, timeout)
         checked_domain_size(domain_size, transport.size)
         proved(transport, device)
+        return cls.over(transport, device, domain_size, share_store(transport))
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any,
+        device: str | torch.device = "cpu",
+        domain_size: int | None = None,
+        timeout: float = timeouts.FIRST_STEP,
+    ) -> Self:
+        """Use a communicator of mpi4py that the program already has. *Collective* over it.
+
+        Args:
+            comm: The communicator. It stays the caller's: messages travel over a copy, which `close` frees.
+            device, domain_size, timeout: As for `launch`; `cuda` means the current GPU.
+
+        Raises:
+            ValueError: If it is none.
+            Refused: On every rank, if messages of it arrive changed.
+        """
+        from domainpar.parallel.mpi import MpiTransport  # mpi4py is for those who use it
+
+        if not hasattr(comm, "Dup"):
+            raise ValueError(f"from_mpi takes a communicator of mpi4py, not a {type(comm).__name__}.")
+        transport = proved(MpiTransport(comm.Dup(), timeout))
+        checked_domain_size(domain_size, transport.size)
         return cls.over(transport, device, domain_size, share_store(transport))
 
     @classmethod
@@ -212,17 +224,9 @@ class World(OfThisProcess):
         other expected error has exit code 1.
 
         Args:
-            transport: As for `launch`.
-            device: As for `launch`.
-            domain_size: As for `launch`.
-            timeout: As for `launch`.
-            join_seconds: As for `launch`.
-            share_gpu: As for `launch`.
+            transport, device, domain_size, timeout, join_seconds, share_gpu: As for `launch`.
             num_ranks: How many ranks there have to be; None: any number.
             same: Further values, by name, that have to be the same on every rank.
-
-        Yields:
-            The world.
         """
         try:
             ranks = cls.launch(transport, device, domain_size, timeout, join_seconds=join_seconds, share_gpu=share_gpu)
@@ -303,29 +307,19 @@ class World(OfThisProcess):
         self.transport.deadline = self.domain.deadline = seconds
 
     def step_boundary(self, values: Tensor) -> Tensor:
-        """Sum a few int64 values (stop flag, non-finite gradients, counts) over all ranks at once. *Collective*.
-
-        Returns:
-            The sums, the same on every rank. `values` do not change.
-        """
+        """The sums of a few int64 values (stop flag, non-finite gradients, counts) over all ranks. *Collective*."""
         total = values.clone()
         self.transport.all_reduce(total)
         return total
 
     def take_counters(self) -> ExchangeCounters:
-        """The sums of the counters of this rank's transports, which are set back to zero."""
-        transports = self.presence.transports
-        for transport in transports:
-            transport.settle()
-        counters = ExchangeCounters(
-            seconds_exchanging=sum(transport.seconds_exchanging for transport in transports),
-            seconds_waiting=sum(transport.seconds_waiting for transport in transports),
-            bytes_sent=sum(transport.bytes_sent for transport in transports),
-        )
-        for transport in transports:
+        """The sums of the counters of this rank's transports, which begin anew."""
+        counters = []
+        for transport in self.presence.transports:
+            counters.append([getattr(transport, name) for name in ExchangeCounters._fields])
             transport.seconds_exchanging = transport.seconds_waiting = 0.0
             transport.bytes_sent = 0
-        return counters
+        return ExchangeCounters(*map(sum, zip(*counters)))
 
     def close(self) -> None:
         """Wait for all ranks, then release what the transports hold. *Collective*. A second call does nothing."""
@@ -359,20 +353,17 @@ class World(OfThisProcess):
             faulthandler.enable(sys.__stderr__)
 
 
-def _groups_of(transport: Transport, domain_size: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each domain group, ascending; on one machine where possible. *Collective*.
+def _grid(transport: Transport, domain_size: int | None) -> tuple[tuple[tuple[int, ...], ...], Transport]:
+    """Ranks of each domain group, ascending, on one machine where possible, and that of this rank. *Collective*.
 
     The ranks of a group communicate most. Some launchers give consecutive ranks to different machines: without sorting
     by host every group would then communicate between machines.
     """
+    domain_size = checked_domain_size(domain_size, transport.size)
     order = list(range(transport.size))
     if 1 < domain_size < transport.size:
-        hosts = _hosts(transport)
+        hosts = gather(transport, platform.node())
         order.sort(key=lambda rank: hosts.index(hosts[rank]))
-    groups = [order[first : first + domain_size] for first in range(0, transport.size, domain_size)]
-    return tuple(tuple(sorted(group)) for group in groups)
-
-
-def _hosts(transport: Transport) -> list[str]:
-    """The machine of each rank. *Collective*."""
-    return gather(transport, platform.node())
+    firsts = range(0, transport.size, domain_size)
+    groups = tuple(tuple(sorted(order[first : first + domain_size])) for first in firsts)
+    return groups, transport if len(groups) == 1 else transport.split(groups)

@@ -29,25 +29,15 @@ from domainpar.runs.checkpoint_files import CheckpointChoice, CheckpointFiles, n
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where training stands.
+    """Where training stands."""
 
-    Attributes:
-        step: Optimiser steps done.
-        epoch: Epoch that the next step belongs to, from 0.
-        step_in_epoch: Steps of that epoch already done.
-        best: Best value of the validation metric so far, the larger the better; None before the first.
-        best_step: Step of the checkpoint that `best` names; None before the first.
-        best_epoch: Epochs done by then; None before the first, and of shipped networks.
-        dataset: Digest of the store.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    best: float | None = None
-    best_step: int | None = None
-    best_epoch: int | None = None
-    dataset: str = ""
+    step: int = 0  # optimiser steps done
+    epoch: int = 0  # that the next step belongs to, from 0
+    step_in_epoch: int = 0  # steps of that epoch already done
+    best: float | None = None  # value of the validation metric, the larger the better; None before the first
+    best_step: int | None = None  # of the checkpoint that `best` names; None before the first
+    best_epoch: int | None = None  # epochs done by then; None before the first, and of shipped networks
+    dataset: str = ""  # digest of the store
 
 
 def parameters_sha256(model: nn.Module) -> str:
@@ -90,7 +80,7 @@ class Checkpoints(CheckpointFiles):
             if which != "best":
                 raise
             raise Problem(damaged.what, "copy it anew, or take the newest with --checkpoint last") from damaged
-        state = self._load(name, files, model, optimizer)
+        state = self.fill(name, files, model, optimizer)
         if which == "best" and state.best_step not in (None, state.step):
             raise Problem(
                 f"{self.directory / 'best'} names {name}, but then the best was that of step {state.best_step}: "
@@ -99,19 +89,10 @@ class Checkpoints(CheckpointFiles):
             )
         return state
 
-    def load_chosen(
-        self, choice: CheckpointChoice, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-    ) -> TrainingState:
-        """Load the checkpoint that was chosen on rank 0.
-
-        Raises:
-            Problem: If this rank finds it damaged or another one, or it belongs to another network.
-        """
-        return self._load(choice.name, self.read(choice.name, choice.manifest), model, optimizer)
-
-    def _load(
+    def fill(
         self, name: str, files: dict[str, bytes], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> TrainingState:
+        """Fill a model, and its optimiser, from the files of a checkpoint; a Problem if they are another network's."""
         weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
         state = json.loads(files["state.json"])
         there, needed = (
@@ -164,11 +145,9 @@ def load_agreed(
     network in its place would be a change nobody asked for.
 
     Args:
-        checkpoints: Those of the run.
+        checkpoints, world: Those of the run.
         which: `last` or `best`.
-        world: The ranks.
-        model: To be filled.
-        optimizer: To be filled as well, if there is one.
+        model, optimizer: To be filled.
         strict: Refuse in place of taking another one.
 
     Raises:
@@ -179,7 +158,12 @@ def load_agreed(
     choice = CheckpointChoice(*on_root(world.transport, lambda: checkpoints.choose(strict)))
     if choice.problems and world.is_root:
         warn(f"{'; '.join(choice.problems)}; going on from {choice.name}")
-    return on_all(world.transport, lambda: checkpoints.load_chosen(choice, model, optimizer))
+
+    def load() -> TrainingState:
+        files = checkpoints.read(choice.name, choice.manifest)
+        return checkpoints.fill(choice.name, files, model, optimizer)
+
+    return on_all(world.transport, load)
 
 
 def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:

@@ -44,25 +44,15 @@ def step_of(name: str) -> int:
 
 
 class CheckpointChoice(NamedTuple):
-    """The checkpoint that a run resumes from.
-
-    Attributes:
-        name: Its name.
-        manifest: Hash of its manifest, which every rank must see under that name.
-        problems: Problems of those that should have been taken before it, or of the pointer.
-    """
+    """The checkpoint that a run resumes from."""
 
     name: str
-    manifest: str
-    problems: Sequence[str] = ()
+    manifest: str  # hash of its manifest, which every rank must see under that name
+    problems: Sequence[str] = ()  # of those that should have been taken before it, or of the pointer
 
 
 class CheckpointFiles:
-    """The checkpoints in one directory.
-
-    Attributes:
-        directory: Where they lie; need not exist before the first is written.
-    """
+    """The checkpoints in one directory, which need not exist before the first is written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -74,21 +64,17 @@ class CheckpointFiles:
         return sorted((name for name in names if step_of(name) >= 0), key=step_of)
 
     def pointed(self, which: str) -> str:
-        """The name that `last` or `best` holds.
-
-        Raises:
-            Problem: If there is none, or it is not the name of a checkpoint that is there.
-        """
+        """The name that `last` or `best` holds; a Problem if there is none, or none of a checkpoint that is there."""
         pointer = self.directory / which
         try:
             with pointer.open("rb") as file:
                 text = file.read(_MOST_OF_A_POINTER).decode(errors="replace")
-        except FileNotFoundError as error:
-            hint = "train first, or name another run" if not self.names() else f"its checkpoints: {self._listed()}"
-            raise Problem(f"no {which} checkpoint in {self.directory}", hint) from error
         except OSError as error:
-            hint = f"its checkpoints: {self._listed()}"
-            raise Problem(f"{pointer} cannot be read: {error.strerror}", hint) from error
+            hint, what = f"its checkpoints: {self._listed()}", f"{pointer} cannot be read: {error.strerror}"
+            if isinstance(error, FileNotFoundError):
+                what = f"no {which} checkpoint in {self.directory}"
+                hint = hint if self.names() else "train first, or name another run"
+            raise Problem(what, hint) from error
         name, another = text.rstrip(" \r\n"), "take --checkpoint last"
         if which == "last":
             another = f"write the name of one of these into it: {self._listed()}"
@@ -106,12 +92,8 @@ class CheckpointFiles:
     def read(self, name: str, manifest: str | None = None) -> dict[str, bytes]:
         """The files of a checkpoint, each with the hash that its manifest says.
 
-        Args:
-            name: Which one.
-            manifest: Hash that the manifest itself must have, if that is known.
-
         Raises:
-            Problem: If one is missing, damaged or another than was expected.
+            Problem: If one is missing, damaged, or another than was expected: `manifest` is the hash of the manifest.
         """
         place = self.place(name)
         hint = f"copy it anew, or write the name of another step into {self.directory / 'last'}"
@@ -168,11 +150,7 @@ class CheckpointFiles:
         )
 
     def write(self, step: int, files: Mapping[str, bytes], best: bool) -> Path:
-        """Write a checkpoint, then make it the last (and the best).
-
-        Raises:
-            OSError: If that is impossible; nothing of it is left then, and earlier checkpoints are as they were.
-        """
+        """Write a checkpoint, then make it the last (and the best); after an OSError nothing of it is left."""
         files = {**files, MANIFEST: json_bytes({name: _sha256(content) for name, content in files.items()})}
         final = self.directory / name_of(step)
         try:
@@ -222,8 +200,7 @@ class CheckpointFiles:
                 self._whole.discard(name)
 
     def _is_whole(self, name: str) -> bool:
-        with suppress(Problem):
-            # Read once: hashing all checkpoints at every save would take long.
+        with suppress(Problem):  # read once: hashing all checkpoints at every save would take long
             return name in self._whole or bool(self.read(name))
         return False
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from domainpar.common.atomic_files import write_synced, write_whole
-from domainpar.common.lock import RUN, Claim, left_behind
+from domainpar.common.lock import RUN, Claim, left_behind, release
 from domainpar.common.problems import Problem
 from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.runs.own_files import remove, strangers_in_run
@@ -26,19 +26,11 @@ Resume = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of a run, claimed for it.
-
-    Attributes:
-        path: Where it lies.
-        resume: Whether the run continues from a checkpoint that lies there.
-        key: The key of its lock.
-        notes: Notes for the user on the choice, a line each.
-    """
+    """The directory of a run, claimed for it."""
 
     path: Path
-    resume: bool
-    key: str
-    notes: tuple[str, ...] = ()
+    resume: bool  # whether the run continues from a checkpoint that lies there
+    notes: tuple[str, ...] = ()  # for the user on the choice, a line each
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for the other ranks."""
@@ -47,11 +39,11 @@ class RunDirectory:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> RunDirectory:
         """Read the output of `to_json`."""
-        return cls(Path(values["path"]), values["resume"], values["key"], tuple(values["notes"]))
+        return cls(Path(values["path"]), values["resume"], tuple(values["notes"]))
 
     def release(self) -> None:
         """Give the directory back: another run may continue in it."""
-        Claim(self.path / RUN.lock, self.key).release()
+        release(self.path, RUN)
 
 
 def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDirectory:
@@ -88,7 +80,7 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
         except BaseException:
             claim.release()
             raise
-        return RunDirectory(directory, resumes, claim.key, tuple(note for note in notes if note))
+        return RunDirectory(directory, resumes, tuple(note for note in notes if note))
     except OSError as error:
         what = f"cannot write the run to {error.filename or out or RUNS}: {error.strerror} (errno {error.errno})"
         raise Problem(what, "choose another --out, or make room there") from error
@@ -112,11 +104,7 @@ def can_go_on(directory: Path) -> bool:
 
 
 def newest_run() -> Path:
-    """The run in `runs` that was started or resumed last.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The run in `runs` that was started or resumed last; ValueError if there is none."""
     begun: dict[Path, float] = {}  # seconds since 1970
     for path in RUNS.glob(f"*/{RUN_FILE}"):
         begun[path.parent] = path.stat().st_mtime
@@ -136,14 +124,9 @@ def newest_run() -> Path:
 
 
 def figure_of(record: Mapping[str, Any], main: str) -> float | None:
-    """What tells the best checkpoint, the larger the better, of the record of a validation.
+    """What tells the best checkpoint, the larger the better, of the record of a validation; None: not counted.
 
-    Args:
-        record: The record.
-        main: What the network is there for: a label, or `edge`.
-
-    Returns:
-        The figure; None if it could not be counted.
+    `main` is what the network is there for: a label, or `edge`.
     """
     if record["loss"] is None:
         return None
@@ -163,11 +146,7 @@ def state_of(directory: Path, record: RunRecord) -> str:
 
 
 def read_run(directory: Path) -> RunRecord:
-    """The record of a run that has begun, and so knows its store.
-
-    Raises:
-        ValueError: If there is no run, or its file cannot be read.
-    """
+    """The record of a run that has begun, and so knows its store; ValueError if there is none to be read."""
     path = directory / RUN_FILE
     if not path.is_file():
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
@@ -186,7 +165,7 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
     with contextlib.suppress(OSError, ValueError):  # the failure matters more than this note of it
         texts = {directory / "logs" / f"rank_{rank}.txt": "".join(traceback.format_exception(error))}
         if board := getattr(error, "board", ""):
-            texts[directory / "faults" / f"status_of_rank_{rank}.txt"] = f"{board}\n{getattr(error, 'frames', '')}"
+            texts[directory / "faults" / f"status_of_rank_{rank}.txt"] = board + "\n"
         for path, text in texts.items():
             path.parent.mkdir(exist_ok=True)
             write_whole(path, text.encode())

@@ -37,7 +37,7 @@ TRACKERS = "trackers"
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = (
     r"run\.json|tracks\.json|config\.yaml|metrics\.(jsonl|partial)|report\.(html|csv)|model\.(onnx|pt2)"
-    r"|run\.lock(\.takeover)?|\.trial-.*"
+    r"|run\.lock|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
 _SCORES = (
@@ -77,13 +77,12 @@ def strangers_in_scores(directory: Path) -> Iterator[Path]:
 
 
 def _without_scores(folder: Path) -> Iterator[Path]:
-    if not (folder.parent / "scores.json").is_file() or not all(map(_has_scores, folder.iterdir())):
+    def is_ours(file: Path) -> bool:
+        scored = re.fullmatch(_ACORN_FILE, file.name) and (folder.parent / f"{file.stem}.scores.zarr.zip").is_file()
+        return file.is_file() and bool(scored or re.fullmatch(_PARTIAL, file.name))
+
+    if not (folder.parent / "scores.json").is_file() or not all(map(is_ours, folder.iterdir())):
         yield folder
-
-
-def _has_scores(file: Path) -> bool:
-    ours = re.fullmatch(_ACORN_FILE, file.name) and (file.parents[1] / f"{file.stem}.scores.zarr.zip").is_file()
-    return file.is_file() and bool(ours or re.fullmatch(_PARTIAL, file.name))
 
 
 def _strangers(directory: Path, names: str, folders: Mapping[str, Look] | None = None) -> Iterator[Path]:

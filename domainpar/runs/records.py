@@ -36,15 +36,10 @@ _ALL = frozenset({"*"})
 
 @dataclass(frozen=True)
 class Record:
-    """Names with values, as a file has them.
+    """Names with values, as a file has them."""
 
-    Attributes:
-        given: Names of fields that the file has.
-        others: What it has besides, of another version.
-    """
-
-    given: frozenset[str] = field(default=_ALL, kw_only=True, repr=False)
-    others: Table = field(default_factory=dict, kw_only=True, repr=False)
+    given: frozenset[str] = field(default=_ALL, kw_only=True, repr=False)  # names of fields that the file has
+    others: Table = field(default_factory=dict, kw_only=True, repr=False)  # what it has besides, of another version
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:
@@ -70,11 +65,7 @@ class Record:
 
     @classmethod
     def read(cls, content: Table) -> Self:
-        """The record of a file's content.
-
-        Raises:
-            TypeError, ValueError, KeyError: If a value is not as it was written.
-        """
+        """The record of a file's content; TypeError, ValueError or KeyError if a value is not as it was written."""
         values = dict(content)
         types = {it.name: str(it.type).split(" | ") for it in fields(cls)}
         for name in cls.names() & values.keys():
@@ -116,34 +107,19 @@ class StoreRecord(Record):
 
     Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
     file that keeps it, so that run and store may be moved together, and from the root, so that one of them may be.
-
-    Attributes:
-        path: The store, seen from the directory of the file; empty where it is not known.
-        absolute: The same from the root.
-        digest: Digest of the store when the run began.
-        events: Name and sha256 of the events of each split, `train` and `val`; None where they are not known.
-        feature_names: Of nodes.
-        edge_feature_names: Of edges.
-        filter: The network that left edges out, and the score that it asked for; None for none.
-        scales: Divisors of features, by the names of their flags; None where they are not known.
-        learned_from: Fingerprints of the events that its module map was learned from, by name; None of an imported
-            network.
-        joined_by: The shipped network whose module map joined the events; None for others.
-        surveyed: What those to train on have in common, in the words of whoever keeps the store; None where that is not
-            known.
     """
 
-    path: str = ""
-    absolute: str = ""
-    digest: str | None = None
-    events: Mapping[str, Hashes] | None = None
-    feature_names: Sequence[str] = ()
+    path: str = ""  # of the store, seen from the directory of the file; empty where it is not known
+    absolute: str = ""  # the same from the root
+    digest: str | None = None  # of the store when the run began
+    events: Mapping[str, Hashes] | None = None  # of each split, `train` and `val`; None where they are not known
+    feature_names: Sequence[str] = ()  # of nodes
     edge_feature_names: Sequence[str] = ()
-    filter: Table | None = None
-    scales: Mapping[str, Sequence[float]] | None = None
-    learned_from: Mapping[str, str] | None = None
-    joined_by: str | None = None
-    surveyed: Table | None = None
+    filter: Table | None = None  # the network that left edges out, and the score that it asked for; None for none
+    scales: Mapping[str, Sequence[float]] | None = None  # divisors of features by flag; None where they are not known
+    learned_from: Mapping[str, str] | None = None  # events, by name, of its module map; None of an imported network
+    joined_by: str | None = None  # the shipped network whose module map joined the events; None for others
+    surveyed: Table | None = None  # what those to train on have in common, as the store's keeper says; None: not known
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:
@@ -155,57 +131,46 @@ _NO_STORE = StoreRecord.of()
 
 
 @dataclass(frozen=True)
-class RunRecord(Record):
+class Learning(Record):
+    """What both files say of the network."""
+
+    store: StoreRecord = _NO_STORE  # of its events; of a run with no names given before it has begun
+    tasks: Table | None = None  # what it learns (`Tasks`)
+    parameters_sha256: str | None = None  # of the last parameters, or those that scored; None before a run has ended
+    bitwise_problem: str | None = None  # why results are the same to rounding only; None where they are to the bit
+    skipped: Sequence[Table] = ()  # what was left out: `sample`, `event` and why
+
+    @property
+    def learns_edges(self) -> bool:
+        """Whether the network scores edges; else it tells labels alone."""
+        return bool((self.tasks or {}).get("edge_weight", 1.0))
+
+
+@dataclass(frozen=True)
+class RunRecord(Learning):
     """`run.json`: how a run began, where it stands and how it ended.
 
-    Attributes:
-        state: `starting`, `running`, `done`, `preempted` or `failed`; empty where the file does not say.
-        error: Why it failed; None if it did not.
-        store: Its events; with no names given before it has begun.
-        tasks: What it learns (`Tasks`).
-        saved: Hash of the parameters of each checkpoint that it ever saved, by step; None where that is not known.
-        parameters_sha256: That of the last parameters; None before it has ended.
-        steps: Steps at its end.
-        seconds: Seconds of its steps.
-        began_at_step: The step that this session began at.
-        bitwise_problem: Why its results are the same to rounding only; None where they are to the bit.
-        memory: Bytes of each rank, expected and taken.
-        disk_bytes: Bytes that came from disks and went there, where tables lie in files.
-        exchanges: Exchanges of a step, forward and backward, and sums.
-        failed_saves: Checkpoints that could not be written.
-        lost_records: Lines of `metrics.jsonl` that could not.
-        skipped: Samples that were left out: `sample`, `event` and why.
-        model_code: `package.module:factory` of a user's own network; None for others.
-        model_options: The options of flags that the network makes use of.
-        ranks, domain_size, threads: Ranks, those to an event, and threads of each.
-        allocator: The C library's way with freed memory, in words.
-        imported: The file and the framework that the network came from.
-        argv, environment, git, host, machine, pid, started, versions: The process (`origin`).
+    `argv`, `environment`, `git`, `host`, `machine`, `pid`, `started`, `versions` are those of its process (`origin`).
     """
 
-    state: str = ""
-    error: str | None = None
-    store: StoreRecord = _NO_STORE
-    tasks: Table | None = None
-    saved: Mapping[str, str] | None = None
-    parameters_sha256: str | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    began_at_step: int = 0
-    bitwise_problem: str | None = None
-    memory: Table | None = None
-    disk_bytes: Table | None = None
-    exchanges: Table | None = None
-    failed_saves: int = 0
-    lost_records: int = 0
-    skipped: Sequence[Table] = ()
-    model_code: str | None = None
-    model_options: Sequence[str] | None = None
+    state: str = ""  # `starting`, `running`, `done`, `preempted` or `failed`; empty where the file does not say
+    error: str | None = None  # why it failed; None if it did not
+    saved: Mapping[str, str] | None = None  # hash of the parameters of each checkpoint, by step; None: not known
+    steps: int | None = None  # at its end
+    seconds: float | None = None  # of its steps
+    began_at_step: int = 0  # this session
+    memory: Table | None = None  # bytes of each rank, expected and taken
+    disk_bytes: Table | None = None  # that came from disks and went there, where tables lie in files
+    exchanges: Table | None = None  # of a step, forward and backward, and sums
+    failed_saves: int = 0  # checkpoints that could not be written
+    lost_records: int = 0  # lines of `metrics.jsonl` that could not
+    model_code: str | None = None  # `package.module:factory` of a user's own network; None for others
+    model_options: Sequence[str] | None = None  # options of flags that the network makes use of
     ranks: int | None = None
-    domain_size: int | None = None
-    threads: int | None = None
-    allocator: str | None = None
-    imported: Table | None = None
+    domain_size: int | None = None  # ranks to an event
+    threads: int | None = None  # of each rank
+    allocator: str | None = None  # the C library's way with freed memory, in words
+    imported: Table | None = None  # the file and the framework that the network came from
     argv: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     git: str | None = None
@@ -220,104 +185,56 @@ class RunRecord(Record):
         """The store is a record, and what was left out tables."""
         return {"store": StoreRecord.read, "skipped": lambda samples: [dict(sample) for sample in samples]}
 
-    @property
-    def learns_edges(self) -> bool:
-        """Whether the network scores edges; else it tells labels alone."""
-        return bool((self.tasks or {}).get("edge_weight", 1.0))
-
 
 @dataclass(frozen=True)
 class ScoredEvent(Record):
-    """An event in `scores.json`.
+    """An event in `scores.json`."""
 
-    Attributes:
-        event: Its name.
-        path: Name of its file, in the directory of the scores.
-        sha256: Hash of that file.
-        logits_sha256: Hash of its logits, and of what the network said of labels, in the user's order: equal on any
-            number of ranks.
-        edges: Candidate edges.
-        unscored: Those without a score.
-        tracks: Tracks; None where none were asked for.
-        event_sha256: Hash of the event's own file; empty where it is not known.
-    """
-
-    event: str = ""
-    path: str = ""
-    sha256: str = ""
-    logits_sha256: str = ""
-    edges: int = 0
-    unscored: int = 0
-    tracks: int | None = None
-    event_sha256: str = ""
+    event: str = ""  # its name
+    path: str = ""  # name of its file, in the directory of the scores
+    sha256: str = ""  # of that file
+    logits_sha256: str = ""  # of logits and labels in the user's order: equal on any number of ranks
+    edges: int = 0  # candidates
+    unscored: int = 0  # those without a score
+    tracks: int | None = None  # None where none were asked for
+    event_sha256: str = ""  # of the event's own file; empty where it is not known
 
 
 @dataclass(frozen=True)
-class ScoresRecord(Record):
+class ScoresRecord(Learning):
     """`scores.json`: the network, how it scored which events, and how good that is.
 
-    Attributes:
-        format, schema_version: What tells such a file.
-        run: The directory of the run, seen from the scores.
-        checkpoint: `best` or `last`.
-        step: Its step.
-        parameters_sha256: Hash of the parameters.
-        dtype, precision: Of the network.
-        mode, sectors: How events were scored, whole or in sectors, and how many.
-        trained_mode, trained_sectors: How the network was trained.
-        target: Target particles of its training; None for all.
-        tasks: What it was trained on (`Tasks`).
-        bitwise_problem: Why scores are the same to rounding only; None where they are to the bit.
-        filter: The network that left edges out before this one, its `run` seen from the scores, `parameters_sha256`,
-            and the `min_score` it asked for; None where all were scored.
-        filters: The filter of the run's events, and of these, in words; empty for none.
-        joined_by: The shipped network whose module map joined the run's events, and not these.
-        outside: In what the events lie outside of what the network was trained on, in words.
-        store: The place of the events.
-        store_digest: Digest of their store.
-        events: Each event.
-        metrics: Metrics of edges and labels, by split.
-        tracks: How tracks were built and counted; None without tracks.
-        skipped: Events that were left out, and why.
-        trained_on: How many events of each split the network was trained on; None where that is not known.
+    `filter` has the `run` of the network that left edges out before this one, seen from the scores, its
+    `parameters_sha256` and the `min_score` it asked for; None where all were scored.
     """
 
     format: str = ""
     schema_version: int = 0
-    run: str = ""
-    checkpoint: str = ""
-    step: int = 0
+    run: str = ""  # its directory, seen from the scores
+    checkpoint: str = ""  # `best` or `last`
+    step: int = 0  # of the checkpoint
     parameters_sha256: str = ""
-    dtype: str = ""
+    dtype: str = ""  # of the network, as precision
     precision: str = ""
-    mode: str = "halo"
+    mode: str = "halo"  # how events were scored, whole or in sectors, and how many
     sectors: int | str | None = None
-    trained_mode: str = ""
+    trained_mode: str = ""  # how the network was trained
     trained_sectors: int | str | None = None
-    target: str | None = None
-    tasks: Table | None = None
-    bitwise_problem: str | None = None
+    target: str | None = None  # particles of its training; None for all
     filter: Table | None = None
-    filters: Sequence[str] = ("", "")
-    joined_by: str | None = None
-    outside: Sequence[str] = ()
-    store: StoreRecord = _NO_STORE
+    filters: Sequence[str] = ("", "")  # those of the run's events, and of these, in words; empty for none
+    joined_by: str | None = None  # the shipped network whose module map joined the run's events, and not these
+    outside: Sequence[str] = ()  # in what the events lie outside of what the network was trained on, in words
     store_digest: str | None = None
     events: Sequence[ScoredEvent] = ()
-    metrics: Mapping[str, Table] = field(default_factory=dict)
-    tracks: Table | None = None
-    skipped: Sequence[Table] = ()
-    trained_on: Mapping[str, Mapping[str, int]] | None = None
+    metrics: Mapping[str, Table] = field(default_factory=dict)  # of edges and labels, by split
+    tracks: Table | None = None  # how they were built and counted; None without tracks
+    trained_on: Mapping[str, Mapping[str, int]] | None = None  # events of each split in training; None: not known
 
     @staticmethod
     def nested() -> Mapping[str, Callable[[Any], Any]]:
         """Store and events are records."""
         return {"store": StoreRecord.read, "events": lambda listed: [ScoredEvent.read(it) for it in listed]}
-
-    @property
-    def learns_edges(self) -> bool:
-        """Whether the network scores edges; else it tells labels alone."""
-        return bool((self.tasks or {}).get("edge_weight", 1.0))
 
     @property
     def by_event(self) -> dict[str, ScoredEvent]:
@@ -327,12 +244,7 @@ class ScoresRecord(Record):
 
 @dataclass
 class RunFile:
-    """`run.json` of a run under way.
-
-    Attributes:
-        path: The file.
-        record: What it says.
-    """
+    """`run.json` of a run under way: the file, and what it says."""
 
     path: Path
     record: RunRecord = field(default_factory=RunRecord.of)
@@ -348,36 +260,22 @@ class RunFile:
 
 
 def run_record(path: Path) -> RunRecord:
-    """Read a `run.json`.
-
-    Raises:
-        Problem: If it cannot be read, or does not say what it should.
-    """
+    """Read a `run.json`; a Problem if that cannot be, or it does not say what it should."""
     return read_file(path, RunRecord.read, "copy it anew, or name another run")
 
 
 def scores_record(path: Path) -> ScoresRecord:
-    """Read a `scores.json`.
-
-    Raises:
-        Problem: If it cannot be read, or does not say what it should.
-    """
+    """Read a `scores.json`; a Problem if that cannot be, or it does not say what it should."""
     return read_file(path, ScoresRecord.read, "copy it anew, or run infer again")
 
 
 def read_file(
     path: Path, read: Callable[[Table], T], remedy: str = "copy it anew", parse: Callable[[str], Any] = json.loads
 ) -> T:
-    """Read a file of names with values.
-
-    Args:
-        path: The file.
-        read: What is made of its content.
-        remedy: What a user can do if it is damaged.
-        parse: From its text to its content.
+    """What `read` makes of a file of names with values; `parse`: from its text to its content.
 
     Raises:
-        Problem: Naming the file, if it cannot be read, holds something else, or a value is not as it was written.
+        Problem: Naming the file and the remedy, if it cannot be read, or a value is not as it was written.
     """
     try:
         content = parse(path.read_text(encoding="utf-8"))
@@ -390,15 +288,6 @@ def read_file(
 
 
 def record_of_root(ranks: Ranks, read: Callable[[], RunRecord | None]) -> RunRecord | None:
-    """The record that rank 0 reads, on every rank. *Collective*.
-
-    Raises:
-        Refused: On all ranks alike, if it cannot be read.
-    """
-
-    def plain() -> dict[str, Any] | None:
-        record = read()
-        return None if record is None else record.plain()
-
-    kept = on_root(ranks, plain)
+    """The record that rank 0 reads, on every rank; all refuse if it cannot be read. *Collective*."""
+    kept = on_root(ranks, lambda: None if (record := read()) is None else record.plain())
     return None if kept is None else RunRecord.read(kept)

@@ -207,7 +207,7 @@ def test_a_network_chosen_by_a_flag_leaves_acorns_options_unused(read, capsys):
     config = read(TrainConfig, TRAIN.replace("undirected: False", "undirected: True"), "--model", "interaction")
     assert config.model == "interaction"
     assert "undirected" in capsys.readouterr().out.split("not used: ")[1]
-    assert read(TrainConfig, "model: agnn\nlayernorm: False\n").model == "agnn"
+    assert read(TrainConfig, "model: acorn2\nlayernorm: False\n").model == "acorn2"
 
 
 LISTS = {

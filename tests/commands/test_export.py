@@ -25,6 +25,7 @@ from domainpar.nn.options import NetworkOptions
 from domainpar.runs.own_files import strangers_in_run
 from domainpar.testing import patient
 from domainpar.tracking.config import MODELS, ExportConfig
+from domainpar.tracking.config.train import IN_EXAMPLES
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.tracking.networks.plain import EdgeLogits, in_float64, plain_form
@@ -66,8 +67,9 @@ def exported(run):
     return both_forms(run, onnx={"event": trained_on(run)[0]})
 
 
+EXAMPLES = tuple(f"examples.networks:{of_class}" for of_class in IN_EXAMPLES.values())
 NETWORKS = {
-    **{name: {"model": name} for name in MODELS},
+    **{name: {"model": name} for name in (*MODELS, *EXAMPLES)},
     "bare": {"residual": False, "aggregate": "sum", "activation": "tanh", "norm": "none", "shared_weights": True},
     "node first": {"model": "interaction-node-first", "aggregate": "mean", "activation": "silu", "readouts": "all"},
     "standardised": {"standardise": True, "dropout": 0.3},
@@ -87,7 +89,7 @@ def test_each_network_gives_our_logits_in_both_formats(store, run, exported, tmp
     if name != "interaction":
         flags, run = NETWORKS[name], tmp_path / "run"
         trained(store, run, epochs=1, lr=1e-2, **flags)
-        own = {"model": flags["model"]} if name == "own" else {}
+        own = {"model": flags["model"]} if name in ("own", *EXAMPLES) else {}
         exported = both_forms(run, onnx=own, pt2=own)
     for form, (path, printed) in exported.items():
         assert path == run / f"model.{form}"

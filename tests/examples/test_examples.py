@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from marks import slow
 from torch import nn
+from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from domainpar import World, parallelize, split_graph
@@ -132,17 +133,17 @@ def graph(seed):
 
 
 def loss_of(model, world, batch, partitioner="metis"):
-    """This rank's share of the loss: nodes and edges over their number in the whole graph, and the graph's own."""
+    """The loss of nodes, of edges and of the graph."""
     x, edge_index, of_nodes, of_edges, of_graph = batch
     part = split_graph(edge_index, NUM_NODES, world, partitioner=partitioner)
     nodes, edges, whole = model(part.nodes(x), part.edge_index)
-    apart = (nodes - part.owned_nodes(of_nodes)).square().sum() / len(of_nodes)
-    apart = apart + (edges - part.owned_edges(of_edges)).square().sum() / len(of_edges)
-    return apart + (whole - of_graph).square().mean()
+    return mse_loss(nodes, of_nodes) + mse_loss(edges, of_edges) + mse_loss(whole, of_graph)
 
 
 def new_model(world):
-    return parallelize(with_known_weights(Network()), world, seed=3)
+    model = parallelize(with_known_weights(Network()), world)
+    torch.manual_seed(3)  # for dropout: after all networks are made, whose layers draw from it, too
+    return model
 
 
 def with_known_weights(module):
@@ -168,7 +169,7 @@ def loop_of_the_readme(world, signs):
         "print": lambda loss: names.update(total=loss),
         "parallelize": parallelize,
         "split_graph": split_graph,
-        "mse_loss": nn.functional.mse_loss,
+        "mse_loss": mse_loss,
         "torch": torch,
     }
     exec("\n".join(line[2:] for line in text.splitlines() if line[0] in signs), names)
@@ -185,17 +186,15 @@ def parameters_of(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def train(world, wrap=None, scale=1, partitioner="metis", steps=3):
-    """Three steps; with `wrap` its all-reduce, otherwise `reduce_gradients`, joins the gradients."""
+def train(world, wrap=None, partitioner="metis", steps=3):
+    """Parameters after three steps of a model, as it is or wrapped."""
     model = new_model(world)
     called = model if wrap is None else wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)  # unlike Adam it does not hide a factor
     for step in range(steps):
-        loss = scale * loss_of(called, world, graph(step), partitioner)
+        loss = loss_of(called, world, graph(step), partitioner)
         optimizer.zero_grad()
         loss.backward()
-        if wrap is None:
-            model.reduce_gradients()
         optimizer.step()
     return parameters_of(model)
 
@@ -212,45 +211,39 @@ def test_losses_of_nodes_edges_and_the_graph_have_the_gradients_of_one_rank():
 
 
 def under_ddp(world):
-    """Parameters after training with `reduce_gradients`, and under DDP in several ways."""
+    """Parameters after training without DDP, and under DDP in several ways."""
     in_small_pieces = {"bucket_cap_mb": 0.001}  # so that many reductions start while backward still exchanges
     own_group = {"process_group": dist.new_group()}
     nothing_here = np.zeros(NUM_NODES, np.int64)
     ways = {
-        "same group": (in_small_pieces, world.size, "metis"),
-        "group of its own": (in_small_pieces | own_group, world.size, "metis"),
-        "a rank without nodes": (in_small_pieces, world.size, nothing_here),
-        "loss not scaled": ({}, 1, "metis"),
+        "same group": (in_small_pieces, "metis"),
+        "group of its own": (in_small_pieces | own_group, "metis"),
+        "a rank without nodes": (in_small_pieces, nothing_here),
     }
-    found = {"reduce_gradients": train(world)}
-    for way, (options, scale, partitioner) in ways.items():
+    found = {"not wrapped": train(world)}
+    for way, (options, partitioner) in ways.items():
 
         def wrap(model, options=options):
             return DistributedDataParallel(model, **options)
 
-        found[way] = train(world, wrap, scale, partitioner)
+        found[way] = train(world, wrap, partitioner)
     return found
 
 
-def test_under_ddp_the_loss_times_the_number_of_ranks_gives_what_sum_gradients_gives():
+def test_ddp_around_a_parallel_model_changes_nothing():
     alone = train(World.alone())
     for found in run_ranks(under_ddp, 2, transport="gloo"):
-        not_scaled = found.pop("loss not scaled")
-        assert {way for way, one in found.items() if not largest_difference(one, alone) < 1e-10} == set()
-        assert largest_difference(not_scaled, alone) > 1e-3
+        assert {way: gap for way, one in found.items() if not (gap := largest_difference(one, alone)) < 1e-10} == {}
 
 
 class Task:
-    """The hooks of a LightningModule that a split graph needs."""
+    """What a LightningModule of a split graph has."""
 
     def __init__(self, world):
         self.world, self.model = world, new_model(world)
 
     def training_step(self, batch):
         return loss_of(self.model, self.world, batch)
-
-    def on_before_optimizer_step(self, optimizer):
-        self.model.reduce_gradients()
 
 
 def fit(world, accumulate=2, clip=0.5):
@@ -267,7 +260,6 @@ def fit(world, accumulate=2, clip=0.5):
 
     def last_closure(step):
         loss = closure(step)
-        task.on_before_optimizer_step(optimizer)
         nn.utils.clip_grad_norm_(task.model.parameters(), clip)
         return loss
 
@@ -279,7 +271,7 @@ def fit(world, accumulate=2, clip=0.5):
     return parameters_of(task.model)
 
 
-def test_sum_gradients_before_the_optimizer_step_is_right_with_accumulated_and_clipped_gradients():
+def test_accumulated_and_clipped_gradients_are_those_of_one_rank_in_the_order_of_lightnings_calls():
     alone = fit(World.alone())
     for found in run_ranks(fit, 3):
         assert largest_difference(found, alone) < 1e-12
@@ -296,9 +288,6 @@ def fit_by_lightning(world):
 
         def training_step(self, batch):
             return loss_of(self.model, world, batch)
-
-        def on_before_optimizer_step(self, optimizer):
-            self.model.reduce_gradients()
 
         def configure_optimizers(self):
             return torch.optim.Adam(self.model.parameters(), lr=0.05)

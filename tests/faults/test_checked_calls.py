@@ -74,7 +74,8 @@ def rows_of_another_type(world) -> str:
         world.transport.start(block, counts, torch.zeros_like(block), counts).finish()
     world.mark("told", 0)
     # Whoever leaves first costs the other its connection.
-    wait_until(lambda: all("told" in str(mark) for mark in world.transport.board.read()))
+    with world.transport.elsewhere():
+        wait_until(lambda: all("told" in str(mark) for mark in world.transport.board.read()))
     return str(raised.value)
 
 

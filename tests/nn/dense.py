@@ -3,9 +3,15 @@
 import torch
 from torch import nn
 
-from domainpar.nn.noise import Noise, keeps, key_of
+from domainpar.nn.noise import Noise, dropout_mask, key_of
 
 ACTIVATIONS = [lambda rows: rows, torch.relu, nn.functional.silu, torch.tanh]  # as in domainpar.nn.mlp.ACTIVATIONS
+
+
+def keeps(noise, layer, rows, like):
+    """Factors of the results of a layer: 0 or 1 / (1 - rate)."""
+    ids, width = torch.as_tensor(noise.ids[rows]), like.shape[1]
+    return dropout_mask(ids, noise.key_of_layer(layer), width, noise.rate, like)
 
 
 def mlp(module, rows, key=None):
@@ -17,7 +23,7 @@ def mlp(module, rows, key=None):
         rows = ACTIVATIONS[activation](rows)
         if key is not None and position < len(module.linears) - 1:
             noise = Noise(key, module.dropout, torch.arange(len(rows)).numpy())
-            rows = rows * keeps(noise, position, slice(None), rows.shape[1], rows)
+            rows = rows * keeps(noise, position, slice(None), rows)
     return rows
 
 
@@ -37,7 +43,7 @@ def edge_stage(stage, nodes, edges, src, dst, key=None):
 def node_stage(stage, tables, key=None):
     """New states of nodes."""
     new = mlp(stage.mlp, torch.cat(tables, dim=1), key)
-    return new + tables[stage.states] if stage.residual else new
+    return new + tables[0] if stage.residual else new
 
 
 def interaction_network(model, features, edge_features, src, dst, key=None, gives_nodes=False):

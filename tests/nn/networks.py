@@ -8,8 +8,8 @@ import torch
 from tiled import sha
 
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.on_stages import PUBLISHED_ON_STAGES, PublishedOnStages
-from domainpar.nn.published import OF_THE_FIELD
+from domainpar.nn.on_stages import InteractionsOnStages
+from domainpar.nn.published import InteractionGNN
 from domainpar.testing import run_ranks
 
 
@@ -31,16 +31,16 @@ class Answer:
         return sha(self.logits, *self.gradients.values())
 
 
-def network(event, dtype=torch.float64, published=None, **flags):
-    """A small network for the features of an event, or a published one on stages; the same weights every time."""
-    if published is not None:
-        return PUBLISHED_ON_STAGES[published](published_network(event, published, **flags).to(dtype))
+def network(event, dtype=torch.float64, published=False, **flags):
+    """A small network for the features of an event, or `acorn` on stages; the same weights every time."""
+    if published:
+        return InteractionsOnStages(published_network(event, **flags).to(dtype))
     return InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=16, dtype=dtype, **flags)
 
 
-def published_network(event, name, graph_iters=3):
-    """A published network in plain torch, in float64; biases and norms are no longer what they begin with."""
-    model = OF_THE_FIELD[name](3, event.graph.edge_features.shape[1], hidden=16, graph_iters=graph_iters).double()
+def published_network(event, graph_iters=3):
+    """`acorn` in plain torch, in float64; biases are no longer what they begin with."""
+    model = InteractionGNN(3, event.graph.edge_features.shape[1], hidden=16, graph_iters=graph_iters).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,7 +96,7 @@ def _forward_and_back(world, event, how):
 def by_formula(event, key=None, **flags):
     """The answer of plain torch on the whole event, in float64."""
     model = network(event, **flags)
-    if isinstance(model, PublishedOnStages):
+    if isinstance(model, InteractionsOnStages):
         features, edge_features, src, dst = tables(event)
         logits = model.module(features, torch.stack([src, dst]), edge_features)
     else:

@@ -68,16 +68,27 @@ def test_every_reduction_starts_again_from_zero():
 
 
 def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
-    def give(world):
-        model = Two()
+    def on_rank(world):
+        model, told = Two(), []
         sink = GradientSink(model)
+        add_limbs = sink.add_limbs
+        sink.add_limbs = lambda *given: told.append(given[2:]) or add_limbs(*given)
         partials = [torch.ones_like(parameter) for parameter in model.first.trainable()]
         if world.rank == 1:
             partials[0][0, 0] = float("inf")
-        model.first.add_partials(model.first.trainable(), partials)
+        give(model.first, model.first.trainable(), partials)
         return sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
 
-    assert run_ranks(give, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
+    assert run_ranks(on_rank, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]
+
+
+def give(stage, parameters, partials):
+    """One partial for each number of some parameters; frozen ones get none."""
+    pairs = [(table, own) for table, own in zip(partials, parameters) if own.requires_grad]
+    finite = [table.where(table.isfinite(), 0) for table, _ in pairs]
+    rejected = sum(int((~table.isfinite()).sum()) for table, _ in pairs)
+    if pairs:
+        stage.add_limbs([own for _, own in pairs], limbs_of(finite), rejected, 0.0)
 
 
 def limbs_of(tables):
@@ -87,11 +98,11 @@ def limbs_of(tables):
 
 
 def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counted_on_all_ranks():
-    def give(world):
+    def on_rank(world):
         model = Two()
         sink = GradientSink(model)
         parameters = model.first.trainable()
-        model.first.add_partials(parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
+        give(model.first, parameters[1:3], [torch.full_like(parameter, 0.25) for parameter in parameters[1:3]])
         for _ in range(2):
             limbs = limbs_of([torch.full_like(parameter, 1.5 + world.rank) for parameter in parameters])
             model.first.add_limbs(parameters, limbs, 0, 0.0)
@@ -101,7 +112,7 @@ def test_sums_of_integers_are_added_to_partials_and_what_they_left_out_is_counte
         found = sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
         return found, [None if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
 
-    for rank, (counts, gradients) in enumerate(run_ranks(give, 3)):
+    for rank, (counts, gradients) in enumerate(run_ranks(on_rank, 3)):
         assert counts == (2 * rank, 6, 0)
         assert gradients[:4] == [[15.0], [15.75], [15.75], [15.0]]
         assert gradients[4:6] == [None, None]
@@ -142,8 +153,10 @@ def test_what_cannot_be_added_up_is_counted_whichever_thread_computed_it(monkeyp
 
         monkeypatch.setattr(Team, "each", alone)
         set_threads(3)
-        model = Two()
+        model, told = Two(), []
         sink = GradientSink(model)
+        add_limbs = sink.add_limbs
+        sink.add_limbs = lambda *given: told.append(given[2:]) or add_limbs(*given)
         part = EVENT.part(world.transport, EVENT.grouping("one part", 1))
         out = model.first([part.graph.features], part.graph)
         out.backward(torch.full_like(out, value))
@@ -171,9 +184,8 @@ def test_limbs_may_be_larger_than_a_carried_low_limb_times_the_tiles():
 def test_without_a_sink_the_first_backward_pass_says_what_is_missing():
     stage = Two().first
     parameters = stage.trainable()
-    for give, values in ((stage.add_partials, [parameters]), (stage.add_limbs, [limbs_of(parameters), 0, 0.0])):
-        with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
-            give(parameters, *values)
+    with pytest.raises(RuntimeError, match=r"make GradientSink\(model\) before the first backward pass"):
+        stage.add_limbs(parameters, limbs_of(parameters), 0, 0.0)
 
 
 def _with_frozen(world, frozen):
@@ -205,11 +217,9 @@ def test_some_parameters_of_a_stage_can_be_given_their_gradient_apart():
     model = Two()
     sink = GradientSink(model)
     parameters = model.first.trainable()
-    model.first.add_partials(parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
-    model.first.add_partials(parameters[:1], [torch.full_like(parameters[0], 3.0)])
-    model.second.add_partials(
-        list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)]
-    )  # frozen
+    give(model.first, parameters[1:3], [torch.ones_like(parameter) for parameter in parameters[1:3]])
+    give(model.first, parameters[:1], [torch.full_like(parameters[0], 3.0)])
+    give(model.second, list(model.second.mlp.linears[0].parameters()), [torch.ones(16, 3), torch.ones(16)])  # frozen
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert [parameter.grad.unique().tolist() for parameter in parameters] == [[3.0], [1.0], [1.0], [0.0]]
 
@@ -219,7 +229,7 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
     model.append(NodeStage(model[0].mlp))
     sink = GradientSink(model)
     for stage in (model[0], model[2]):
-        stage.add_partials(stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
+        give(stage, stage.trainable(), [torch.ones_like(parameter) for parameter in stage.trainable()])
     assert run_ranks(lambda world: sink.reduce(world.transport), 1) == [0]
     assert model[0].mlp.linears[0].weight.grad.unique().tolist() == [2.0]
     model[1].mlp.linears[1] = NodeStage(an_mlp(16, (16,), torch.Generator())).mlp.linears[0]

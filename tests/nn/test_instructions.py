@@ -32,7 +32,7 @@ def kernels_hash():
     constants[EPS] = 1e-5
     dst, src = generator.integers(0, ROWS, (2, ROWS))
     out, grad_product, grad_constants, inverse = zeros(ROWS, OUT), zeros(ROWS, OUT), zeros(3, OUT), zeros(1, ROWS + 3)
-    layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS, 0)
+    layer = (constants, True, 1, 0, 0, 0, product, inverse, zeros(2, 8), zeros(ROWS + 3, OUT), src, dst, src, ROWS)
     sums, back = ((zeros(ROWS, 2 * OUT), zeros(ROWS, OUT)) for _ in range(2))
     gathered = drawn(ROWS, 2 * OUT)
     call(operations.layer_forward(OUT, exact, exact), *layer, *sums, gathered, 0, out, count=ROWS)

@@ -8,7 +8,7 @@ import torch
 from marks import slow
 from random_events import random_event
 from test_heads import EVERYTHING, read, whole
-from tiled import TiledEvent
+from tiled import TiledEvent, sha
 
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.interaction import InteractionNetwork
@@ -18,7 +18,7 @@ from domainpar.nn.standard import Standard
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.testing import run_ranks
 from domainpar.tracking.networks.catalogue import ORDERS, build_model
-from domainpar.tracking.networks.on_events import OnEvents
+from domainpar.tracking.networks.on_events import OnEvents, on_device
 
 FORMS = {
     "default": {},
@@ -118,11 +118,80 @@ def test_the_definition_is_in_training_or_evaluation_as_its_network_is():
         assert {module.training for module in network.plain.modules()} == {mode}
 
 
+def as_on_gpus(name, **options):
+    """A network on stages as GPUs compute it."""
+    options = NetworkOptions(**SIZES, **options)
+    return on_device(build_model(name, 3, 6, options), torch.device("cpu"), as_on_gpus=True)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("name", [*ORDERS, "acorn"])
+def test_gpus_compute_the_same_network_whatever_is_computed_twice(event, name, form):
+    form = {**form, "heads": EVERYTHING} if name in ORDERS else {}
+    stages = build_model(name, 3, 6, NetworkOptions(**SIZES, dtype=torch.float64, **form))
+    expected, gradients = whole(run_ranks(read, 1, event, lambda: stages, "ranges", 5))
+    for every in (None, 1, 2):
+        made = as_on_gpus(name, dtype=torch.float64, recompute_every=every, **form)
+        assert list(made.state_dict()) == list(stages.state_dict())
+        found, theirs = whole(run_ranks(read, 3, event, lambda made=made: copy.deepcopy(made), "random", 5))
+        for table, other in zip([*found.values(), *theirs], [*expected.values(), *gradients], strict=True):
+            torch.testing.assert_close(table, other, rtol=1e-8, atol=1e-9)
+
+
+def test_nothing_is_exchanged_twice_and_dropout_is_that_of_the_first_time(event):
+    def step(world, every):
+        part = event.part(world.transport, event.grouping("random", world.size, seed=1))
+        made = as_on_gpus("interaction", recompute_every=every, dropout=0.3)
+        gradients = made.gradients()
+        before = world.transport.num_exchanges
+        loss = made(part.graph, part.halo, 7).sum()
+        forward = world.transport.num_exchanges - before
+        loss.backward()
+        backward = world.transport.num_exchanges - before - forward
+        gradients.reduce(world.transport)
+        return forward, backward, sha(*(it.grad for it in made.parameters()))
+
+    (plain, back, of_plain), *others = (run_ranks(step, 3, every)[0] for every in (None, 1, 2))
+    for forward, again, gradients in others:
+        assert (forward, gradients) == (plain, of_plain)
+        # First states of nodes are used before the first segment and in it: two shares of a gradient, each of its own.
+        assert again - back <= 2 < plain
+
+
+def test_a_checkpoint_of_stages_goes_on_on_a_gpu_with_its_constants(event):
+    stages = build_model("interaction", 3, 6, NetworkOptions(**{**SIZES, "seed": 9}, **FORMS["standardised"]))
+    other = as_on_gpus("interaction", standard=Standard.neutral(3, 6))
+    other.load_state_dict(stages.state_dict())
+    found, expected = (whole(run_ranks(read, 1, event, lambda made=made: made))[0]["edge"] for made in (other, stages))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert parameters_sha256(other) == parameters_sha256(stages)
+
+
+def test_in_bf16_products_alone_are_rounded(event):
+    tables = {}
+    for kind in (None, torch.bfloat16):
+        for of, made in (("gpu", as_on_gpus("interaction", products=kind)), ("own", with_norm("graph", kind))):
+            tables[of, kind] = whole(run_ranks(read, 2, event, lambda made=made: copy.deepcopy(made), "random", 5))[0]
+    for of in ("gpu", "own"):
+        exact, rounded = tables[of, None]["edge"], tables[of, torch.bfloat16]["edge"]
+        assert rounded.dtype == exact.dtype
+        assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def with_norm(norm, products=None):
+    """A network that stages do not have."""
+    return build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm=norm, products=products))
+
+
+def test_running_means_are_not_updated_twice():
+    assert with_norm("graph").ways_to_recompute == (None, 1)
+    with pytest.raises(ValueError, match="--recompute-every 1 is not for --norm batch, whose running means"):
+        build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", recompute_every=1))
+
+
 def test_what_stages_alone_can_do_is_refused():
-    with pytest.raises(ValueError, match="--norm batch has no --precision bf16"):
-        build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", products=torch.bfloat16))
-    with pytest.raises(ValueError, match="--model gcn has no --norm"):
-        build_model("gcn", 3, 6, NetworkOptions(**SIZES, norm="batch"))
+    with pytest.raises(ValueError, match="--model acorn2 has no --norm"):
+        build_model("acorn2", 3, 6, NetworkOptions(**SIZES, norm="batch"))
 
 
 @pytest.mark.parametrize("wrong", [{"activation": "gelu"}, {"norm": "group"}], ids=str)

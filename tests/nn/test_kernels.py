@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from dense import keeps
 from marks import slow
 from one_operation import KINDS, call
 from torch.nn import functional as F
 
 from domainpar.nn import operations
 from domainpar.nn.kernels import (
-    BACK,
     BIAS,
-    BOTH_ENDS,
     EPS,
-    FORTH,
     KEPT,
     NUM_CONSTANTS,
     SCALE,
@@ -26,7 +24,7 @@ from domainpar.nn.kernels import (
 )
 from domainpar.nn.lanes import ROWS_AT_ONCE
 from domainpar.nn.mlp import ACTIVATIONS, padded
-from domainpar.nn.noise import Noise, keeps, threshold_of
+from domainpar.nn.noise import Noise, threshold_of
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL, IntegerSums
 
 WIDTHS = (16, 112, *map(slow, (32, 48, 64)))
@@ -75,7 +73,7 @@ class Block:
 
     def ends_from(self, first):
         """The operands of the ends of edges from one on."""
-        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned, self.ends.way
+        return *(end[first:] for end in self.ends[:3]), self.ends.num_owned
 
 
 def drawn(width, dtype=np.float64, num_rows=100, seed=0):
@@ -90,7 +88,7 @@ def drawn(width, dtype=np.float64, num_rows=100, seed=0):
     pair = np.where(src < NUM_OWNED, np.arange(NUM_EDGES) // 60 * NUM_OWNED + src, -1)
     constants = table(NUM_CONSTANTS)
     constants[EPS] = 1e-5
-    ends = EndRows(src, dst, pair, NUM_OWNED, BOTH_ENDS)
+    ends = EndRows(src, dst, pair, NUM_OWNED)
     at_ends, of_ends = table(NUM_LOCAL, 2 * width), table(NUM_LOCAL, 2 * width)
     return Block(table(num_rows), constants, ends, at_ends, table(num_rows), of_ends)
 
@@ -262,23 +260,6 @@ def test_rows_are_summed_at_owned_ends_in_the_order_of_edges(width, kernel, dtyp
     assert (backwards.at_ends != sums.at_ends).any(), "another order would be seen"
 
 
-@pytest.mark.parametrize("way", [FORTH, BACK])
-def test_results_of_one_way_are_summed_at_one_end_and_get_their_gradient_from_there(way):
-    block = drawn(32)
-    one_way, sums, grad_products = replace(block, ends=block.ends._replace(way=way)), block.new_sums(), block.new_sums()
-    forward(one_way, sums=sums)
-    expected = added_up_one_by_one(block, forward(block)[0])
-    assert_same_bits(sums.at_ends, expected.at_ends * (way == FORTH))
-    assert_same_bits(sums.at_pairs, expected.at_pairs * (way == BACK))
-    halved = block.of_ends.copy()
-    halved[:, :32] *= way == FORTH
-    halved[:, 32:] *= way == BACK
-    found, _ = backward(one_way, sums=grad_products)
-    np.testing.assert_array_equal(found, backward(replace(block, of_ends=halved))[0])
-    for ours, theirs in zip(grad_products, added_up_one_by_one(block, found)):
-        assert_same_bits(ours, theirs)
-
-
 def test_a_sum_of_rows_of_minus_zero_is_plus_zero():
     block = drawn(32)
     block.constants[SHIFT] = 100.0  # all pass the ReLU; scales of either sign
@@ -322,7 +303,7 @@ def other_company(block, seed):
     edges, first = FIRST + chosen, int(rng.integers(0, 50))
     before = rng.integers(0, NUM_LOCAL, (2, first))
     src, dst = (np.append(some, end[edges]) for some, end in zip(before, block.ends))
-    ends = EndRows(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED, block.ends.way)
+    ends = EndRows(src, dst, np.append(before[0], block.ends.pair[edges]), NUM_OWNED)
     noise = replace(block.noise, ids=np.append(before[0], block.noise.ids[edges]))
     rows, gradient = (table[chosen].copy() for table in (block.rows, block.gradient))
     return replace(block, rows=rows, gradient=gradient, ends=ends, noise=noise), chosen, first
@@ -417,7 +398,7 @@ def test_results_are_dropped_or_scaled_up_by_the_ids_of_their_rows_alone(width, 
     out, work = forward(dropping(block))
     whole_out, whole_work = forward(block)
     assert_same_bits(work.rows, whole_work.rows)
-    expected = keeps(dropping(block).noise, 1, slice(FIRST, FIRST + 100), width, torch.from_numpy(out)).numpy()
+    expected = keeps(dropping(block).noise, 1, slice(FIRST, FIRST + 100), torch.from_numpy(out)).numpy()
     assert_same_bits(out, whole_out * expected)
     assert 0.6 < (expected > 0).mean() < 0.8
     np.testing.assert_allclose(expected[expected > 0], 1 / 0.7, rtol=1e-6)
@@ -429,7 +410,7 @@ def test_backward_drops_what_forward_dropped(gathered):
     out, grad_constants = backward(block, gathered)
     rows = torch.from_numpy(block.rows).requires_grad_()
     expected, parameters = layer_of_torch(block, rows + (gathered_by_torch(block, block.at_ends) if gathered else 0))
-    expected = expected * keeps(block.noise, 1, slice(FIRST, FIRST + 100), 48, expected)
+    expected = expected * keeps(block.noise, 1, slice(FIRST, FIRST + 100), expected)
     upstream = torch.from_numpy(block.gradient) + (gathered_by_torch(block, block.of_ends) if gathered else 0)
     grad_rows, *of_parameters = torch.autograd.grad(expected, [rows, *parameters], upstream)
     assert_close(out, grad_rows)

@@ -7,15 +7,16 @@ import networks
 import numpy as np
 import pytest
 import torch
+from dense import keeps
 from one_mlp import an_mlp
 from one_operation import KINDS, call
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import calls, operations, stages
+from domainpar.nn import operations, stages
 from domainpar.nn.kernels import EPS, KEPT, NUM_CONSTANTS, SHIFT
 from domainpar.nn.mlp import padded
-from domainpar.nn.noise import Noise, dropout_mask, keeps, key_of, random_bits, threshold_of
+from domainpar.nn.noise import Noise, dropout_mask, key_of, random_bits, threshold_of
 
 KEY = key_of(3, 5, "an event")
 IDS = np.random.default_rng(0).permutation(10_000)[:300]
@@ -31,7 +32,7 @@ def layer_of(noise, layer, width, first, count, dtype):
     of_dropout = noise.ids[first : first + count], noise.key_of_layer(layer), threshold_of(noise.rate)
     rows, gradient = np.random.default_rng(1).standard_normal((2, padded(count, 8), width)).astype(dtype)
     work = rows, *(np.empty(shape, dtype) for shape in ((1, len(rows)), (2, 8))), gradient
-    return constants, True, 1, *of_dropout, *work, *[0] * 7
+    return constants, True, 1, *of_dropout, *work, *[0] * 6
 
 
 def kept_by_forward(noise, layer, width, first, count, dtype):
@@ -63,23 +64,24 @@ def test_kernels_drop_what_torch_drops_to_the_last_bit(kernel, rate, width, dtyp
     for layer, first, key in product((0, 1), (0, 17), (KEY, 0, 2**64 - 1)):
         noise = Noise(key, rate, IDS)
         found = kernel(noise, layer, width, first, 100, dtype)
-        like = torch.empty(0, dtype=torch.from_numpy(found).dtype)
-        expected = keeps(noise, layer, slice(first, first + 100), width, like)
-        assert found.tobytes() == expected.numpy().tobytes()
+        rows, like = slice(first, first + 100), torch.from_numpy(found)
+        assert found.tobytes() == keeps(noise, layer, rows, like).numpy().tobytes()
+        of_tensors = keeps(noise, layer, rows, like.bfloat16())  # as on GPUs, by integers with a sign
+        assert torch.equal(of_tensors != 0, like != 0)
         assert 0 < np.count_nonzero(found) < found.size
 
 
 def test_large_ids_are_told_apart_alike():
     noise = Noise(KEY, 0.5, np.array([0, 1, 2**31, 2**32, 2**40 + 3, 2**62]))
     found = kept_by_forward(noise, 0, 64, 0, 6, np.float64)
-    assert found.tobytes() == keeps(noise, 0, slice(None), 64, torch.empty(0, dtype=torch.float64)).numpy().tobytes()
+    assert found.tobytes() == keeps(noise, 0, slice(None), torch.from_numpy(found)).numpy().tobytes()
     assert len({row.tobytes() for row in found}) == 6
 
 
 def kept(key, layer=0, rate=0.5, rows=4096, width=64, first_id=0):
     """Whether each number is kept, float64 [rows, width]."""
     noise = Noise(key, rate, np.arange(first_id, first_id + rows))
-    return keeps(noise, layer, slice(None), width, torch.empty(0, dtype=torch.float64)).numpy() != 0
+    return keeps(noise, layer, slice(None), torch.empty(0, width, dtype=torch.float64)).numpy() != 0
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
@@ -89,7 +91,7 @@ def test_as_many_are_dropped_as_asked_and_the_others_make_up_for_them(rate):
     deviation = math.sqrt(rate * (1 - rate) / numbers.size)
     assert abs(numbers.mean() - (1 - rate)) < 5 * deviation
     assert (abs(numbers.mean(axis=0) - (1 - rate)) < 5 * deviation * math.sqrt(numbers.shape[1])).all()
-    scaled = keeps(Noise(KEY, rate, np.arange(9)), 0, slice(None), 64, torch.empty(0, dtype=torch.float64))
+    scaled = keeps(Noise(KEY, rate, np.arange(9)), 0, slice(None), torch.empty(0, 64, dtype=torch.float64))
     assert set(scaled.unique().tolist()) <= {0.0, 1 / (1 - rate)}
 
 
@@ -174,16 +176,13 @@ def test_both_copies_of_a_cut_edge_drop_alike_so_any_ranks_give_one_hash(event, 
 
 def test_a_mask_by_local_rows_would_be_seen(event, monkeypatch):
     """The test above can fail: with numbers by the rows of a rank's tables, the two copies differ."""
-    plain = calls.noise_of
+    plain = stages.noise_of
     monkeypatch.setattr(stages, "noise_of", lambda mlp, key, ids: plain(mlp, key, np.arange(len(ids))))
     with pytest.raises(AssertionError, match="logits of two copies of an edge"):
         networks.on_ranks(event, 3, key=KEY, **FLAGS)
 
 
-@pytest.mark.parametrize("engine", ["tiles", "batches"])
-def test_without_key_or_without_rate_nothing_is_dropped(event, monkeypatch, engine):
-    if engine == "batches":
-        monkeypatch.setattr(stages, "TILES", stages.BATCHES)
+def test_without_key_or_without_rate_nothing_is_dropped(event):
     plain = networks.on_ranks(event, 1, graph_iters=2)
     for how in ({"key": None, "dropout": 0.3}, {"key": KEY, "dropout": 0.0}):
         assert networks.on_ranks(event, 1, graph_iters=2, **how).sha == plain.sha

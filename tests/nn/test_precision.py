@@ -8,7 +8,6 @@ from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
 
-from domainpar.nn import stages
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.halo import Halo
@@ -23,14 +22,6 @@ BF16 = {"dtype": torch.float32, "products": torch.bfloat16}
 def event():
     graph = random_event(4, 90, 500, reach=2)
     return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
-
-
-@pytest.fixture(params=["tiles", "batches"])
-def engine(request, monkeypatch):
-    """Both engines; batches on CPU tensors."""
-    if request.param == "batches":
-        monkeypatch.setattr(stages, "TILES", stages.BATCHES)
-    return request.param
 
 
 @pytest.mark.parametrize("flags", [{}, {"shared_weights": True, "layers": 1}], ids=["two layers", "one, shared"])
@@ -61,7 +52,7 @@ LOGITS, GRADIENTS = 0.05, 0.05
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("graph_iters", [1, 3])
 @pytest.mark.parametrize("order", ORDERS)
-def test_logits_and_gradients_are_near_those_of_float32(event, engine, order, graph_iters, num_ranks):
+def test_logits_and_gradients_are_near_those_of_float32(event, order, graph_iters, num_ranks):
     """bf16 has 8 bits: what is rounded is right to 0.4 %. So logits to 5 % of the largest, gradients to 5 % of all."""
     flags = {"order": order, "graph_iters": graph_iters}
     expected = networks.on_ranks(event, 1, copies_agree=False, dtype=torch.float32, **flags)
@@ -80,7 +71,7 @@ def _logits_without_last_bias(world, event, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_product_that_makes_logits_stays_in_float32(event, engine, order):
+def test_the_product_that_makes_logits_stays_in_float32(event, order):
     """Its bias is 0 here: a product that was rounded would be its own bf16."""
     (logits,) = run_ranks(_logits_without_last_bias, 1, event, order)
     assert logits.dtype == torch.float32
@@ -112,12 +103,12 @@ def _logits_with_weights_between(world, event, name):
         ("node_stages.0.mlp.linears.1.weight", False),
     ],
 )
-def test_products_of_edge_states_alone_are_in_bf16(event, engine, name, is_rounded):
+def test_products_of_edge_states_alone_are_in_bf16(event, name, is_rounded):
     ((exact, next_to_it),) = run_ranks(_logits_with_weights_between, 1, event, name)
     assert torch.equal(exact, next_to_it) == is_rounded
 
 
-def test_nodes_and_sums_stay_in_float32(event, engine):
+def test_nodes_and_sums_stay_in_float32(event):
     kinds = {NodeStage: set(), EdgeStage: set()}
 
     def note(stage, given, made):
@@ -134,7 +125,7 @@ def test_nodes_and_sums_stay_in_float32(event, engine):
     assert kinds == {NodeStage: {(torch.float32,)}, EdgeStage: {(torch.bfloat16, torch.float32)}}
 
 
-def test_sums_are_of_the_states_as_they_are_kept(event, engine):
+def test_sums_are_of_the_states_as_they_are_kept(event):
     """Of rounded ones: so a user who adds them up finds the same."""
 
     def one_stage(world):

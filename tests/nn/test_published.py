@@ -1,4 +1,4 @@
-"""The published networks are their definitions, written out once more with loops and dense matrices."""
+"""Published networks, here and in the examples, are their definitions, written once more with loops and matrices."""
 
 import threading
 
@@ -7,21 +7,16 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from domainpar.nn.published import (
-    OF_THE_FIELD,
-    AttentionNetwork,
-    GraphNetsNetwork,
-    InteractionGNN,
-    InteractionGNN2,
-    MessagePassingNetwork,
-    ResidualInteractionNetwork,
-)
+from domainpar.nn.published import OF_THE_FIELD, InteractionGNN, InteractionGNN2
+from domainpar.tracking.config.train import IN_EXAMPLES
+from domainpar.tracking.networks.on_events import wanted_arguments
+from examples import networks as examples
 
 EDGES = [*drawn.EDGES, (8, 8)]  # of duplicate edges, also a self-loop
 NUM_NODES = 11  # the last two have no edges
 TOLERANCE = 1e-12
 CALLS = {
-    *("__getitem__", "new_zeros", "size", "cat", "squeeze", "unsqueeze", "index_add", "to"),
+    *("__getitem__", "new_zeros", "size", "cat", "squeeze", "unsqueeze", "index_add", "to", "unbind"),
     *("linear", "layer_norm", "batch_norm", "relu", "silu", "tanh", "sigmoid"),
     *("add", "mul", "__rmul__", "rsqrt", "ne"),
     *("__get__", "dim"),  # of dtype and such
@@ -53,11 +48,16 @@ def event(node_features, edge_features=0, edges=EDGES, num_nodes=NUM_NODES):
     return x.requires_grad_(), edge_index, edge_attr.requires_grad_()
 
 
+def logits_of(model, x, edge_index, edge_attr):
+    """Edge features are given to those that take them."""
+    return model(x, edge_index, edge_attr) if "edge_attr" in wanted_arguments(model) else model(x, edge_index)
+
+
 def assert_is(definition, model, node_features, edge_features=0):
     """The model has the logits and gradients of its definition, a function of (model, x, src, dst, edge_attr)."""
     by_sines(model)
     x, edge_index, edge_attr = event(node_features, edge_features)
-    ours = model(x, edge_index, edge_attr)
+    ours = logits_of(model, x, edge_index, edge_attr)
     src, dst = edge_index.tolist()
     expected = definition(model, x, src, dst, edge_attr)
     upstream = sines(ours.numel(), first=3).view_as(expected)
@@ -78,7 +78,7 @@ def assert_is(definition, model, node_features, edge_features=0):
 def assert_gives(expected, model, node_features, edge_features=0):
     """The model with weights by sines gives these numbers."""
     with torch.no_grad():
-        found = by_sines(model).eval()(*event(node_features, edge_features))
+        found = logits_of(by_sines(model).eval(), *event(node_features, edge_features))
     numbers = [float(number) for number in expected.split()]
     torch.testing.assert_close(found, torch.tensor(numbers, dtype=torch.float64), rtol=1e-10, atol=1e-10)
 
@@ -86,7 +86,7 @@ def assert_gives(expected, model, node_features, edge_features=0):
 def assert_survives(model, edges, num_nodes, node_features, edge_features=0):
     """The model has finite logits and gradients on an odd event; of each edge."""
     x, edge_index, edge_attr = event(node_features, edge_features, edges, num_nodes)
-    logits = model.double()(x, edge_index, edge_attr)
+    logits = logits_of(model.double(), x, edge_index, edge_attr)
     assert len(logits) == len(edges)
     assert logits.isfinite().all()
     logits.sum().backward()
@@ -102,12 +102,12 @@ def assert_watchable(model, node_features, edge_features=0):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             seen.add(function.__name__)
             if function is torch.cat:
-                assert kwargs["dim"] == -1 or args[0][0].dim() == 1, "rows of a table are joined"
+                assert (kwargs or {}).get("dim") == -1 or args[0][0].dim() == 1, "rows of a table are joined"
             return function(*args, **(kwargs or {}))
 
     model, inputs = model.double(), event(node_features, edge_features)
     with Watch():
-        model(*inputs)
+        logits_of(model, *inputs)
     assert seen <= CALLS
 
 
@@ -281,16 +281,21 @@ def graphnets(model, x, src, dst, edge_attr):
 
 
 def made(name, edge_features=None, seed=0):
-    """A small network."""
-    sizes = {"hidden": HIDDEN, "graph_iters": ITERATIONS, "seed": seed}
-    return OF_THE_FIELD[name](NODE_FEATURES, features_of(name) if edge_features is None else edge_features, **sizes)
+    """A small network; of those in the examples torch's own generator draws the weights."""
+    sizes = {"hidden": HIDDEN, "graph_iters": ITERATIONS}
+    if name in OF_THE_FIELD:
+        features = NODE_FEATURES, features_of(name) if edge_features is None else edge_features
+        return OF_THE_FIELD[name](*features, **sizes, seed=seed)
+    features = [NODE_FEATURES, EDGE_FEATURES][: 1 + (features_of(name) > 0)]
+    return getattr(examples, IN_EXAMPLES[name])(*features, **sizes)
 
 
 def features_of(name):
     return EDGE_FEATURES if name in ("acorn2", "resin", "graphnets") else 0
 
 
-EACH = pytest.mark.parametrize("name", OF_THE_FIELD)
+NAMES = (*OF_THE_FIELD, *IN_EXAMPLES)
+EACH = pytest.mark.parametrize("name", NAMES)
 DEFINITIONS = {"acorn": acorn, "acorn2": acorn2, "agnn": agnn, "mpnn": mpnn, "gcn": gcn, "resin": resin}
 DEFINITIONS["graphnets"] = graphnets
 
@@ -316,9 +321,9 @@ def test_each_gives_these_logits(name):
 PUBLISHED = {
     "acorn": (InteractionGNN, (3,), 128, 263_937),
     "acorn2": (InteractionGNN2, (12, 6), 128, 1_985_921),
-    "agnn": (AttentionNetwork, (3,), 64, 42_753),
-    "mpnn": (MessagePassingNetwork, (3,), 64, 55_233),
-    "graphnets": (GraphNetsNetwork, (3, 4), 128, 264_577),
+    "agnn": (examples.AttentionNetwork, (3,), 64, 42_753),
+    "mpnn": (examples.MessagePassingNetwork, (3,), 64, 55_233),
+    "graphnets": (examples.GraphNetsNetwork, (3, 4), 128, 264_577),
 }
 
 
@@ -351,13 +356,13 @@ def test_duplicate_edges_count_each_and_own_self_loops_not_at_all_in_gcn():
 
 
 def test_hidden_layers_of_resin_are_as_wide_as_the_larger_side():
-    model = ResidualInteractionNetwork(7, EDGE_FEATURES, hidden=HIDDEN, graph_iters=ITERATIONS)
+    model = examples.ResidualInteractionNetwork(7, EDGE_FEATURES, hidden=HIDDEN, graph_iters=ITERATIONS)
     assert [layer.out_features for layer in model.head[::2]] == [6 * HIDDEN, 6 * HIDDEN, 1]
     assert [layer.out_features for layer in model.node_encoder[::2]] == [7, HIDDEN]
     assert [layer.out_features for layer in model.edge_encoder[::2]] == [HIDDEN, HIDDEN]
 
 
-ODD = [(name, edges, count) for name in OF_THE_FIELD for edges, count in [([], 1), ([], 5), ([(0, 0)], 1)]]
+ODD = [(name, edges, count) for name in NAMES for edges, count in [([], 1), ([], 5), ([(0, 0)], 1)]]
 
 
 @pytest.mark.parametrize(("name", "edges", "num_nodes"), [odd for odd in ODD if odd[0] != "acorn2" or odd[2] > 1])
@@ -376,26 +381,23 @@ def test_only_calls_that_parts_can_do_are_made(name):
     assert_watchable(made(name), NODE_FEATURES, features_of(name))
 
 
-@EACH
+@pytest.mark.parametrize("name", OF_THE_FIELD)
 def test_weights_are_a_function_of_the_seed(name):
     assert_weights_are_a_function_of_the_seed(lambda seed: made(name, seed=seed))
 
 
 @pytest.mark.parametrize("size", ["node_features", "hidden", "graph_iters"])
-@EACH
+@pytest.mark.parametrize("name", OF_THE_FIELD)
 def test_sizes_below_1_are_refused_by_name(name, size):
     sizes = {"node_features": 3, "edge_features": 2, "hidden": 4, "graph_iters": 2, size: 0}
     with pytest.raises(ValueError, match=f"{size} is 0; it must be at least 1"):
         OF_THE_FIELD[name](**sizes)
 
 
-@pytest.mark.parametrize("name", ["acorn2", "resin", "graphnets"])
-def test_missing_edge_features_are_refused(name):
+def test_missing_edge_features_are_refused():
     x, edge_index, _ = event(NODE_FEATURES)
     with pytest.raises(ValueError, match="needs 2 edge features and got None; pass edge_attr"):
-        made(name).double()(x, edge_index)
-    with pytest.raises(ValueError, match="edge_features is 0; it must be at least 1"):
-        made("resin", 0)
+        made("acorn2").double()(x, edge_index)
 
 
 GOLDEN = {
@@ -436,8 +438,6 @@ GOLDEN = {
 @pytest.mark.parametrize("name", OF_THE_FIELD)
 @pytest.mark.parametrize("edge_features", [0, EDGE_FEATURES])
 def test_a_network_takes_edge_features_if_its_logits_depend_on_them(name, edge_features):
-    if OF_THE_FIELD[name].needs_edge_features and not edge_features:
-        return
     model = by_sines(OF_THE_FIELD[name](NODE_FEATURES, edge_features, hidden=HIDDEN, graph_iters=ITERATIONS)).eval()
     x, edge_index, edge_attr = event(NODE_FEATURES, edge_features)
     logits, others = model(x, edge_index, edge_attr), model(x, edge_index, 2 * edge_attr - 1)

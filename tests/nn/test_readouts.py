@@ -12,7 +12,7 @@ from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import interacting, stages
+from domainpar.nn import interacting
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.testing import run_ranks
@@ -35,12 +35,6 @@ def event():
     """With self-loops, duplicate edges, isolated nodes and tiles without any node."""
     tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 90))
     return TiledEvent.of(random_event(2, 90, 500, reach=2), tiles, 9)
-
-
-@pytest.fixture
-def in_batches(monkeypatch):
-    """Compute in batches although nothing lies on a GPU."""
-    monkeypatch.setattr(stages, "TILES", stages.BATCHES)
 
 
 def chain(head, dtype, products=None):
@@ -136,13 +130,6 @@ def test_states_sums_and_a_readout_of_one_pass_are_their_formulas_with_all_gradi
     assert_close(of_all(event, found), by_formula(event, head, used))
 
 
-@pytest.mark.parametrize("used", USED, ids="-".join)
-@pytest.mark.parametrize("head", HEADS)
-def test_they_are_in_batches_as_well(in_batches, event, head, used):
-    found = run_ranks(in_one_pass, 2, event, head, used, torch.float64, True)
-    assert_close(of_all(event, found), by_formula(event, head, used))
-
-
 @pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["float32", "bf16"])
 @pytest.mark.parametrize("head", HEADS)
 def test_they_have_one_hash_on_any_number_of_ranks(event, head, products):
@@ -190,14 +177,6 @@ def test_in_training_each_iteration_is_read_out_as_if_it_were_the_last_and_else_
 def test_of_one_iteration_there_is_one_readout(event):
     found = networks.on_ranks(event, 1, key=KEY, graph_iters=1, readouts="all")
     assert found.sha == networks.on_ranks(event, 1, key=KEY, graph_iters=1).sha
-
-
-@pytest.mark.parametrize("flags", [{}, {"recompute_every": 1}, {"dropout": 0.3, "shared_weights": True}], ids=str)
-@pytest.mark.parametrize("order", ["edge-first", "node-first"])
-def test_networks_that_read_out_every_iteration_are_their_formulas_in_batches(in_batches, event, order, flags):
-    flags = {"order": order, "graph_iters": 3, "readouts": "all", **flags}
-    found = networks.on_ranks(event, 3, copies_agree=False, key=KEY, **flags)
-    assert networks.distance(found, networks.by_formula(event, KEY, **flags)) <= 1e-12
 
 
 # --- of nodes --------------------------------------------------------------------------------------------------------
@@ -254,11 +233,6 @@ def test_a_readout_of_nodes_is_its_formula_with_all_gradients(event, widths):
     for ranks, keeps_layers in ((1, True), (3, True), (3, False)):
         found = run_ranks(_nodes, ranks, event, widths, torch.float64, keeps_layers)
         assert_close(of_all(event, found), expected)
-
-
-@pytest.mark.parametrize("widths", WIDTHS, ids=str)
-def test_a_readout_of_nodes_is_its_formula_in_batches(in_batches, event, widths):
-    assert_close(of_all(event, run_ranks(_nodes, 3, event, widths, torch.float64)), nodes_by_formula(event, widths))
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)

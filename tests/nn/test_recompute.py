@@ -143,10 +143,10 @@ class WatchedNodes(tilewise.NodeTiles):
 class WatchedHalo(CompleteHalo):
     """Notes its tables of local rows; where there is no ghost they are the owned rows themselves."""
 
-    def _table_for(self, owned):
-        table = super()._table_for(owned)
-        self.kept.note("local", table)
-        return table
+    def _with_room(self, owned):
+        rows = super()._with_room(owned)
+        self.kept.note("local", rows.local)
+        return rows
 
 
 def _kept(world, event, flags):
@@ -169,7 +169,8 @@ def _kept(world, event, flags):
 
 @pytest.fixture
 def watched(monkeypatch):
-    monkeypatch.setattr(stages, "TILES", stages.Engine(WatchedNodes, WatchedEdges))
+    monkeypatch.setattr(stages, "NodeTiles", WatchedNodes)
+    monkeypatch.setattr(stages, "EdgeTiles", WatchedEdges)
 
 
 # With 6 iterations: after forward, then before the backward of the last iteration with its head, the one before, ... .

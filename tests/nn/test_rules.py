@@ -26,7 +26,7 @@ from domainpar.nn.mlp import padded
 from domainpar.nn.program import set_threads
 from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.parallel import local
-from domainpar.parallel.halo import CompleteHalo, Halo, HaloRows, _ExtendAdjoint
+from domainpar.parallel.halo import CompleteHalo, Halo, HaloRows, _Adjoint
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import NodeTile
 from domainpar.runs.checkpoint import Checkpoints, TrainingState
@@ -232,7 +232,7 @@ def _summed_across_ranks(stages, nodes, edges, graph, plain=run_chain, **how):
     """Without rule 3: ghosts return partial gradients and owners add them up, in the order of ranks."""
     whole = _as_if_all_were_owned(graph)
     nodes.finish()
-    rows = _ExtendAdjoint.apply(nodes.owned, nodes.halo)
+    rows = _Adjoint.apply(nodes.owned, nodes.halo, False)
     results = plain(stages, _NoHalo(whole.plan).spread(rows), edges, whole, **how)
     return results._replace(sums=results.sums[: graph.num_owned], nodes=nodes)
 
@@ -339,13 +339,13 @@ def _through_torchs_norm(width, kind, *kinds):
 
     def layer_backward(arguments, first, count):
         constants = torch.from_numpy(table_at(arguments[0], NUM_CONSTANTS, width, kind))
-        rows, gradient, out = (torch.from_numpy(table_at(arguments[i], count, width, kind)) for i in (6, 18, 20))
+        rows, gradient, out = (torch.from_numpy(table_at(arguments[i], count, width, kind)) for i in (6, 17, 19))
         inverse = torch.from_numpy(table_at(arguments[7], count, 1, kind))
         given = [one.clone().requires_grad_() for one in (rows / inverse, constants[SCALE], constants[SHIFT])]
         with torch.enable_grad():
             normed = torch.relu(nn.functional.layer_norm(given[0], (width,), *given[1:], float(constants[EPS, 0])))
         grad_rows, *of_norm = torch.autograd.grad(normed, given, gradient)
-        grad_constants = torch.from_numpy(table_at(arguments[21], 3, width, kind))
+        grad_constants = torch.from_numpy(table_at(arguments[20], 3, width, kind))
         grad_constants += torch.stack([grad_rows.sum(dim=0), *of_norm])
         out.copy_(grad_rows)
 

@@ -141,7 +141,7 @@ def test_products_whose_rows_depend_on_their_neighbours_are_found(spoil_products
     assert "(forward, 1 of 1000 rows)" in run_ranks(_self_test, 1, _network())[0]
 
 
-LAYERS = {"layer_forward": (19, "forward"), "layer_backward": (20, "backward")}
+LAYERS = {"layer_forward": (18, "forward"), "layer_backward": (19, "backward")}
 
 
 @pytest.mark.parametrize("cause", ["company", "place"])

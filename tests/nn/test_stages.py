@@ -1,6 +1,7 @@
 """Stages and networks over tiles are what their formulas say: compared with plain torch on the whole event."""
 
 import dense
+import networks
 import numpy as np
 import pytest
 import torch
@@ -282,3 +283,14 @@ def test_networks_of_impossible_size_are_refused():
     for sizes in ({"graph_iters": 0}, {"layers": 0}, {"node_features": 0}):
         with pytest.raises(ValueError, match="must all be at least 1"):
             InteractionNetwork(**{"node_features": 3, **sizes})
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_network_on_another_device_is_refused_before_kernels_read_its_memory(published):
+    def on_rank(world):
+        event = TiledEvent.of(random_event(3, 20, 60), np.arange(20) // 10, 2)
+        part = event.part(world.transport, event.grouping("ranges", world.size))
+        networks.network(event, torch.float32, published=published).to("meta")(part.graph, part.halo)
+
+    with pytest.raises(ValueError, match=r"compute on a CPU, but the network is on meta and the part on cpu; .*plain"):
+        run_ranks(on_rank, 1)

@@ -16,8 +16,8 @@ from random_events import assigned_graphs
 from torch.autograd import gradcheck, gradgradcheck
 
 from domainpar.common.agreement import gather
-from domainpar.nn.adapt.across import GroupRank, summed
 from domainpar.parallel.halo import AdjointHalo, CompleteHalo, Halo
+from domainpar.placed.ranks import ranks_of
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
 
@@ -97,8 +97,7 @@ def _two_exchanges_in_flight(world, edges, assignment, policy):
     np.testing.assert_array_equal(second.finish()[:, 0], halo.plan.ghost_ids * 10)
     first.finish()
     np.testing.assert_array_equal(table[halo.plan.num_owned :, 0], halo.plan.ghost_ids)
-    back = halo.start_sum(torch.from_numpy(halo.plan.ghost_ids).reshape(-1, 1))
-    sums = halo.add_received(back.finish())[:, 0]
+    sums = halo.sum_to_owners(torch.from_numpy(halo.plan.ghost_ids).reshape(-1, 1))[:, 0]
     copies = np.bincount(halo.plan.send_rows, minlength=halo.plan.num_owned)
     np.testing.assert_array_equal(sums, halo.plan.owned_ids * copies)
 
@@ -139,16 +138,29 @@ def test_the_adjoint_form_returns_what_ghosts_received_and_the_complete_form_dro
     assert complete == [[0, 1, 2], [103, 104, 105], [206, 207, 208]]
 
 
+class Summed(torch.autograd.Function):
+    """The sum over ranks, which is its own adjoint: each leaf gets the whole gradient."""
+
+    @staticmethod
+    def forward(ctx, local, ranks):
+        ctx.ranks = ranks
+        return ranks.added(local)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Summed.apply(grad, ctx.ranks), None
+
+
 def _differences_agree_with_gradients_of_any_order(world, edges, assignment, policy):
     """torch's own checks. Every rank has the number that rows are made of, and so makes the same calls."""
-    halo, ranks = _halo(world, edges, assignment, policy, kind=AdjointHalo), GroupRank(world.transport)
+    halo, ranks = _halo(world, edges, assignment, policy, kind=AdjointHalo), ranks_of(world.transport)
     ids = torch.from_numpy(halo.plan.local_ids).double().reshape(-1, 1)
     of_owned, weights = ids[: halo.plan.num_owned].cos(), ids / 10 + 1 + world.rank
 
     def of_all(number):
         # Of a share of each rank: the whole gradient comes back to every leaf, to be compared with differences.
-        local = halo.extend(of_owned * summed(number / world.size, ranks))
-        return summed((local.sin() * weights).sum(0), ranks)
+        local = halo.extend(of_owned * Summed.apply(number / world.size, ranks))
+        return Summed.apply((local.sin() * weights).sum(0), ranks)
 
     number = torch.tensor([0.6], dtype=torch.float64, requires_grad=True)
     cotangent = torch.ones(1, dtype=torch.float64, requires_grad=True)  # drawn by torch, it would differ between ranks

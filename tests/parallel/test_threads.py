@@ -1,13 +1,11 @@
 """Ranks as threads: one that fails ends the others, and takes nothing from a call that all of them have begun."""
 
-import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import _ops
 
 from domainpar.parallel import threads
 from domainpar.parallel.errors import RankMissing, RanksFailed
@@ -46,7 +44,7 @@ def test_a_deadline_is_one_for_all_ranks_that_are_waited_for(monkeypatch):
         now[0] = min(now[0] + 4, give_up_at)
         if now[0] == give_up_at:
             raise TimeoutError
-        return b""
+        return "all_gather", torch.zeros(5, dtype=torch.int64)
 
     monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Switchboard, "take", slow)
@@ -56,23 +54,20 @@ def test_a_deadline_is_one_for_all_ranks_that_are_waited_for(monkeypatch):
     assert now == [110.0]
 
 
-def test_ranks_that_use_an_operation_of_torch_for_the_first_time_at_once_get_one_object(monkeypatch):
-    """Both are held where torch makes it: of two, one would be freed while torch's C++ side keeps its address."""
-    look, both = _ops._has_script_object_arg, threading.Barrier(2)
-
-    def meet(schema):
-        if "test_threads" in schema.name:
-            with suppress(threading.BrokenBarrierError):
-                both.wait(1.0)
-        return look(schema)
-
+def test_ranks_come_to_an_error_of_their_own_before_they_hear_of_another_ones():
     def work(world):
-        world.transport.all_gather(b"")
-        return torch.ops.test_threads.once.default
+        if world.rank == 0:
+            raise ValueError("first")
+        for _ in range(3):  # with each other: nobody waits for rank 0
+            pair.append(world.rank)
+            send, counts = torch.zeros(1, 1), [0, 0, 0]
+            counts[3 - world.rank] = 1
+            world.transport.start(send, counts, torch.zeros(1, 1), counts).finish()
+        with suppress(RanksFailed):
+            world.transport.barrier()
+            pair.append("never")
 
-    library = torch.library.Library("test_threads", "DEF")
-    library.define("once(Tensor x) -> Tensor")
-    monkeypatch.setattr(_ops, "_has_script_object_arg", meet)
-    first, second = run_ranks(work, 2)
-    assert first is second
-    assert torch.ops.test_threads.once.default is first
+    pair = []
+    with pytest.raises(ValueError, match="first"):
+        run_ranks(work, 3)
+    assert sorted(pair) == [1, 1, 1, 2, 2, 2]

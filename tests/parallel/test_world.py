@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from marks import fault
-from waiting import wait_until
 
 from domainpar.common.agreement import Refused, agree
 from domainpar.common.problems import Problem
@@ -24,7 +23,7 @@ from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
 from domainpar.parallel.presence import guard
 from domainpar.parallel.world import World, checked_domain_size
-from domainpar.testing import run_ranks
+from domainpar.testing import find_mpiexec, run_ranks
 
 
 def place(world: World) -> tuple[int, int, int, int]:
@@ -116,21 +115,16 @@ def fail_on_rank_two(world: World) -> None:
 
 
 def test_an_error_on_one_thread_ends_all_at_once_and_is_the_one_raised(monkeypatch):
-    asleep, woken = set(), []
+    woken = []
 
     class Condition(threading.Condition):
         def wait(self, timeout=None):
-            asleep.add(threading.current_thread())
             woken.append(super().wait(timeout))
-
-    def fail_while_others_wait(world):
-        if world.rank == 2:
-            wait_until(lambda: len(asleep) == 7)
-        fail_on_rank_two(world)
+            return woken[-1]
 
     monkeypatch.setattr(threads, "threading", SimpleNamespace(Condition=Condition, Lock=threading.Lock))
     with pytest.raises(KeyError, match="boom"):
-        run_ranks(fail_while_others_wait, 8, timeout=20)
+        run_ranks(fail_on_rank_two, 8, timeout=20)
     assert all(woken), "some slept until their deadline"
 
 
@@ -213,6 +207,24 @@ def worlds_over_own_groups(world: World) -> list[tuple[int, int]]:
 
 def test_a_world_from_a_process_group_of_the_program():
     assert run_ranks(worlds_over_own_groups, 4, transport="gloo") == [[], [(0, 0)], [(1, 1)], [(2, 2)]]
+
+
+def worlds_over_own_communicators(world):
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Split(world.rank == 0, world.rank)
+    inner = World.from_mpi(comm)
+    payloads = inner.transport.all_gather(b"x" * world.rank)
+    inner.close()
+    size = comm.allreduce(1)  # the communicator is the program's own
+    with pytest.raises(ValueError, match="a communicator of mpi4py, not a int"):
+        World.from_mpi(7)
+    return inner.rank, size, [len(payload) for payload in payloads]
+
+
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
+def test_a_world_from_a_communicator_of_the_program():
+    assert run_ranks(worlds_over_own_communicators, 3, transport="mpi") == [(0, 1, [0]), (0, 2, [1, 2]), (1, 2, [1, 2])]
 
 
 def test_auto_takes_nccl_on_gpus_then_mpi_then_gloo():
@@ -337,7 +349,7 @@ def grid_of(ranks):
     ],
 )
 def test_domain_groups_lie_on_one_machine_where_they_can(monkeypatch, hosts, groups):
-    monkeypatch.setattr(world, "_hosts", lambda transport: list(hosts))
+    monkeypatch.setattr(world, "gather", lambda *_: list(hosts))
     found = run_ranks(grid_of, 4, domain_size=2)
     for number, ranks in enumerate(groups):
         for rank in ranks:
@@ -345,6 +357,6 @@ def test_domain_groups_lie_on_one_machine_where_they_can(monkeypatch, hosts, gro
 
 
 def test_regrouped_ranks_lie_on_one_machine_too(monkeypatch):
-    monkeypatch.setattr(world, "_hosts", lambda transport: list("abab"))
+    monkeypatch.setattr(world, "gather", lambda *_: list("abab"))
     found = run_ranks(lambda ranks: grid_of(ranks.regrouped(2)), 4)
     assert [tuple(members) for _, members, _ in found] == [(0, 2), (1, 3), (0, 2), (1, 3)]

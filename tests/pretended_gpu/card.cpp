@@ -340,7 +340,6 @@ void pretended_reset() {
   peak = live.load();
 }
 void pretended_wait(const char* name) { count(waits, name); }
-void pretended_launch(const char* name) { count(launches, name); }
 void pretended_set_device(int device) { current = static_cast<DeviceIndex>(device); }
 int pretended_device() { return current; }
 long pretended_live() { return live; }

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,20 +74,17 @@ def library() -> Path:
     return built
 
 
-def environment(gpus: int = 1, nccl: bool = False, log: Path | None = None, kernels: bool = False) -> dict[str, str]:
+def environment(gpus: int = 1, nccl: bool = False, log: Path | None = None) -> dict[str, str]:
     """Variables with which Python processes find pretended GPUs.
 
     Args:
         gpus: How many each process sees.
         nccl: Whether NCCL is mocked, too.
-        log: Each process writes its counts, and the calls of the mocked NCCL, to a file of this folder when it ends.
-        kernels: Whether stages are computed by own kernels, in Triton's interpreter, which takes long; else by torch.
+        log: Each process writes the calls of the mocked NCCL to a file of this folder when it ends.
     """
     library()  # built by one process, before many want it
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    asked = {GPUS: str(gpus), NCCL: "1" if nccl else "", LOG: "" if log is None else str(log)}
-    engine = {"TRITON_INTERPRET": "1"} if kernels else {"DOMAINPAR_GPU_ENGINE": "torch"}
-    return {"PYTHONPATH": path, **asked, **engine}
+    return {"PYTHONPATH": path, GPUS: str(gpus), NCCL: "1" if nccl else "", LOG: "" if log is None else str(log)}
 
 
 _library: Any = None
@@ -120,29 +116,6 @@ def counts() -> dict[str, dict[str, int]]:
 def reset() -> None:
     """Begin to count anew."""
     _library.pretended_reset()
-
-
-def launched(name: str) -> None:
-    """Count a launch that torch does not see."""
-    _library.pretended_launch(name.encode())
-
-
-def interpret_there(interpreter: Any) -> None:
-    """Have Triton's interpreter compute where the numbers of pretended GPUs lie, and each launch counted."""
-    from mended_interpreter import mend  # in the folder of this file, which is on the path by now
-
-    mend(interpreter)
-    executor, lock = interpreter.GridExecutor, threading.Lock()
-    executor._init_args_hst = lambda self, args, named: (args, named)
-    executor._restore_args_dev = lambda *_: None
-    plain = executor.__call__
-
-    def call(self: Any, *args: Any, **named: Any) -> None:
-        launched(self.fn.__name__)
-        with lock:  # the interpreter takes one thread at a time
-            plain(self, *args, **named)
-
-    executor.__call__ = call
 
 
 class Event:
@@ -269,12 +242,3 @@ def _copied(plain: Any) -> Any:
         return memo[id(self)]
 
     return deepcopy
-
-
-def write_counts() -> None:
-    """Write the counts of this process to the folder of the log, when it ends."""
-    if folder := os.environ.get(LOG):
-        found = {**counts(), "peak": _library.pretended_peak()}
-        Path(folder, f"counts.{os.environ.get('RANK') or os.environ.get('PMI_RANK') or os.getpid()}.json").write_text(
-            json.dumps(found)
-        )

@@ -32,11 +32,6 @@ class Outcome:
         """Problems of the mocked NCCL; the ranks must have ended in order."""
         return problems_of(self.log, self.ranks)
 
-    def counts(self, rank: int = 0) -> dict[str, dict[str, int]]:
-        """Launches, waits of the host and bytes of a rank."""
-        of_rank = [path for path in self.log.glob("counts.*.json") if path.name.split(".")[1] == str(rank)]
-        return json.loads((of_rank or list(self.log.glob("counts.*.json")))[0].read_text())
-
 
 class Warm:
     """The process that forks ranks which run a function of `program.py`, see `warm.py`; started when first asked."""
@@ -80,7 +75,6 @@ def run(
     launcher: str = "mpiexec",
     timeout: float = 120.0,
     program: Sequence[str] | None = None,
-    kernels: bool = False,
     **more: str,
 ) -> Outcome:
     """Run `python -m domainpar.<words>` on pretended GPUs and wait for its end.
@@ -94,12 +88,11 @@ def run(
             forked from a warm one where they run a program.
         timeout: Seconds after which the test fails.
         program: Another program than the package's commands, without the Python.
-        kernels: Whether stages are computed by own kernels, see `card.environment`.
         **more: Environment variables; `{rank}` in them is the number of a rank started by hand.
     """
     log.mkdir(parents=True, exist_ok=True)
     what = ["-m", f"domainpar.{words[0]}", *map(str, words[1:])] if program is None else [*program, *map(str, words)]
-    environment = os.environ | card.environment(ranks if gpus is None else gpus, nccl=True, log=log, kernels=kernels)
+    environment = os.environ | card.environment(ranks if gpus is None else gpus, nccl=True, log=log)
     environment |= {"OMP_NUM_THREADS": "1", **more}
     environment.pop("DOMAINPAR_FAULT", None) if "DOMAINPAR_FAULT" not in more else None
     if ranks == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import time
 from datetime import timedelta
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from domainpar.nn import selftest
 from domainpar.parallel.process_group import NcclTransport
 from domainpar.parallel.world import World
 
@@ -135,13 +133,6 @@ def mistaken() -> None:
     while len(list(logs.glob("nccl.*.json"))) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < give_up_at:
         time.sleep(0.01)
     os._exit(0)  # what nobody waited for may never end
-
-
-def train() -> None:
-    """`domainpar.train`, with few rows in the self-test: the interpreter takes long."""
-    selftest.SAMPLE_ROWS, selftest.SUBSETS = 70, (7, 30)
-    sys.argv[1:2] = []
-    runpy.run_module("domainpar.train", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

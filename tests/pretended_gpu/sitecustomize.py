@@ -7,10 +7,10 @@ import sys
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets something happen before and after torch, and after other modules, are imported."""
+    """Lets something happen before and after torch is imported, and after `torch.distributed` is."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in ("torch", "torch.distributed", "triton.runtime.interpreter"):
+        if name not in ("torch", "torch.distributed"):
             return None
         sys.meta_path.remove(self)  # for this search
         try:
@@ -26,12 +26,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 card.before_torch()
             load(module)
             if name == "torch":
-                import atexit
-
                 card.after_torch()
-                atexit.register(card.write_counts)
-            elif name == "triton.runtime.interpreter":
-                card.interpret_there(module)
             elif os.environ.get(card.NCCL):
                 import mocked_nccl
 

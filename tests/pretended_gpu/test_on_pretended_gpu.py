@@ -42,6 +42,7 @@ from random_store import write_random_store
 from domainpar.tracking.events.store import EventStore
 from domainpar.nn.options import NetworkOptions
 from domainpar.tracking.networks.catalogue import build_model
+from domainpar.tracking.networks.on_events import on_device
 from domainpar.parallel.world import World
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.parts import PartLoader
@@ -51,7 +52,7 @@ store = EventStore(Path(write_random_store(Path(sys.argv[1]), 1, 0, 20, 40, 2, c
 world = World.alone("cuda")
 sizes = len(store.feature_names), len(store.edge_feature_names)
 options = NetworkOptions(hidden=16, graph_iters=4, dropout=float(sys.argv[2]))
-model = build_model("interaction", *sizes, options).to("cuda")
+model = on_device(build_model("interaction", *sizes, options), world.device)
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 trainer = Trainer(model, optimizer, PartLoader(store, world), world, Schedule(1e-3, "constant", 0, 9, 1), clip=1.0)
 samples = samples_of(store.events(), None)[:1]
@@ -64,54 +65,16 @@ trainer.step(samples, 1)
 print(json.dumps(card.counts()))
 """
 
-SPOILT = """
-plain = model.read
-def read(*given):
-    said = plain(*given)
-    if said.edges.requires_grad:
-        said.edges.register_hook(lambda gradient: 1e20 * gradient)
-    return said
-model.read = read
-trainer.step(samples, 0)
-"""
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropout", "most_launches"), [("0", 1150), ("0.1", 2250)])
-def test_the_host_waits_once_in_a_step_of_plain_torch(environment, tmp_path, dropout, most_launches):
-    """Launches are those of plain torch, which makes one for each operation."""
-    launches, waits = _counted(environment, tmp_path, "torch", dropout)
-    assert waits == {"copy gpu to host": 1}
-    assert launches <= most_launches
-
-
-def test_a_step_of_own_kernels_is_at_most_150_launches_and_one_wait(environment, tmp_path):
-    """Also with dropout, whose random bits are made in the kernels."""
-    pytest.importorskip("triton")
-    launches, waits = _counted(environment, tmp_path, "triton", "0.1")
-    assert waits == {"copy gpu to host": 1}
-    assert launches <= 150
-
-
-@pytest.mark.slow
-def test_a_gradient_that_is_too_large_for_own_kernels_is_named_by_its_layer(environment, tmp_path):
-    pytest.importorskip("triton")
-    done = _trained(environment, tmp_path, "triton", "0", SPOILT)
-    assert "a gradient is not finite, or larger than 2^26" in done.stderr
-    assert "first in layer head (backward) | event" in done.stderr
-
-
-def _counted(environment, tmp_path, engine, dropout):
-    """Launches of a training step of hidden 16 x 4: as many as of any width, and for what the host waited how often."""
-    done = _trained(environment, tmp_path, engine, dropout, COUNTED)
+@pytest.mark.parametrize(("dropout", "most_launches"), [("0", 600), ("0.1", 1200)])
+def test_the_host_waits_a_few_times_in_a_step(environment, tmp_path, dropout, most_launches):
+    """Of hidden 16 x 4: launches are as many as of any width."""
+    path = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
+    command = [sys.executable, "-c", TRAINER + COUNTED, str(tmp_path), dropout]
+    done = subprocess.run(command, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
-    return sum(counts["launches"].values()), counts["waits"]
-
-
-def _trained(environment, tmp_path, engine, dropout, program):
-    """What a program with a trainer on a small event came to."""
-    path = os.pathsep.join([environment["PYTHONPATH"], str(TESTS)])
-    asked = {"PYTHONPATH": path, "DOMAINPAR_GPU_ENGINE": engine, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", TRAINER + program, str(tmp_path), dropout]
-    return subprocess.run(command, env={**environment, **asked}, capture_output=True, text=True)
+    # For the largest gradients, by which sums are scaled, and for what the step found.
+    assert counts["waits"] == {"copy gpu to host": 2, "copy host to gpu": 2}
+    assert sum(counts["launches"].values()) <= most_launches

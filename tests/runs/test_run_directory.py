@@ -219,7 +219,8 @@ def test_resume_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_a_
 def test_a_run_whose_process_is_gone_has_ended_without_a_word(here, state):
     directory = choose_directory("run", resume=False, overwrite=False)
     assert state_of(directory.path, RunRecord.of(state=state)) == state
-    gone = replace(Holder.here(), started=0.0)  # another process had this number
+    directory.release()
+    gone = Holder.here()
     (directory.path / RUN.lock).write_text(json.dumps(asdict(gone)))
     assert state_of(directory.path, RunRecord.of(state=state)) == "died"
     elsewhere = replace(gone, host="elsewhere")

@@ -8,7 +8,7 @@ from domainpar.tracking.config.texts import BeamLine, Conditions, FromTo, LayerP
 from domainpar.tracking.events.kinds import KindOfHits, SourceKind
 
 SourceName = Literal[SourceKind, "scores", "stores"]
-PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random"]
+PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random", "hilbert"]
 """What `partitioners.PARTITIONERS` names."""
 
 OF_HITS = ", ".join(f"source {kind}" for kind in get_args(KindOfHits))

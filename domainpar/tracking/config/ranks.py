@@ -47,8 +47,8 @@ class RankFlags(Group):
 
     allocator: Literal["auto", "keep", "lean", "system"] = "auto"
     """What happens to freed memory. keep: it stays with its process for the next step (glibc). lean: it is given back
-    at once, which takes less memory and more time. system: the C library decides. auto: lean for networks on torch's
-    kernels with --recompute-every, else keep."""
+    at once, which takes less memory and more time: for a network of your own that recomputes. system: the C library
+    decides. auto: keep."""
 
     RULES = rules(
         Bounded("threads, domain_size", least=1),

@@ -12,8 +12,17 @@ from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeig
 # Networks by name; `networks.catalogue` makes them all. The first two have all options of a network; those and the
 # next are built on stages.
 ON_STAGES = ("interaction", "interaction-node-first")
-BITWISE = (*ON_STAGES, "agnn", "mpnn", "acorn")
-MODELS = (*BITWISE, "gcn", "resin", "acorn2", "graphnets")
+BITWISE = (*ON_STAGES, "acorn")
+MODELS = (*BITWISE, "acorn2")
+
+IN_EXAMPLES = {
+    "agnn": "AttentionNetwork",
+    "mpnn": "MessagePassingNetwork",
+    "gcn": "GraphConvolutionalNetwork",
+    "resin": "ResidualInteractionNetwork",
+    "graphnets": "GraphNetsNetwork",
+}
+"""Names that were built in, and the classes of `examples/networks.py` that those networks are now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +70,8 @@ class NetworkFlags(Group):
     """The network"""
 
     model: str = "interaction"
-    """interaction, interaction-node-first, agnn, mpnn, acorn (the same bits on any number of ranks); gcn, resin,
-    acorn2, graphnets (to rounding); or your own, package.module:factory."""
+    """interaction, interaction-node-first, acorn (on CPUs the same bits on any number of ranks); acorn2 (to rounding);
+    or your own, package.module:factory. Others that were published are in examples/networks.py."""
 
     hidden: int = 64
     """Width of node and edge states, a multiple of 16."""
@@ -98,9 +107,9 @@ class NetworkFlags(Group):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of states and weights."""
 
-    precision: Literal["full", "tf32x3", "bf16"] = "full"
-    """Precision of edge states and their products. full: that of --dtype. tf32x3: float32 products by a GPU's matrix
-    units, each as three TF32 products. bf16: half the memory of edge states."""
+    precision: Literal["full", "bf16"] = "full"
+    """Precision of edge states and their products. full: that of --dtype. bf16: half the memory of edge states; on a
+    GPU, and for models that are not built on stages, torch's autocast."""
 
     standardise: bool = True
     """Bring input features to one scale by constants of the store, which checkpoints keep. For interaction and
@@ -109,12 +118,12 @@ class NetworkFlags(Group):
     RULES = rules(
         Bounded("hidden, graph_iters", least=1),
         Bounded("dropout", below=1),
-        MeansNothing("precision tf32x3, precision bf16", beside="dtype float64", hint="drop one of them"),
+        MeansNothing("precision bf16", beside="dtype float64", hint="drop one of them"),
     )
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether the network is built on stages: the same bits on any number of ranks."""
+        """Whether the network is built on stages: on CPUs the same bits on any number of ranks."""
         return self.model in BITWISE and self.norm in ("layer", "none")
 
     @property
@@ -133,6 +142,12 @@ class NetworkFlags(Group):
             raise ConfigError(
                 "the network of this run is code of your own, which no file names",
                 "repeat --model package.module:factory; run.json says what it was",
+            )
+        if self.model in IN_EXAMPLES:
+            name = f"examples.networks:{IN_EXAMPLES[self.model]}"
+            raise ConfigError(
+                f"--model is {self.model!r}, which is no longer built in: it is a plain module of the examples",
+                f"use --model {name}, with examples/ of the repository, or a copy of it, on the Python path",
             )
         if self.model not in MODELS and not is_code(self.model):
             close = difflib.get_close_matches(self.model, MODELS, n=1)
@@ -265,8 +280,8 @@ class MemoryFlags(Group):
     """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
     --memory-limit, or the memory that is free, makes necessary. Default: keep all.
 
-    The built-in networks interaction, agnn, mpnn and acorn keep no more than the inputs of an iteration in any case, so
-    that N is 2 or more for them. For all others, 1 keeps least."""
+    For built-in networks. On CPUs interaction and acorn keep no more than the inputs of an iteration in any case, so
+    that N is 2 or more. Other networks recompute what their own code says (torch.utils.checkpoint)."""
 
     memory_limit: float | None = None
     """Memory that a rank may take, in GiB. A run that is expected to take more is refused before its first step."""
@@ -400,12 +415,6 @@ class TrainConfig(
             hint="it moves what autograd keeps, and of that little is left: drop one of them",
         ),
     )
-
-    @property
-    def way_with_freed_memory(self) -> str:
-        """`allocator`, where that is left to us: between what stays of a pass, memory that is kept would be gaps."""
-        leaves_gaps = self.recompute_every is not None and not self.is_bitwise
-        return ("lean" if leaves_gaps else "keep") if self.allocator == "auto" else self.allocator
 
     def check_device(self, device: str) -> None:
         """Refuse what a device cannot do: `auto` is known when ranks have met."""

@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from domainpar.common.agreement import gather
-from domainpar.nn import fused
 from domainpar.nn.memory import ModelSize, data_bytes
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.gpus import free_memory, uuid_of
@@ -32,9 +31,7 @@ Size = ModelSize | Line
 an event."""
 
 
-def bytes_of_step(
-    size: Size, nodes: IntArray, edges: IntArray, pairs: IntArray | None = None, *, in_kernels: bool | None = None
-) -> IntArray:
+def bytes_of_step(size: Size, nodes: IntArray, edges: IntArray, pairs: IntArray | None = None) -> IntArray:
     """The most bytes of a training step, of each part.
 
     Args:
@@ -42,13 +39,10 @@ def bytes_of_step(
         nodes: Owned nodes and ghosts of each part.
         edges: Local edges of each part.
         pairs: (tile, owned `src`) pairs of each part. Default: as many as nodes.
-        in_kernels: On a GPU: whether stages are computed by own kernels; None: on a processor.
     """
     if isinstance(size, Line):
         return np.asarray(size.at(np.asarray(edges)), np.int64)
-    if in_kernels is None:
-        return size.bytes_of(nodes, edges, pairs)
-    return np.asarray(size.bytes_on_gpu(nodes, edges, in_kernels), np.int64)
+    return size.bytes_of(nodes, edges, pairs)
 
 
 def peak_rss_bytes() -> int:
@@ -180,6 +174,7 @@ class MemoryMeter:
         world: World,
         kept: tuple[int, int] = (0, 0),
         recompute_every: int | None = None,
+        ways: Sequence[int | None] = (None,),
         then: Size | None = None,
         share: float = 1.0,
         of_whole: int = 0,
@@ -193,20 +188,18 @@ class MemoryMeter:
             world: The ranks.
             kept: Nodes and local edges of all samples whose data this rank will keep from step to step.
             recompute_every: Iterations of a segment that is computed again.
+            ways: Choices of that, the last of which takes least, where there is no formula.
             then: The memory of a second network, which gets a `share` of the edges when the first is done.
             share: That share.
             of_whole: Bytes that this rank takes beside them, of whole events.
         """
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
         counts = [np.array([count]) for count in (owned + ghosts, edges, len(graph.tiles.pair_rows))]
-        in_kernels, in_files = None, 0
-        if self._of_gpu:
-            has_kernels = isinstance(size, ModelSize) and size.item_bytes == 4 and size.hidden <= fused.WIDEST
-            in_kernels = has_kernels and fused.missing() is None
+        in_files = 0
         if isinstance(size, ModelSize) and size.in_files:
             in_files = int(replace(size, in_files=False).bytes_of(*counts)[0])
         of_others = data_bytes(*(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges))))
-        expected = int(bytes_of_step(size, *counts, in_kernels=in_kernels)[0])
+        expected = int(bytes_of_step(size, *counts)[0])
         if then is not None:  # what the first one had is used again
             left = [counts[0], *((count * share).astype(np.int64) for count in counts[1:])]
             expected = max(expected, int(bytes_of_step(then, *left)[0]))
@@ -215,8 +208,8 @@ class MemoryMeter:
         card = uuid_of(self._device) if self._of_gpu else ""
         own = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
         shares = tuple(Share(**each) for each in gather(world.transport, asdict(own)))
-        leaner = size.leanest_recompute() if isinstance(size, ModelSize) else 1 if recompute_every is None else None
-        return Expectation(sample, shares, recompute_every, leaner)
+        leanest = size.leanest_recompute() if isinstance(size, ModelSize) else ways[-1]
+        return Expectation(sample, shares, recompute_every, None if leanest == recompute_every else leanest)
 
     def taken(self, world: World) -> list[int | None]:
         """Bytes of each rank's peak above its bare process; None where it held more before. *Collective*."""

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from domainpar.nn.memory import ModelSize
 from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.memory import Size, bytes_of_step
@@ -33,8 +32,8 @@ from domainpar.tracking.events.graph import IntArray
 MOST_STEPS = 64
 """Of an epoch, whose events are dealt to groups."""
 
-LAUNCHES_OF_ITERATION, LAUNCHES_OF_TORCH = 36, 272
-"""Of a step in own kernels and in plain torch, as counted on a pretended GPU."""
+LAUNCHES = 272
+"""Of a step on a GPU: counted on a pretended one, for an iteration of a network with two layers."""
 
 ALIKE = 0.02
 """Predictions that differ by less are one: fewer ranks come first."""
@@ -94,12 +93,6 @@ class StepWork:
     def edges(self) -> int:
         """Those of the event in full."""
         return int(self.tilings[0].edge_index.shape[1])
-
-    @property
-    def formula(self) -> ModelSize | None:
-        """Sizes of a network on stages, whose kernels on GPUs have a formula; None of others."""
-        memory = self.ways[None].memory
-        return memory if isinstance(memory, ModelSize) else None
 
 
 @dataclass(frozen=True)
@@ -196,8 +189,7 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
     even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
     scale = work.largest / max(work.edges, 1)
     largest = [(count * scale).astype(np.int64) for count in (nodes, parts.incident_edges)]
-    in_kernels = work.formula is not None if machine.gpus else None
-    of_rank = int(bytes_of_step(work.ways[every].memory, *largest, in_kernels=in_kernels).max())
+    of_rank = int(bytes_of_step(work.ways[every].memory, *largest).max())
     held = of_rank
     if not machine.gpus:
         of_rank += work.bare
@@ -229,25 +221,9 @@ def seconds_of_parts(
         return line.fixed * slower, line.of_edge * slower * edges
     again = line.of_edge / max(work.ways[None].seconds.of_edge, 1e-30)  # passes that are computed again
     operations = work.operations.of_edge * edges
-    if work.formula is None:  # what torch reads and writes is not known: an operation for each byte
-        touched, launches = operations, LAUNCHES_OF_TORCH
-    else:
-        touched = bytes_touched(work.formula, edges, nodes)
-        launches = LAUNCHES_OF_ITERATION * work.formula.graph_iters
-    busy = np.maximum(operations / machine.operations, touched / machine.bandwidth) / machine.reached
-    return launches * machine.launch, busy * again
-
-
-def bytes_touched(size: ModelSize, edges: Any, nodes: Any) -> Any:
-    """Bytes that own kernels of a GPU read and write in a step.
-
-    Edge states are read and written once, forward and backward; of the two rows of node products that an edge gathers,
-    the cache answers 70 %.
-    """
-    row = size.item_bytes * size.hidden
-    forward = edges * row * (2 + 2 + 2 * 0.3) + nodes * row * 12
-    backward = edges * row * (4 + 2 + 4 * 0.3) + nodes * row * 16
-    return (size.graph_iters + 1) * (forward + backward)
+    # What torch reads and writes is not known: an operation for each byte.
+    busy = np.maximum(operations / machine.operations, operations / machine.bandwidth) / machine.reached
+    return LAUNCHES * machine.launch, busy * again
 
 
 def deal(samples: Sequence[T], num_groups: int) -> list[list[T]]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from domainpar.nn.adapt.nested import tensors_in
-from domainpar.nn.adapt.versions import memory_of
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.flops import counted
 from domainpar.nn.uncompiled import UncompiledMode, pass_back
@@ -84,6 +84,7 @@ def weighed(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     trains: bool = True,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Piece]:
     """Take a network through both passes over the two pieces of an event, on ranks that are threads.
 
@@ -95,6 +96,7 @@ def weighed(
         ranks: Ranks that share a piece, which is so many times as large.
         device, dtype: Of the part.
         trains: Whether there is a backward pass.
+        around: Is entered around the forward pass.
 
     Raises:
         ValueError: If the network cannot be run.
@@ -103,12 +105,13 @@ def weighed(
     def on_rank(world: World, sector: Sector, copies: Sequence[EdgeClassifier]) -> tuple[Piece, int, int]:
         with store.open(record) as event:
             part = load_part(event, world.domain, sector=sector, device=device, dtype=dtype)
-        own, domain, tensors_made = copies[world.rank], world.domain, _Tensors()
+        own, domain, tensors_made = copies[world.rank], world.domain, _Tensors(device)
         own.recompute(every)
         exchanges, sent, gradients = domain.num_exchanges, domain.bytes_sent, own.gradients()
         try:
             with tensors_made, counted() as flops, torch.set_grad_enabled(trains):
-                tensors = own.read(part.graph, part.halo, 1 if trains else None).tensors
+                with around():
+                    tensors = own.read(part.graph, part.halo, 1 if trains else None).tensors
                 if trains:
                     pass_back(tensors, [torch.ones_like(tensor) for tensor in tensors])
         except Exception as error:  # a user's own code may raise anything
@@ -131,23 +134,29 @@ def weighed(
 class _Tensors(UncompiledMode):
     """Counts the memory of tensors that are made while it is on.
 
+    Args:
+        device: On which they are counted.
+
     Attributes:
         peak: The most bytes that were there at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = torch.device(device).type
         self.peak = self._now = 0
         self._alive: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.are_plain(types):
+            return NotImplemented
         result = function(*args, **(kwargs or {}))
-        known = set(map(memory_of, _with_memory((args, kwargs or {}))))
+        known = set(map(_memory_of, _with_memory((args, kwargs or {}))))
         if function.overloadpacket is torch.ops.aten.set_:  # a table into memory of our own: `empty_table`
             known = set()
         for tensor in _with_memory(result):
-            address = memory_of(tensor)
-            if address not in known and address not in self._alive:
+            address = _memory_of(tensor)
+            if tensor.device.type == self._kind and address not in known and address not in self._alive:
                 size = tensor.untyped_storage().nbytes()
                 self._alive.add(address)
                 self._now += size
@@ -161,4 +170,8 @@ class _Tensors(UncompiledMode):
 
 
 def _with_memory(values: Any) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_in(values) if tensor.layout is torch.strided]
+    return [it for it in tree_leaves(values) if isinstance(it, torch.Tensor) and it.layout is torch.strided]
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

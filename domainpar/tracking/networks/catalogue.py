@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from domainpar.nn.adapt.rows import NotExact
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.interaction_module import InteractionModule
-from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.on_stages import InteractionsOnStages
 from domainpar.nn.options import DEFAULTS, NetworkOptions, Order
-from domainpar.nn.published import OF_THE_FIELD
+from domainpar.nn.published import OF_THE_FIELD, InteractionGNN
+from domainpar.placed.ranks import NotExact
 from domainpar.tracking.networks.on_events import OnEvents
 
 ORDERS: dict[str, Order] = {"interaction": "edge-first", "interaction-node-first": "node-first"}
-"""What each interaction network updates first. On stages: the same bits on any number of ranks, as those of
-`PUBLISHED_ON_STAGES`; but for norms `OVER_ROWS`."""
+"""What each interaction network updates first. On stages, as `acorn`: the same bits on any number of ranks; but for
+norms `OVER_ROWS`."""
 
 OVER_ROWS = ("batch", "graph")
 """Norms over all rows of an event, which stages cannot have."""
@@ -60,10 +60,7 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
         options = replace(options, order=ORDERS[name])
         if options.norm not in OVER_ROWS:
             return InteractionNetwork(*sizes, options)
-        if options.products is not None:
-            raise ValueError(f"--norm {options.norm} has no --precision bf16: it runs in plain torch.")
-        plain = InteractionModule(*sizes, options)
-        return OnEvents(plain.to(options.dtype), options.recompute_every, options.heads)
+        return _on_events(InteractionModule(*sizes, options), options)
     refused = [flag for option, flag in _FLAGS.items() if getattr(options, option) != getattr(DEFAULTS, option)]
     if options.dropout and name in OF_THE_FIELD:
         refused.append("--dropout")
@@ -74,17 +71,23 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
     if name in OF_THE_FIELD:
         network = OF_THE_FIELD[name]
         published = network(*sizes, hidden=options.hidden, graph_iters=options.graph_iters, seed=options.seed)
-        return PUBLISHED_ON_STAGES.get(name, OnEvents)(published.to(options.dtype), options.recompute_every)
+        if isinstance(published, InteractionGNN):
+            return InteractionsOnStages(published.to(options.dtype), options.recompute_every, options.products)
+        return _on_events(published, options)
     known: dict[str, Any] = vars(options) | {"node_features": node_features, "edge_features": edge_features}
     if options.heads != (EDGE,) or _names_outputs(name):  # a factory that takes anything may not know of them
         known["outputs"] = {head.name: head.columns for head in options.heads}
-    module = _own(name, {option: known[option] for option in OF_FACTORIES if option in known})
-    return OnEvents(module.to(options.dtype), options.recompute_every, options.heads)
+    return _on_events(_own(name, {option: known[option] for option in OF_FACTORIES if option in known}), options)
+
+
+def _on_events(module: nn.Module, options: NetworkOptions) -> OnEvents:
+    network = OnEvents(module.to(options.dtype), options.heads, options.products)
+    network.recompute(options.recompute_every)
+    return network
 
 
 _FLAGS = {
     "shared_weights": "--shared-weights",
-    "products": "--precision bf16",
     "readouts": "--readouts all",
     "standard": "--standardise",
     "residual": "--no-residual",

@@ -12,20 +12,24 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from domainpar.nn.adapt.gradient_sums import GradientSums, take_from_root
-from domainpar.nn.adapt.modules import check_module, check_state, common_tensors, keep_rows_out_of_state
-from domainpar.nn.adapt.parallelize import GraphParallel
-from domainpar.nn.adapt.part import GraphPart
-from domainpar.nn.adapt.rows import Rows, rows_of
-from domainpar.nn.adapt.split import split_graph
-from domainpar.nn.adapt.verify import verify
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
 from domainpar.nn.heads import EDGE, Head, Readings
+from domainpar.nn.on_stages import OnStages
+from domainpar.nn.published import Iterated
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
+from domainpar.placed.axes import Rows
+from domainpar.placed.part import GraphPart
+from domainpar.placed.recompute import kept_ghosts
+from domainpar.placed.replicas import check_sizes, take_from_root
+from domainpar.placed.split import split_graph
+from domainpar.placed.tensor import Placed
+from domainpar.placed.verify import verify
+from domainpar.tracking.networks.shares import GradientShares, buffers_kept, here, numbered
 
 KNOWN = ("x", "edge_index", "edge_attr", "batch")
 
@@ -39,36 +43,51 @@ class OnEvents(EdgeClassifier):
             it has an attribute `deep_supervision` that is true, it returns those of several readouts in training,
             [E, readouts], the last one last. With another head, it returns [N, columns] for nodes or [columns] for the
             graph; with several, a dictionary of them by name.
-        recompute_every: As for `parallelize`.
         heads: What it is read for.
+        products: Type of products of matrices, if not that of the parameters: by torch's autocast.
 
     Attributes:
         module: The module.
-        exchanges: How often the last forward pass filled ghosts.
-        sums: How often it summed over ranks.
+        sums: How often the last forward pass summed over ranks.
 
     Raises:
-        ValueError: If the module wants other arguments, or cannot be right on a split graph.
+        ValueError: If the module wants other arguments, or holds what a run cannot keep or sum.
     """
 
-    def __init__(self, module: nn.Module, recompute_every: int | None = None, heads: Sequence[Head] = (EDGE,)) -> None:
+    def __init__(self, module: nn.Module, heads: Sequence[Head] = (EDGE,), products: torch.dtype | None = None) -> None:
         super().__init__()
-        self.heads = tuple(heads)
-        check_module(module)
-        if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
-            raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
-        self.module = module
-        keep_rows_out_of_state(module)
-        self.recompute(recompute_every)
-        self.exchanges = self.sums = 0
+        self.heads, self.module, self.products = tuple(heads), module, products
+        _check_module(module)
         self._wants = wanted_arguments(module)
         self._parts: WeakKeyDictionary[LocalGraph, tuple[GraphPart, Tensor]] = WeakKeyDictionary()
 
+    @property
+    def ways_to_recompute(self) -> Sequence[int | None]:
+        return (None, 1) if self._why_all_is_kept() is None else (None,)
+
+    def _why_all_is_kept(self) -> str | None:
+        if not isinstance(self.module, Iterated):
+            return (
+                "is for networks that are built in; in a module of your own, call its layers with "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=domainpar.kept_ghosts)."
+            )
+        if any(getattr(child, "track_running_stats", False) for child in self.module.modules()):
+            return "is not for --norm batch, whose running means would be updated twice; take --norm graph or layer."
+        return None
+
     def recompute(self, every: int | None) -> None:
-        """As of any network on parts."""
+        """As of any network.
+
+        Raises:
+            ValueError: If nothing tells one iteration of the module from the next, or one computed twice would be
+                counted twice: with what to do instead.
+        """
+        if every is not None and (why := self._why_all_is_kept()):
+            raise ValueError(f"--recompute-every {every} {why}")
         super().recompute(every)
-        # In a tuple, where torch looks for no module: names of parameters stay those of the user's module.
-        self._parallel = (GraphParallel(self.module, recompute_every=self.recompute_every),)
+        if isinstance(self.module, Iterated):
+            self.module.recompute_every = every
+            self.module.through = partial(checkpoint, use_reentrant=False, context_fn=kept_ghosts)
 
     def forward(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Tensor:
         """Logits of all local edges, [num_edges], or in training [readouts, num_edges]. *Collective*.
@@ -78,7 +97,8 @@ class OnEvents(EdgeClassifier):
         Args:
             graph: The part.
             halo: Joins the parts.
-            key: Of the random numbers of this call, the same on every rank, for training; None to evaluate.
+            key: Of the random numbers of this call, the same on every rank, for training; None to evaluate, where
+                those that the module draws all the same are always the same.
         """
         edges = self.read(graph, halo, key).edges
         if edges is None:
@@ -90,28 +110,39 @@ class OnEvents(EdgeClassifier):
         if graph not in self._parts:
             device = graph.features.device
             owned = torch.from_numpy(np.flatnonzero(graph.plan.edge_owned)).to(device)
-            self._parts[graph] = GraphPart(graph.plan, halo.transport, device), owned
+            self._parts[graph] = GraphPart(numbered(graph.plan, halo.transport), halo.transport, device), owned
         part, owned = self._parts[graph]
-        part.num_exchanges = part.num_sums = 0
-        self.module.train(key is not None)
         x, edge_attr = part.nodes_from_local(graph.features), part.edges_from_local(graph.edge_features)
-        arguments = self.arguments(part, x, edge_attr)
-        check = partial(check_results, part, self.heads, self._readouts(key))
-        result = self._parallel[0].run(part, (), arguments, key, check)
-        self.exchanges, self.sums = part.num_exchanges, part.num_sums
-        results, edges = by_name(self.heads, result), None
-        if (logits := results.pop(EDGE.name, None)) is not None:
+        before = part.ranks.num_sums
+        results = self._results(part, x, edge_attr, key)
+        part.ranks.log.compare()
+        self.sums = part.ranks.num_sums - before
+        rows = dict(zip(results, here(list(results.values()), self.module, part.ranks)))
+        dtype, edges = graph.features.dtype, None
+        if (logits := rows.pop(EDGE.name, None)) is not None:
             readouts = logits.t() if logits.dim() == 2 and logits.size(1) > 1 else logits.reshape(-1)
             zeros = graph.features.new_zeros(*readouts.shape[:-1], graph.num_edges)
-            edges = zeros.index_copy(-1, owned, readouts.to(zeros.dtype))
+            edges = zeros.index_copy(-1, owned, readouts.to(dtype))
         shape = {head.name: (-1, head.columns) if head.of == "node" else (head.columns,) for head in self.heads}
-        dtype = graph.features.dtype
-        return Readings(edges, {name: rows.reshape(shape[name]).to(dtype) for name, rows in results.items()})
+        return Readings(edges, {name: of_head.reshape(shape[name]).to(dtype) for name, of_head in rows.items()})
 
-    @property
-    def ways_to_recompute(self) -> Sequence[int | None]:
-        """With one iteration kept of two or more, what one of them makes is more than what they begin with."""
-        return (None, 2, 1)
+    def _results(self, part: GraphPart, x: Tensor, edge_attr: Tensor, key: int | None) -> dict[str, Tensor]:
+        """What the module returns for each head, placed. *Collective*.
+
+        Raises:
+            ValueError: If that is not what the heads are for.
+            NotExact: If the module has no exact form, or leaves rows of a part where a checkpoint would keep them.
+        """
+        self.module.train(key is not None)
+        # All random numbers are of this key, which is every rank's, also those of a checkpoint of the module's own.
+        with torch.random.fork_rng(devices=[]), buffers_kept(self.module):
+            torch.manual_seed(0 if key is None else key)
+            with torch.autocast(part.device.type, self.products, enabled=self.products is not None):
+                results = by_name(self.heads, self.module(**self.arguments(part, x, edge_attr)))
+        several = key is not None and bool(getattr(self.module, "deep_supervision", False))
+        for head in self.heads:
+            _check_result(part, head, several and head == EDGE, results[head.name])
+        return results
 
     @property
     def layers(self) -> nn.Module:
@@ -120,58 +151,45 @@ class OnEvents(EdgeClassifier):
 
     @property
     def changing(self) -> list[Tensor]:
-        """The module's buffers."""
-        return list(self.module.buffers())
+        """The module's buffers, but for what it keeps of a part."""
+        return [buffer for buffer in self.module.buffers() if not isinstance(buffer, Placed)]
 
-    def gradients(self, over_ranks: bool = False) -> GradientSums:
+    def gradients(self, over_ranks: bool = False) -> GradientShares:
         """The gradients that backward leaves in the parameters."""
-        return GradientSums(self)
+        return GradientShares(self)
 
     def exactness(self, transport: Transport) -> Exactness:
         """To rounding."""
         return Exactness(bitwise=False, problem="this network is not built on stages")
 
     def take_from_root(self, world: World) -> None:
-        """Give every rank all tensors that the module holds on rank 0. *Collective*."""
-        take_from_root(common_tensors(self), world)
+        """Give every rank the parameters and buffers of rank 0. *Collective*."""
+        take_from_root({**dict(self.named_parameters()), **dict(self.named_buffers())}, world)
 
     def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
         """Run the module on one rank, in training and in evaluation, then compare it whole and split over 3 ranks."""
-
-        def inputs(part: GraphPart) -> dict[str, Any]:
-            return self.arguments(part, part.nodes(x), part.edges(edge_attr))
-
-        alone = split_graph(edge_index, len(x), World.alone(), edge_policy="incident")
-        module = copy.deepcopy(self.module).cpu().double()  # the piece of an event is on the host
-        for key in (1, None):
-            module.train(key is not None)
-            with torch.no_grad():
-                check = partial(check_results, alone, self.heads, self._readouts(key))
-                GraphParallel(module).run(alone, (), inputs(alone), key, check)
-        check_state(module)  # now, and not when the first checkpoint is written
+        alone = split_graph(edge_index, len(x), World.alone())
+        other = OnEvents(copy.deepcopy(self.module).cpu().double(), self.heads)  # the piece of an event is on the host
+        with torch.no_grad():
+            for key in (1, None):
+                other._results(alone, alone.nodes(x), alone.edges(edge_attr), key)
         verification = verify(
             self.module,
             (edge_index, len(x)),
             parts=3,
-            inputs=inputs,
-            edge_policy="incident",
-            recompute_every=self.recompute_every,
+            inputs=lambda part: self.arguments(part, part.nodes(x), part.edges(edge_attr)),
         )
         if not verification.exact:
             raise Differs(f"the network is not the same whole and split:\n{verification}")
         return verification.conclusion
-
-    def _readouts(self, key: int | None) -> bool:
-        """Whether the module may return several readouts: in training, if it says so; not two classes of each edge."""
-        return key is not None and bool(getattr(self.module, "deep_supervision", False))
 
     def arguments(self, part: GraphPart, x: Tensor, edge_attr: Tensor) -> dict[str, Any]:
         """Arguments of the module, by name.
 
         Args:
             part: The part.
-            x: Node features, marked.
-            edge_attr: Edge features, marked.
+            x: Node features, placed.
+            edge_attr: Edge features, placed.
         """
         batch = part.nodes_from_local(torch.zeros(part.plan.num_local, dtype=torch.int64, device=part.device))
         tensors = {"x": x, "edge_index": part.edge_index, "edge_attr": edge_attr, "batch": batch}
@@ -180,6 +198,50 @@ class OnEvents(EdgeClassifier):
 
             return {"data": Data(**{name: tensors[name] for name in KNOWN[:3]})}
         return {name: tensors[name] for name in self._wants}
+
+
+class StagesOnGPU(OnEvents):
+    """A network on stages where stages have no kernels: its plain form, with the same parameters, to rounding.
+
+    Args:
+        network: The network; its parameters keep their names.
+    """
+
+    def __init__(self, network: OnStages) -> None:
+        plain = network.plain
+        super().__init__(plain, network.heads, network.products)
+        del self.module
+        for name, child in network.named_children():
+            self.add_module(name, child)
+        # No children of it: checkpoints have the names of stages.
+        vars(self).update(network=network, module=plain)
+        self.recompute(network.recompute_every)
+
+    def exactness(self, transport: Transport) -> Exactness:
+        """To rounding."""
+        return Exactness(bitwise=False, problem="a GPU computes it in plain torch")
+
+    @property
+    def layers(self) -> nn.Module:
+        """The stages."""
+        layers: nn.Module = vars(self)["network"].layers
+        return layers
+
+    @property
+    def computed(self) -> nn.Module:
+        """The plain form."""
+        return self.module
+
+    def read(self, graph: LocalGraph, halo: Halo, key: int | None = None) -> Readings:
+        """As of any network on parts."""
+        vars(self)["module"] = vars(self)["network"].plain  # with the constants that were loaded, or moved
+        return super().read(graph, halo, key)
+
+
+def on_device(network: EdgeClassifier, device: torch.device, as_on_gpus: bool = False) -> EdgeClassifier:
+    """The network on the device that parts are on; `as_on_gpus`: as it is computed there, whatever the device."""
+    of_gpu = device.type != "cpu" or as_on_gpus
+    return (StagesOnGPU(network) if of_gpu and isinstance(network, OnStages) else network).to(device)
 
 
 def by_name(heads: Sequence[Head], result: Any) -> dict[str, Any]:
@@ -192,20 +254,28 @@ def by_name(heads: Sequence[Head], result: Any) -> dict[str, Any]:
         return {heads[0].name: result}
     names = [head.name for head in heads]
     if not isinstance(result, Mapping) or sorted(map(str, result)) != sorted(names):
-        returned = f"one with {', '.join(map(str, result))}" if isinstance(result, Mapping) else type(result).__name__
+        kind = "Tensor" if isinstance(result, Tensor) else type(result).__name__
+        returned = f"one with {', '.join(map(str, result))}" if isinstance(result, Mapping) else kind
         raise ValueError(f"the model returned {returned}; return a dictionary of tensors named {', '.join(names)}.")
     return dict(result)
 
 
-def check_results(part: GraphPart, heads: Sequence[Head], readouts: bool, result: Any) -> None:
-    """Refuse results that are not those of the heads: a number for each edge, say, or where there may be, of readouts.
+def _check_module(module: nn.Module) -> None:
+    """Refuse a module that holds what a run cannot keep or sum.
 
     Raises:
-        ValueError: With what it is instead.
+        ValueError: With what it is and what to do.
     """
-    named = by_name(heads, result)
-    for head in heads:
-        _check_result(part, head, readouts and head == EDGE, named[head.name])
+    check_sizes(module)
+    if any(type(child).get_extra_state is not nn.Module.get_extra_state for child in module.modules()):
+        raise ValueError("the model keeps extra state (get_extra_state), which a run's checkpoints would lose.")
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ValueError(f"{name} is complex; keep real and imaginary part apart.")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"there is a hook on the gradient of {name}: it would see one rank's share of it; clip with --clip."
+            )
 
 
 def _check_result(part: GraphPart, head: Head, readouts: bool, result: Any) -> None:
@@ -217,21 +287,19 @@ def _check_result(part: GraphPart, head: Head, readouts: bool, result: Any) -> N
     }[head.of]
     if not isinstance(result, Tensor):
         raise ValueError(f"the model returned a {type(result).__name__}; return {wanted}, as a tensor.")
-    rows = rows_of(result)
+    rows = result.place if isinstance(result, Placed) and isinstance(result.place, Rows) else None
     if head.of == "graph":
         fits = rows is None and result.numel() == head.columns
     else:
-        axis = part.edge_axis if head.of == "edge" else part.node_axis
         several = readouts and result.dim() == 2 and result.size(1) > 1
         shapes = ((), (1,)) if head.columns == 1 else ((head.columns,),)
-        fits = isinstance(rows, Rows) and rows.axis is axis and rows.dim == 0
-        fits = fits and (several or result.shape[1:] in shapes)
+        axis = part.edge_axis if head.of == "edge" else part.node_axis
+        fits = rows is axis.rows(0) and (several or result.shape[1:] in shapes)
     if not fits:
         of = f" of head {head.name}" if head != EDGE else ""
-        axis_name = rows.axis.name if isinstance(rows, Rows) else "nothing"
         raise ValueError(
-            f"the model returned{of} a tensor of {result.dim()} dimensions with rows of {axis_name}, "
-            f"{tuple(result.shape[1:])} numbers each; return {wanted}."
+            f"the model returned{of} a tensor of shape {tuple(result.shape)}, with rows of "
+            f"{'nothing' if rows is None else rows.axis.name}; return {wanted}."
         )
 
 

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
-from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.interaction_module import InteractionModule
 from domainpar.nn.on_stages import OnStages
 from domainpar.nn.published import PublishedNetwork
@@ -102,7 +101,7 @@ def plain_form(network: EdgeClassifier) -> EdgeLogits:
     """
     if EDGE not in network.heads:
         raise ValueError("this network scores no edges.")
-    if isinstance(network, InteractionNetwork) and network.options.products not in (None, network.options.dtype):
+    if network.products is not None:
         raise ValueError("this network makes products in bfloat16, which its plain form would not; train in float32.")
     assert isinstance(network, OnStages | OnEvents)
     module = network.plain if isinstance(network, OnStages) else network.module

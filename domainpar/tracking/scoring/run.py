@@ -43,6 +43,7 @@ from domainpar.tracking.events.own_events import (
 )
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
+from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions
@@ -355,7 +356,7 @@ def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: Worl
     model, state = load_network(chosen.run, trained, config.checkpoint, store, world)
     # A network of the user's own may hold tensors that no checkpoint has, drawn anew on each rank.
     model.take_from_root(world)
-    model.to(world.device)
+    model = on_device(model, world.device)
     set_threads(config.threads or world.cores_for_each())
     gpus.repeat_bits(world.device)
     score = partial(

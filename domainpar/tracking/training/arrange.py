@@ -65,7 +65,12 @@ def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfi
 
 
 def work_of(
-    config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_STEPS, partitioners: Sequence[str] = ()
+    config: TrainConfig,
+    store: Path,
+    alone: World,
+    seconds: float = SECONDS_OF_STEPS,
+    partitioners: Sequence[str] = (),
+    as_on_gpus: bool = False,
 ) -> StepWork:
     """All that predictions are made from: a step of the network on this machine, and the events.
 
@@ -75,9 +80,10 @@ def work_of(
         alone: A world of one rank.
         seconds: Time to repeat each step in, about.
         partitioners: Of tiles that are compared with those of the store.
+        as_on_gpus: Whether the network is computed as on GPUs.
     """
     training_data = open_lessons(config, store, alone)
-    trainer = make_trainer(config, training_data, alone)
+    trainer = make_trainer(config, training_data, alone, as_on_gpus)
     bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
     model, sample = trainer.model, max(training_data.train, key=lambda sample: sample.cost)
     ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)

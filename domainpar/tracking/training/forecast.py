@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,13 +24,13 @@ from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Size
 from domainpar.tracking.cost.pieces import Line
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
-from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.loop import Trainer, kept_on_host
 from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.sampler import Sample
 
 GAPS = 1.5
 """Memory that the C library takes for torch's tables where it keeps what is freed, over their own (`allocator`); 1.5 to
-1.7 times was seen of `acorn2`, `resin` and `gcn`."""
+1.7 times was seen of `acorn2` and of two networks of the examples."""
 
 OF_TORCH = 48 * 2**20
 """Code and buffers of torch that a process touches in its first steps; 35 to 60 MiB were seen."""
@@ -88,7 +89,7 @@ def choose_recompute(
         lie_in_files(Path(config.scratch))
     if config.memory_limit is not None and not expectation.fits(config.memory_limit):
         share = expectation.shares[expectation.fullest]
-        saves = not is_auto and model.recompute_every is None
+        saves = not is_auto and model.recompute_every is None and model.ways_to_recompute[1:]
         files = "--scratch DIR on a disk, " if config.scratch is None and model.size is not None else ""
         problem = Problem(
             f"--memory-limit {config.memory_limit:g} GiB: event {expectation.sample} will take "
@@ -140,7 +141,7 @@ def _expected(
     part = trainer.loader.load(sample)
     assert part is not None
     kept = trainer.loader.kept(training_data.train + training_data.val)
-    return memory.expect(size, part.name, part.graph, trainer.world, kept, every)
+    return memory.expect(size, part.name, part.graph, trainer.world, kept, every, trainer.model.ways_to_recompute)
 
 
 def memory_size(
@@ -150,7 +151,7 @@ def memory_size(
 
     By formula where the network has one, else by a line through two pieces of the sample's event.
     """
-    keeps_freed = config.way_with_freed_memory == "keep"
+    keeps_freed = config.allocator in ("auto", "keep")
     where = training_data.store, sample.record, trainer.world
     return size_of(config, trainer.model, *where, every=every, keeps_freed=keeps_freed)
 
@@ -178,12 +179,12 @@ def size_of(
         trains: Whether there is a backward pass.
     """
     if model.size is not None:
-        return replace(model.size, recompute_every=every, offloaded=config.offload, trains=trains)
+        return replace(model.size, recompute_every=every, trains=trains)
     world.mark("measure", 0)
     # Statistics over ranks take more than on one. Two share the piece, as threads, where ranks share an event.
     ranks = 2 if world.domain.size > 1 and world.device.type == "cpu" else 1
     how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains}
-    how["dtype"] = DTYPES[config.dtype]
+    how |= {"dtype": DTYPES[config.dtype], "around": kept_on_host if config.offload else nullcontext}
 
     def weigh() -> tuple[tuple[int, int], tuple[int, int]]:
         few, many = pieces.weighed(model, store, record, **how)

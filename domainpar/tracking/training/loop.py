@@ -11,16 +11,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import increment_version, saved_tensors_hooks
 
 from domainpar.common import faults
 from domainpar.common.compiling import clock
-from domainpar.nn.adapt.gradient_sums import StepBuffers
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import Readings
 from domainpar.nn.noise import key_of
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.world import World
+from domainpar.placed.replicas import StepBuffers
+from domainpar.placed.tensor import Placed
 from domainpar.tracking.cost.model import deal
 from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
@@ -70,8 +71,16 @@ class Schedule:
         return self.lr
 
 
+def kept_on_host() -> saved_tensors_hooks:
+    """Around a forward pass on a GPU: what autograd keeps lies on the host until backward asks for it."""
+    return saved_tensors_hooks(_to_host, _to_device)
+
+
 def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
     """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
+    if isinstance(tensor, Placed):
+        device, kept = _to_host(tensor.local)
+        return device, Placed(kept, tensor.place, tensor.names)
     if not tensor.is_cuda or tensor.layout != torch.strided or not tensor.is_floating_point():  # such as row numbers
         return tensor.device, tensor
     kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -79,7 +88,10 @@ def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
 
 
 def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
-    return kept[1].to(kept[0], non_blocking=True)
+    device, tensor = kept
+    if isinstance(tensor, Placed):
+        return Placed(tensor.local.to(device, non_blocking=True), tensor.place, tensor.names)
+    return tensor.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -339,7 +351,7 @@ class Trainer:
 
     def _readings(self, part: LabelledPart, step: int) -> Readings:
         """What the network says of a part in training; with the same random numbers whenever a step asks again."""
-        with saved_tensors_hooks(_to_host, _to_device) if self.offload else nullcontext():
+        with kept_on_host() if self.offload else nullcontext():
             return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
 
     def _norms(self) -> tuple[Tensor, Tensor]:
@@ -365,6 +377,9 @@ class Trainer:
         self._now.begin("optimizer", step)
         faults.reach("optimizer", self._first.grad)
         self.optimizer.step()
+        # Under a mode, such as that which counts operations, torch does not count calls of many tensors as changes, and
+        # ranks that count compare their parameters by what they were before.
+        increment_version([parameter for group in self.optimizer.param_groups for parameter in group["params"]])
         faults.reach("stepped", self._first)
         if self.world.device.type == "cpu":
             check_parameters(self.model.layers, rate)

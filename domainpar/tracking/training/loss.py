@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domainpar.common.compiling import compiled
-from domainpar.nn import fused
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.local import LocalGraph
 
@@ -24,7 +23,7 @@ LOG_TERMS = tuple(2 / n for n in range(29, 0, -2))
 
 
 def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: float, loss_sum: IntegerSums) -> Tensor:
-    """Add this part's share of the step's loss, one partial per owned tile or chunk of it, and return its gradient.
+    """Add this part's share of the step's loss, one partial per owned tile, and return its gradient.
 
     Divided by the weight of the whole step, never by this rank's own: a mean of per-rank means depends on the
     partition. So gradients are summed over ranks, not averaged. The gradient is given for every local edge: both
@@ -45,12 +44,6 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
     of_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     readouts, of_readouts = torch.atleast_2d(logits.detach()), torch.atleast_2d(of_logits)
     divisor = step_weight * len(readouts)
-    if logits.is_cuda and fused.missing() is None:
-        from domainpar.nn.fused.calls import edge_losses
-
-        for readout, of_readout in zip(readouts, of_readouts):
-            edge_losses(readout, weights, graph, divisor, loss_sum, of_readout)
-        return of_logits
     form = _over_arrays if logits.device.type == "cpu" else _over_tensors
     # In float64 whatever the network computes in: what is rounded, is rounded once, at the end.
     w = weights.to(torch.float64).contiguous()

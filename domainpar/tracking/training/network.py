@@ -12,7 +12,6 @@ from domainpar.common.agreement import on_all, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE
 from domainpar.nn.classifier import Differs, EdgeClassifier
-from domainpar.nn.on_stages import OnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
@@ -39,12 +38,7 @@ def make_network(
         ValueError: If it cannot be loaded, or cannot have these sizes or options.
     """
     sizes = len(store.feature_names), len(store.edge_feature_names)
-    model = build_model(config.model, *sizes, options_of_run(config, standard, tasks))
-    if config.precision == "tf32x3":
-        if not isinstance(model, OnStages):
-            raise ValueError(f"--model {config.model} has no --precision tf32x3; networks built on stages have.")
-        model.use_matrix_units()
-    return model
+    return build_model(config.model, *sizes, options_of_run(config, standard, tasks))
 
 
 def options_of_run(config: TrainConfig, standard: Standard | None, tasks: Tasks) -> NetworkOptions:

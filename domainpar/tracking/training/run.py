@@ -25,6 +25,7 @@ from domainpar.tracking.cost.epochs import Costs
 from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.checkpointer import Checkpointer
 from domainpar.tracking.training.forecast import choose_recompute, expected_memory
@@ -211,7 +212,7 @@ def _validated(
     return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 
-def make_trainer(config: TrainConfig, training_data: TrainingData, world: World) -> Trainer:
+def make_trainer(config: TrainConfig, training_data: TrainingData, world: World, as_on_gpus: bool = False) -> Trainer:
     """The network of a configuration with all that trains it.
 
     Raises:
@@ -220,7 +221,7 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World)
     model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
     if config.init is not None:
         begin_with(source(config.init), training_data.store, model)
-    model = model.to(world.device)
+    model = on_device(model, world.device, as_on_gpus)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(

@@ -3,6 +3,7 @@
 import json
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import garbling
 import pytest
@@ -151,6 +152,11 @@ def test_a_gpu_that_computes_otherwise_fails(monkeypatch):
     monkeypatch.setattr(certificate, "gradients", pretended(1e-6))
     assert certificate.check_gpu("float32", 0).verdict is Verdict.PASS
     assert certificate.check_gpu("float64", 0).verdict is Verdict.FAIL
+
+
+def test_the_bits_of_gpus_are_not_compared():
+    (finding,), cases = check_layouts(SimpleNamespace(device=torch.device("cuda", 0)), None)
+    assert (finding.verdict, finding.check, cases) == (Verdict.SKIP, "same bits", [])
 
 
 def test_time_is_rank_0s():

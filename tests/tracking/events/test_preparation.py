@@ -303,7 +303,7 @@ def test_a_preparation_holds_its_store_while_it_lasts_and_takes_over_what_a_kill
         seen.append((tmp_path / STORE.lock).exists())
         return random_event(int(name), event_id=name)
 
-    gone = replace(Holder.here({}), started=1.0)
+    gone = replace(Holder.here({}), pid=7)
     (tmp_path / STORE.lock).write_text(json.dumps(asdict(gone)))
     store = prepared(source_of(3, read=read), tmp_path, say=said.append)
     assert "was left by an earlier preparation: process" in said[0]

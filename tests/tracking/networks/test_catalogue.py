@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.on_stages import PUBLISHED_ON_STAGES
+from domainpar.nn.on_stages import InteractionsOnStages, OnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.tracking.config import BITWISE, MODELS, ON_STAGES
@@ -40,12 +40,13 @@ def same(one, other):
 def test_the_names_of_the_command_line_are_those_that_can_be_built():
     assert set(MODELS) == catalogue.ORDERS.keys() | OF_THE_FIELD.keys()
     assert set(ON_STAGES) == catalogue.ORDERS.keys()
-    assert set(BITWISE) == catalogue.ORDERS.keys() | PUBLISHED_ON_STAGES.keys()
+    assert set(BITWISE) == {name for name in MODELS if isinstance(built(name), OnStages)}
 
 
 def test_networks_on_stages_are_themselves_and_all_others_run_on_events():
     assert all(isinstance(built(name), InteractionNetwork) for name in ON_STAGES)
-    assert all(isinstance(built(name), PUBLISHED_ON_STAGES.get(name, OnEvents)) for name in NAMES)
+    assert isinstance(built("acorn"), InteractionsOnStages)
+    assert isinstance(built("acorn2"), OnEvents)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "own_models:evolving"])
@@ -74,7 +75,7 @@ def test_width_and_depth_reach_the_networks_of_the_field(name):
         return sum(one.numel() for one in built(name, **options).parameters())
 
     assert size(hidden=32) > size()
-    if name not in PUBLISHED_ON_STAGES:
+    if name not in BITWISE:
         assert size(hidden=7) < size(), "no multiple of 16 is asked for"
     assert type(built(name).module).__module__.startswith("domainpar.nn.")
     model = built(name, graph_iters=3)
@@ -106,7 +107,6 @@ def test_a_class_is_a_factory():
 
 
 OPTIONS = {
-    "bf16": ({"products": torch.bfloat16}, "--precision bf16"),
     "shared": ({"shared_weights": True}, "--shared-weights"),
     "standard": ({"standard": Standard.neutral(3, 6)}, "--standardise"),
     "residual": ({"residual": False}, "--no-residual"),

@@ -17,7 +17,7 @@ from domainpar.tracking.cost import pieces
 from domainpar.tracking.cost.memory import OF_PROCESS
 from domainpar.tracking.cost.pieces import Piece
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.networks.catalogue import ORDERS, PUBLISHED_ON_STAGES
+from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.training import forecast
 from domainpar.tracking.training.run import train
 
@@ -40,8 +40,11 @@ def trained(store, out, num_ranks=1, **flags):
     return everywhere[0], json.loads((out / "run.json").read_text())
 
 
-@pytest.mark.parametrize("settings", [(None, 1), slow((None, 2, 1))], ids=str)
-@pytest.mark.parametrize("model", ["acorn2", slow("acorn"), "own_models:evolving"])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("acorn2", [None, 1]), ("own_models:evolving", [None]), slow("acorn", [None, 3, 2])],
+    ids=str,
+)
 def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(store, tmp_path, model, settings):
     expected, hashes = [], set()
     for every in settings:
@@ -50,12 +53,13 @@ def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(stor
         hashes.add(about["parameters_sha256"])
     assert len(hashes) == 1
     fixed = OF_PROCESS + (0 if model in BITWISE else forecast.OF_TORCH)
-    assert expected[0] - fixed > 1.5 * (min(expected[1:]) - fixed)
+    assert expected[0] > fixed
+    assert len(settings) == 1 or expected[0] - fixed > 1.5 * (min(expected[1:]) - fixed)
 
 
 def test_tensors_are_counted_from_when_they_are_made_until_nobody_holds_them():
     x = torch.ones(1000)
-    with pieces._Tensors() as counted:
+    with pieces._Tensors("cpu") as counted:
         y = x * 2
         z = y[:500] * 3
         del y
@@ -76,7 +80,7 @@ def taken(of_edge, fixed=0):
 
 def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "weighed", taken({None: 300}, 7000))
-    _, about = trained(store, tmp_path / "run", model="gcn", allocator="system")
+    _, about = trained(store, tmp_path / "run", model="acorn2", allocator="system")
     edges, nodes = 3000 + 37, 400 + 10
     data = 72 * (edges + 3 * 3000 + 3 * 37 - edges + 3 * 400 + 30 - nodes)  # those of the other events, too
     fixed = 7000 + OF_PROCESS + forecast.OF_TORCH
@@ -95,17 +99,17 @@ def test_pieces_of_an_event_grow_and_are_shared(store):
 
 @pytest.mark.parametrize(
     ("num_ranks", "gib", "expected"),
-    [(1, 400, None), (3, 60, 2), (1, 20, 1), slow(3, 400, None), slow(1, 60, 2), slow(3, 20, 1)],
+    [(1, 400, None), (3, 60, 3), (1, 20, 2), slow(3, 400, None), slow(1, 60, 3), slow(3, 20, 2)],
 )
 def test_auto_recomputes_no_more_than_a_limit_makes_necessary(store, tmp_path, monkeypatch, num_ranks, gib, expected):
     gibibyte_of_event = 2**30 / 3037 * 1.05 * num_ranks
     monkeypatch.setattr(
-        pieces, "weighed", taken({None: 100 * gibibyte_of_event, 2: 25 * gibibyte_of_event, 1: 10 * gibibyte_of_event})
+        pieces, "weighed", taken({None: 100 * gibibyte_of_event, 3: 25 * gibibyte_of_event, 2: 10 * gibibyte_of_event})
     )
     # The limit is for the whole process, which holds what tests before have left in it.
     held = psutil.Process().memory_info().rss / 2**30
     flags = {"recompute_every": "auto", "memory_limit": gib + held}
-    assert trained(store, tmp_path / "run", num_ranks, model="acorn2", **flags)[0] == expected
+    assert trained(store, tmp_path / "run", num_ranks, model="acorn", **flags)[0] == expected
 
 
 def test_of_built_in_networks_as_little_as_possible_is_computed_again(store, tmp_path):
@@ -114,19 +118,21 @@ def test_of_built_in_networks_as_little_as_possible_is_computed_again(store, tmp
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "every", "hint"),
+    ("model", "num_ranks", "every", "hint"),
     [
-        (1, "auto", "more ranks, a smaller"),
-        (2, None, "--recompute-every auto, more ranks"),
-        slow(2, "auto", "more ranks, a smaller"),
-        slow(1, None, "--recompute-every auto, more ranks"),
+        ("acorn", 1, "auto", "more ranks, a smaller"),
+        ("acorn", 2, None, "--recompute-every auto, more ranks"),
+        ("acorn2", 2, None, "--recompute-every auto, more ranks, a smaller"),
+        ("own_models:evolving", 2, None, "more ranks, a smaller"),
+        slow("acorn", 2, "auto", "more ranks, a smaller"),
+        slow("acorn", 1, None, "--recompute-every auto, more ranks"),
     ],
 )
-def test_a_limit_that_cannot_be_met_is_refused_before_a_file_is_touched(store, tmp_path, num_ranks, every, hint):
-    flags = {"model": "acorn2", "recompute_every": every, "memory_limit": 0.001}
+def test_a_limit_that_cannot_be_met_is_refused_before_a_file_is_touched(store, tmp_path, model, num_ranks, every, hint):
+    flags = {"model": model, "recompute_every": every, "memory_limit": 0.001}
     with pytest.raises(Refused, match="--memory-limit 0.001 GiB: event .* will take .* of the bare process") as refused:
         trained(store, tmp_path / "run", num_ranks, **flags)
-    assert hint in refused.value.hint
+    assert refused.value.hint.startswith(hint)
     assert not (tmp_path / "run").exists()
 
 
@@ -140,20 +146,5 @@ def test_a_network_that_cannot_be_measured_is_refused_by_what_it_says(store, tmp
         train(config, store, World.alone())
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({}, "keep"),
-        ({"recompute_every": 2}, "keep"),
-        ({"model": "acorn2"}, "keep"),
-        ({"model": "acorn2", "recompute_every": 1}, "lean"),
-        ({"model": "mine:net", "recompute_every": "auto"}, "lean"),
-        ({"model": "acorn2", "recompute_every": 1, "allocator": "system"}, "system"),
-    ],
-)
-def test_freed_memory_is_given_back_where_torch_computes_again(flags, expected):
-    assert TrainConfig(**flags).way_with_freed_memory == expected
-
-
 def test_the_names_of_networks_on_stages_are_known_without_torch():
-    assert set(BITWISE) == {*ORDERS, *PUBLISHED_ON_STAGES}
+    assert set(BITWISE) == {*ORDERS, "acorn"}

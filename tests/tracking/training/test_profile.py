@@ -27,7 +27,7 @@ def _trained(world, store, out, flags):
     return invariance.results(world, store, out, **{"max_steps": 6, **flags})["parameters"]
 
 
-@pytest.mark.parametrize("model", ["interaction", "gcn"])
+@pytest.mark.parametrize("model", ["interaction", "acorn2"])
 def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path, model):
     plain = run_ranks(_trained, 2, store, tmp_path / "plain", {"model": model})
     # Torch has one profiler a process, so ranks are processes.

@@ -426,7 +426,7 @@ def test_a_directory_is_touched_only_when_everything_else_is_known_to_be_good(tm
     [
         ("interaction", {"forward": 2, "backward": 2, "sums": 0}),
         ("interaction-node-first", {"forward": 3, "backward": 3, "sums": 0}),
-        ("agnn", {"forward": 3, "backward": 3, "sums": 0}),
+        ("acorn", {"forward": 3, "backward": 3, "sums": 0}),
     ],
 )
 def test_the_number_of_exchanges_is_told_and_minimal(store, tmp_path, capsys, model, expected):

@@ -23,7 +23,7 @@ from domainpar.tracking.cost import memory, scratch
 from domainpar.tracking.training.run import train
 
 SIZES = {"hidden": 16, "graph_iters": 2, "epochs": 1}
-NETWORKS = [{}, {"model": "interaction", "precision": "bf16"}, {"model": "agnn", "recompute_every": 2}]
+NETWORKS = [{}, {"model": "interaction", "precision": "bf16"}, {"model": "acorn", "recompute_every": 2}]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def expected_bytes(store, tmp_path, **flags):
 
 
 @pytest.mark.parametrize("numbers", [(3,), slow((1, 2, 8))], ids=str)
-@pytest.mark.parametrize("network", NETWORKS, ids=["default", "bf16", "agnn"])
+@pytest.mark.parametrize("network", NETWORKS, ids=["default", "bf16", "acorn"])
 def test_the_bits_are_those_of_memory_on_any_number_of_ranks(
     store, tmp_path, every_table, network, numbers, monkeypatch
 ):
@@ -123,7 +123,7 @@ def test_a_run_that_fits_has_its_tables_in_memory(store, tmp_path, capsys):
     [
         ({"scratch": "{tmp}/none"}, "none is no folder"),
         ({"scratch": "{tmp}/file"}, "file is no folder"),
-        ({"scratch": "{tmp}", "model": "gcn"}, "serves the networks whose steps are stages"),
+        ({"scratch": "{tmp}", "model": "acorn2"}, "serves the networks whose steps are stages"),
         ({"scratch": "{tmp}", "memory_limit": 1e-6}, "--memory-limit 1e-06 GiB"),
     ],
 )

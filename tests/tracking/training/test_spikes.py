@@ -90,7 +90,7 @@ def _recorded(world, store, out, model):
     return [record for record in map(json.loads, lines) if record["split"] == "train"], names
 
 
-@pytest.mark.parametrize("model", ["interaction", "gcn"])
+@pytest.mark.parametrize("model", ["interaction", "own_models:evolving"])
 def test_a_run_records_the_sizes_of_its_layers_at_the_steps_that_are_printed(store, tmp_path, model):
     found = [run_ranks(_recorded, ranks, store, tmp_path / "run", model)[0] for ranks in (1, 2)]
     for records, names in found:

@@ -82,7 +82,7 @@ def test_a_network_that_scores_another_store_has_the_constants_of_its_checkpoint
 
 def test_networks_of_the_field_take_features_as_they_are(store, tmp_path):
     for name, flags in {"on": {}, "off": {"standardise": False}}.items():
-        trained(store, tmp_path / name, model="agnn", max_steps=1, **flags)
+        trained(store, tmp_path / name, model="acorn2", max_steps=1, **flags)
     ours, theirs = saved(tmp_path / "on"), saved(tmp_path / "off")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

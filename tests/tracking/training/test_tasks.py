@@ -300,7 +300,7 @@ REFUSED = {
     "several": ({"task": "node-regression", "label": "mass"}, "has no label mass of this kind.*--label takes one of"),
     "twice": ({"task": "node-class", "aux": "kind:1"}, "--aux kind: that is what --task node-class is about"),
     "a graph in sectors": ({"task": "graph-class", "mode": "naive", "sectors": 2}, "label sort is one of the whole"),
-    "another network": ({"aux": "kind:1", "model": "gcn"}, "--model gcn has no head of kind"),
+    "another network": ({"aux": "kind:1", "model": "acorn2"}, "--model acorn2 has no head of kind"),
 }  # fmt: skip
 
 

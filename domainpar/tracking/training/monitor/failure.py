@@ -103,7 +103,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFailed:
     """The error with the layer, the part, and a way out."""
-    layer = layer_of(error, model.layers)
+    layer = layer_of(error, model.computed)
     where = f"out of memory in {now.phase}" if layer is None else f"out of memory in {layer} ({now.phase})"
     place, free = free_memory(now.world.device)
     facts = []

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from domainpar.common.agreement import gather
-from domainpar.nn.adapt.nested import tensors_in
-from domainpar.nn.adapt.rows import Rows, rows_of, unwatched
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.gradients import GradientSink, GradSink, IntegersOnDevice
+from domainpar.nn.gradients import GradientSink, GradSink
 from domainpar.nn.heads import Readings
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.integer_sums import LARGEST_PARTIAL
 from domainpar.parallel.world import World
+from domainpar.placed.tensor import Placed
 from domainpar.plan import IntArray
 from domainpar.tracking.training.monitor.failure import Now, StepFailed, fail_alike
 from domainpar.tracking.training.parts import LabelledPart
@@ -41,7 +41,8 @@ OF_PARAMETERS = (
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all its numbers are; those that are no floats are."""
+    """Whether all its numbers are that this rank holds; those that are no floats are."""
+    tensor = tensor.local if isinstance(tensor, Placed) else tensor
     return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(tensor).all())
 
 
@@ -90,7 +91,7 @@ class NonFinite(NamedTuple):
         what: In words, such as `layer edge_stages.2 (forward)`.
         event: The sample's name.
         largest: The largest magnitude, if that is what is wrong, infinite where it is not known; None for numbers that
-            are not finite. The limit itself where it is not known which of the two it is.
+            are not finite.
         hint: The way out.
     """
 
@@ -106,22 +107,9 @@ class _Onlooker(NamedTuple):
 
     look: Callable[[Sequence[Tensor]], None]
 
-    def add(self, parameters: Sequence[nn.Parameter], partials: Sequence[Tensor]) -> None:
-        self.look(partials)
-
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         if rejected:  # of which the largest magnitude says what is wrong: that of NaN counts as larger than all others
             self.look([torch.tensor([largest], dtype=torch.float64)])
-
-    @contextmanager
-    def integer_sums(self, parameters: Sequence[nn.Parameter], count: int) -> Iterator[IntegersOnDevice]:
-        # Kernels on a GPU count what they leave out, and do not say how large it was.
-        device, sums = parameters[0].device, sum(parameter.numel() for parameter in parameters)
-        places = torch.arange(sums, device=device)
-        limbs = torch.zeros(2 * sums + 1, dtype=torch.int64, device=device)
-        yield IntegersOnDevice(places, limbs, sums)
-        if limbs[-1]:
-            self.look([torch.tensor([LARGEST_PARTIAL], dtype=torch.float64)])
 
     def finished(self, stage: GradSink) -> None:
         pass
@@ -142,13 +130,12 @@ def layers_watched(
     times, last_call = Counter[str](), dict[str, int]()
 
     def look_at_result(name: str, module: nn.Module, arguments: Any, result: Any) -> None:
-        with unwatched(), torch.no_grad():
-            times[name] += 1
-            last_call[name] = times.total()
-            if not all(is_finite(_without_ghosts(tensor)) for tensor in tensors_in(result)):
-                again = f", call {times[name]}" if times[name] > 1 else ""
-                what = f"layer {name}{again} (forward)" if name else "the logits"
-                findings.append(NonFinite((number, 1, times.total()), what, event))
+        times[name] += 1
+        last_call[name] = times.total()
+        if not all(is_finite(it.detach()) for it in tree_leaves(result) if isinstance(it, Tensor)):
+            again = f", call {times[name]}" if times[name] > 1 else ""
+            what = f"layer {name}{again} (forward)" if name else "the logits"
+            findings.append(NonFinite((number, 1, times.total()), what, event))
 
     def look_back(name: str, gradients: Sequence[Tensor], largest: float | None = None) -> None:
         """May be called by several threads."""
@@ -179,14 +166,6 @@ def layers_watched(
             hook.remove()
         for name, stage in stages.items():
             stage.sink = sinks[name]
-
-
-def _without_ghosts(tensor: Tensor) -> Tensor:
-    """A tensor without rows of ghosts, which may be out of date."""
-    rows = rows_of(tensor)
-    if isinstance(rows, Rows):
-        return tensor.narrow(rows.dim, 0, min(rows.axis.length, tensor.size(rows.dim)))
-    return tensor
 
 
 def look_again(
@@ -229,7 +208,7 @@ def look_again(
                 findings.append(NonFinite((number, 0, place), f"the {name}", part.name, hint=OF_INPUT))
         if any_of_domain():
             break
-        with layers_watched(model.layers, findings, number, part.name):
+        with layers_watched(model.computed, findings, number, part.name):
             now.begin("forward", step, part=part)
             readings = forward(part)
             gradients, rejected = losses_of(part, readings)
@@ -258,9 +237,7 @@ def stop_all(finding: NonFinite | None, suspects: Sequence[Suspect], world: Worl
     ranks = [rank for rank, finding in findings.items() if finding.order == first.order]
     on = "" if len(ranks) == world.size else f" on {world.transport.name_ranks(ranks)}"
     wrong = "the loss or a gradient is not finite"
-    if first.largest == LARGEST_PARTIAL:
-        wrong = "the loss or a gradient is not finite, or larger than 2^26 = 6.71e+07, which is the most"
-    elif first.largest is not None:
+    if first.largest is not None:
         size = "" if math.isinf(first.largest) else f", {first.largest:.3g}"
         wrong = f"the loss or a gradient is too large{size} where 2^26 = 6.71e+07 is the most"
     fail_alike(world, StepFailed(f"{wrong}: first in {first.what}{on}", first.hint, event=first.event), ranks[0])

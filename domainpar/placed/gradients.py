@@ -1,0 +1,168 @@
+"""Gradients of parameters become whole at the end of each backward pass: one exact sum over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from domainpar.parallel.digests import digest, what_differs
+from domainpar.parallel.errors import RanksDiffer
+from domainpar.parallel.integer_sums import start_sum_exactly
+from domainpar.parallel.world import World
+from domainpar.placed.dispatch import writable
+from domainpar.placed.ranks import GraphRanks, Sum, ranks_of
+from domainpar.placed.replicas import StepBuffers
+from domainpar.placed.tensor import Placed, settle, whole_local
+
+BUCKET = 2**20  # numbers, whose sum is started while backward goes on
+_HOOKS = WeakIdKeyDictionary()  # those that `WholeGradients` put on a parameter
+
+
+class WholeGradients:
+    """Makes gradients whole that backward passes leave in some parameters.
+
+    Where groups of ranks have graphs of their own, the gradients of all groups are added up, and a buffer of floats has
+    changed by the mean of what the groups changed, one of integers by their sum.
+
+    Args:
+        parameters: The parameters by name, the same on every rank.
+        world: The ranks.
+        buffers: The buffers beside them.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], world: World, buffers: Sequence[Tensor] = ()) -> None:
+        self._named, self._parameters, self._world = dict(parameters), list(parameters.values()), world
+        self._several = world.num_data_groups > 1
+        self._buffers = list(buffers) if self._several else []
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._waiting: dict[int, Tensor] = {}
+        self._started: list[tuple[Any, Callable[[], list[Tensor] | None]]] = []
+        self._size = 0  # of what waits and was not started
+        self._earlier: dict[int, Tensor] = {}  # what earlier passes left, which is whole already
+        for parameter in self._parameters:
+            for earlier in _HOOKS.pop(parameter, ()):  # of an earlier world
+                earlier.remove()
+            hooks = [parameter.register_post_accumulate_grad_hook(self._arrived)]
+            if world.size > 1:
+                hooks.append(parameter.register_hook(lambda gradient, of=parameter: self._arrives(of, gradient)))
+            _HOOKS[parameter] = hooks
+
+    def _arrives(self, parameter: Tensor, gradient: Tensor) -> None:
+        if isinstance(gradient, Placed) and not gradient.ranks.same_bits:  # then it is whole at once
+            self._as_share(parameter, gradient.ranks)
+
+    def _as_share(self, parameter: Tensor, ranks: GraphRanks) -> None:
+        """What earlier passes left becomes the share of one rank, so that hooks see it in the sum."""
+        earlier = parameter.grad
+        if earlier is not None and not isinstance(earlier, Placed):
+            self._earlier[id(parameter)] = earlier
+            share = earlier.clone() if self._world.rank == 0 else torch.zeros_like(earlier)
+            parameter.grad = Placed(share, ranks.total)
+
+    def _arrived(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if self._world.size == 1:
+            if isinstance(gradient, Placed) and not gradient.requires_grad:
+                parameter.grad = writable(settle(gradient).local)
+            return
+        if not isinstance(gradient, Placed):  # of a loss that has nothing to do with the graph
+            return
+        self._waiting[id(parameter)] = parameter
+        if not gradient.ranks.at_backward:
+            self._finish()
+            return
+        gradient.ranks.after_backward[id(self)] = self._finish
+        self._size += parameter.numel()
+        if self._size >= BUCKET and not self._several:
+            self._start(gradient.ranks)
+
+    def _start(self, ranks: GraphRanks) -> None:
+        """Start the sum of the shares that are there, while backward goes on. *Collective*."""
+        ranks.log.compare()
+        self._size = 0
+        shares: list[Any] = [(p, p.grad) for p in self._waiting.values() if _is_share(p.grad)]
+        if shares:
+            finish = start_sum_exactly([share.local for _, share in shares], self._world.transport)
+            self._started.append(([(p, share, share.memory.generation) for p, share in shares], finish))
+        for parameter, _ in shares:
+            del self._waiting[id(parameter)]
+
+    def _finish(self) -> None:
+        """Sum the gradients that wait. *Collective*."""
+        started, self._started, self._size = self._started, [], 0
+        for shares, finish in started:
+            totals: Sequence[Tensor | None] = finish() or [None] * len(shares)
+            for (parameter, share, generation), total in zip(shares, totals):
+                unchanged = parameter.grad is share and _is_share(share) and share.memory.generation == generation
+                if total is not None and unchanged:
+                    self._set(parameter, total)
+                else:  # not finite, or a hook made something of it since
+                    self._waiting[id(parameter)] = parameter
+        waiting, self._waiting = [p for p in self._waiting.values() if isinstance(p.grad, Placed)], {}
+        if not waiting:
+            self._earlier.clear()
+            return
+        ranks: GraphRanks = waiting[0].grad.ranks  # type: ignore[union-attr]
+        ranks.log.compare()
+        if self._several:
+            waiting = self._of_all_groups(waiting)
+            for parameter in waiting:
+                self._as_share(parameter, ranks)
+        summed = []
+        for parameter in waiting:
+            gradient: Any = parameter.grad
+            if isinstance(gradient, Placed) and gradient.requires_grad:  # with a history of its own
+                settle(gradient)
+            elif self._several or type(gradient.place) is Sum:
+                summed.append(parameter)
+            else:
+                self._set(parameter, writable(whole_local(gradient)))
+        shares = [torch.zeros_like(p) if p.grad is None else share_of(p.grad, ranks) for p in summed]
+        if shares:  # one exact sum for all of them; numbers that are not finite are seen as on one rank
+            sums: Any = start_sum_exactly(shares, self._world.transport)()
+            all_ranks = ranks_of(self._world.transport)
+            totals = [torch.stack(all_ranks.gathered(share)).sum(0) for share in shares] if sums is None else sums
+            for parameter, total in zip(summed, totals):
+                self._set(parameter, total)
+        self._earlier.clear()
+
+    def _set(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Give a parameter its whole gradient, in the memory where that of earlier passes was."""
+        earlier = self._earlier.pop(id(parameter), None)
+        parameter.grad = gradient.to(parameter.dtype) if earlier is None else earlier.copy_(gradient)
+
+    def _of_all_groups(self, waiting: list[Tensor]) -> list[Tensor]:
+        """Parameters of which any group has a gradient; what the groups hold is one model. *Collective*.
+
+        Raises:
+            RanksDiffer: On all ranks alike, if parameters differ.
+        """
+        mine, transport = {id(parameter) for parameter in waiting}, self._world.transport
+        flags = bytes(id(parameter) in mine for parameter in self._parameters)
+        of_ranks = transport.all_gather(digest(self._named).to_bytes(4, "little") + flags)
+        if len({of_rank[:4] for of_rank in of_ranks}) > 1:
+            differing = what_differs(self._named, transport)
+            raise RanksDiffer(str(differing and differing[0]), "change parameters on every rank alike")
+        changes = StepBuffers(self._buffers, self._before)
+        with changes.sample(counts=self._world.rank == self._world.groups[self._world.data_group][0]):
+            pass  # it was before this
+        changes.end(transport, self._world.num_data_groups)
+        self._before = [buffer.clone() for buffer in self._buffers]
+        any_has = map(max, zip(*(of_rank[4:] for of_rank in of_ranks)))
+        return [parameter for parameter, has in zip(self._parameters, any_has) if has]
+
+
+def _is_share(gradient: Any) -> bool:
+    return isinstance(gradient, Placed) and type(gradient.place) is Sum and not gradient.requires_grad
+
+
+def share_of(gradient: Tensor, ranks: GraphRanks) -> Tensor:
+    """This rank's share of a gradient, of which the shares of all ranks are the sum. *Collective* if it has rows."""
+    if isinstance(gradient, Placed) and type(gradient.place) is Sum:
+        return gradient.local
+    whole = whole_local(gradient)
+    return whole if ranks.rank == 0 else torch.zeros_like(whole)

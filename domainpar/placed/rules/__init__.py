@@ -1,0 +1,14 @@
+"""Rules by families of ATen's calls. Importing this room fills the table of `placed.dispatch`."""
+
+from domainpar.placed.rules import (  # noqa: F401
+    each_row,
+    indexing,
+    joining,
+    new_tensors,
+    pointwise,
+    products,
+    random,
+    reductions,
+    scatters,
+    views,
+)

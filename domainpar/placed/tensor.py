@@ -1,0 +1,575 @@
+"""A tensor of the whole graph of which this rank holds its rows, below autograd.
+
+A `Placed` tensor reports the shape of the whole graph, [N, F], and holds the rows of this rank. Its placement says what
+it holds: `Rows` of an axis (nodes, edges, what a mask selected), a share of a `Sum`, or the whole tensor, the `Same` on
+every rank. Numbers of rows as *values*, as in `edge_index`, are those of the whole graph: arithmetic on them needs no
+rule. They become local rows where they index something.
+
+Nothing that a tensor reports (shape, strides, flags) depends on the rows of a rank, so that all ranks take the same
+branches inside of torch. Strides are those that torch would report on the whole graph: whether `reshape` and
+`contiguous` copy hangs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from domainpar.placed.axes import Axis, Names, Reach, Rows
+from domainpar.placed.ranks import GraphRanks, NotExact, Same, Sum, kept_now
+
+Placement = Rows | Same | Sum
+MOST_FORMS = 1024  # of one placement; the next one forgets them
+
+
+class Cell:
+    """What is kept of a tensor, and of others with the same memory and shape.
+
+    Attributes:
+        ghosts: Ghost rows that were received, by their exchange, with the generation of then.
+        reaches: Where its values lead on an axis, with the generation of then.
+    """
+
+    __slots__ = ("ghosts", "reaches")
+
+    def __init__(self) -> None:
+        self.ghosts: dict[Any, tuple[int, Tensor]] = {}
+        self.reaches: dict[Axis, tuple[int, Reach]] = {}
+
+
+class SharedMemory:
+    """What all views of a tensor share.
+
+    Attributes:
+        generation: How often it was written.
+        viewed: Whether there ever was a view of it.
+        origin: Where it was copied from, if torch has a view there: what gives the tensor, what puts changed rows back
+            into it, and its generation of then.
+        cells: What is kept of each view, by the calls that lead to it.
+    """
+
+    __slots__ = ("cells", "generation", "origin", "viewed")
+
+    def __init__(self, origin: tuple[Callable[[], Placed | None], Callable[[Placed], None], int] | None = None) -> None:
+        self.generation, self.viewed, self.origin = 0, False, origin
+        self.cells: dict[Any, Cell] | None = None
+
+
+class Form:
+    """All of a tensor that decides what a call of ATen does, but its numbers; one object for tensors that are alike.
+
+    Attributes:
+        place, shape, strides, dtype, device, names: As the tensor has them (and `fresh`).
+        decided: What calls with such a tensor first became, by their other arguments (`dispatch`).
+    """
+
+    __slots__ = ("decided", "device", "dtype", "names", "place", "shape", "strides")
+
+    def __init__(self, x: Placed) -> None:
+        self.place, self.shape, self.dtype, self.device, self.names = x.place, x.shape, x.dtype, x.device, x.names
+        self.strides = x.stride() if x.layout is torch.strided else ()
+        self.decided: dict[Any, Any] = {}
+
+
+class Placed(Tensor):
+    """A tensor of the whole graph of which this rank holds its rows, its share, or all.
+
+    Attributes:
+        place: What this rank holds.
+        names: What its values number, if they number rows: `Names`, or one for each item of the first dimension.
+        path: The calls that lead to it from the first tensor in its memory; None if nothing tells them from others.
+        fresh: Its only value, if it was made of one and not written since.
+    """
+
+    # Most tensors have none of these, and are made some hundred times in a step.
+    place: Any
+    path: tuple[Any, ...] | None = ()
+    fresh: float | None = None
+    _local: Tensor
+    _names: Any = None
+    _memory: SharedMemory | None = None
+    _cell: Cell | None = None
+    _form: Form | None = None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls: type[Placed],
+        local: Tensor,
+        place: Placement,
+        names: Any = None,
+        strides: Any = None,
+        memory: SharedMemory | None = None,
+        path: tuple[Any, ...] | None = (),
+    ) -> Placed:
+        shape: Any = local.shape
+        if type(place) is Rows:
+            dim = place.dim
+            shape = (*shape[:dim], place.axis.total, *shape[dim + 1 :])
+        strides = strides or _strides(shape)
+        if torch.is_inference_mode_enabled():  # whose tensors cannot be views of others
+            with torch.inference_mode(False):
+                self = _wrapper(cls, shape, strides, dtype=local.dtype, device=local.device)
+        else:
+            self = _wrapper(cls, shape, strides, dtype=local.dtype, device=local.device)
+        self._local, self.place = local, place
+        if names is not None:
+            self._names = names
+        if memory is not None:
+            self._memory, self.path = memory, path
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise AssertionError("the rules of domainpar.placed.dispatch are not loaded")
+
+    @property
+    def local(self) -> Tensor:
+        """What this rank holds."""
+        if self._memory is not None and self._memory.origin is not None:
+            _check_origin(self._memory)
+        return self._local
+
+    @local.setter
+    def local(self, value: Tensor) -> None:
+        self._local, self._form = value, None
+
+    @property
+    def names(self) -> Names | tuple[Names, ...] | None:
+        """What its values number; nothing that is known once they were written over."""
+        return self._names if self._memory is None or not self._memory.generation else None
+
+    @names.setter
+    def names(self, value: Any) -> None:
+        self._names, self._form = value, None
+
+    @property
+    def form(self) -> Form:
+        """What decides calls with it."""
+        form = self._form
+        if form is None or (form.names is not None and self.names is None):
+            local = self._local
+            strides = (local.stride(), self.stride()) if local.layout is torch.strided else local.layout
+            key = local.shape, strides, local.dtype, local.device, self.names, self.fresh
+            form = self._form = self.place.forms.get(key)
+            if form is None:
+                forms = self.place.forms
+                if len(forms) >= MOST_FORMS:
+                    forms.clear()
+                form = self._form = forms[key] = Form(self)
+        return form
+
+    @property
+    def memory(self) -> SharedMemory:
+        """What it shares with all its views."""
+        if self._memory is None:
+            self._memory = SharedMemory()
+        return self._memory
+
+    @property
+    def cell(self) -> Cell:
+        """What is kept of it; the same for views by the same calls."""
+        if self._cell is None:
+            cells = {} if self.path is None else self.memory.cells
+            if cells is None:
+                cells = self.memory.cells = {}
+            self._cell = cells.get(self.path)
+            if self._cell is None:
+                self._cell = cells[self.path] = Cell()
+        return self._cell
+
+    @property
+    def ranks(self) -> GraphRanks:
+        """The ranks that hold it."""
+        return self.place.ranks  # type: ignore[no-any-return]
+
+    # What torch does in C++ without asking the class.
+
+    @property
+    def data(self) -> Any:
+        """The tensor without a history; set, it takes the place of this one."""
+        settle(self)  # so that both have one memory
+        return torch._C.TensorBase.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Any) -> None:
+        torch._C.TensorBase.data.__set__(self, other)  # type: ignore[attr-defined]
+        other.memory.viewed = True
+        self.become(other)
+
+    def become(self, other: Placed) -> None:
+        """Hold what another one holds, in its memory."""
+        self.local, self.place, self.names, self.fresh = other._local, other.place, other.names, None
+        self._memory, self.path, self._cell = other._memory, other.path, other._cell
+
+    def detach(self) -> Tensor:
+        """The tensor without a history, in the same memory. *Collective* if it waits for shares."""
+        return Tensor.detach(settle(self))
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """As of any tensor. *Collective*; gradients of parameters are whole when it returns."""
+        with self.ranks.backward():
+            super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def numpy(self, **kwargs: Any) -> Any:
+        """The numbers of a tensor that is the same on every rank."""
+        return self.held("an array").numpy(**kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held("an array").__array__(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return self.held("a list").tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = self.held("bytes")
+        return plain.requires_grad_(self.requires_grad and self.is_leaf).__reduce_ex__(protocol)
+
+    def __copy__(self) -> Tensor:
+        return self.detach().requires_grad_(self.requires_grad)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only a tensor without a history can be copied deeply; write x.detach() first.")
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def held(self, what: str) -> Tensor:
+        """The whole tensor, if this rank holds it, apart from any history.
+
+        Raises:
+            NotExact: If its rows are divided.
+        """
+        if type(self.place) is Rows:
+            raise NotExact(
+                f"{what} of a tensor whose rows are divided among ranks ({self.place}); "
+                "part.whole(tensor) is the whole one, on every rank."
+            )
+        local = settle(self).local.detach()
+        return local.clone() if 0 in local.stride() else local
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        if type(self.place) is Same:
+            return repr(self.local.detach())
+        return f"Placed(shape {tuple(self.shape)}, {self.place}; here {tuple(self._local.shape)})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else format(repr(self), spec)
+
+
+_wrapper = torch.Tensor._make_wrapper_subclass
+
+
+def hold(local: Tensor, form: Form, memory: SharedMemory | None = None, path: tuple[Any, ...] | None = ()) -> Placed:
+    """A tensor of a known form."""
+    x = _wrapper(Placed, form.shape, form.strides, dtype=form.dtype, device=form.device)
+    x._local, x.place, x._form = local, form.place, form
+    if form.names is not None:
+        x._names = form.names
+    if memory is not None:
+        x._memory, x.path = memory, path
+    return x
+
+
+@lru_cache(maxsize=4096)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor: those of local rows would differ on a rank that has none."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+def dense_strides(x: Tensor) -> tuple[int, ...] | None:
+    """The strides of a new tensor in the layout of another one; None if it is contiguous."""
+    return None if x.layout is not torch.strided or x.is_contiguous() else strides_of(torch.empty_like, (x,))
+
+
+class Shape(NamedTuple):
+    """A tensor without its numbers."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def empty(self) -> Tensor:
+        """A tensor of torch's without memory."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+def strides_of(func: Any, args: Any, kwargs: Any = None) -> tuple[int, ...]:
+    """The strides of what a call gives on the whole graph, by torch's own call of tensors without numbers.
+
+    Raises:
+        Exception: As torch does; `TypeError` for arguments that have no hash.
+    """
+    named = tuple((name, _without_numbers(x)) for name, x in (kwargs or {}).items())
+    return _strides_of(func, tuple(map(_without_numbers, args)), named)
+
+
+def _without_numbers(x: Any) -> Any:
+    x = tuple(x) if isinstance(x, list) else x
+    return Shape(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x
+
+
+@lru_cache(maxsize=4096)
+def _strides_of(func: Any, args: tuple[Any, ...], named: tuple[Any, ...]) -> tuple[int, ...]:
+    given = [x.empty if type(x) is Shape else x for x in args]
+    out: Tensor = func(*given, **{name: x.empty if type(x) is Shape else x for name, x in named})
+    return out.stride()
+
+
+def _check_origin(memory: SharedMemory) -> None:
+    """Refuse to read what was copied where torch has a view, if what it was copied from has changed since."""
+    assert memory.origin is not None
+    of, _, generation = memory.origin
+    parent = of()
+    if parent is None:
+        return
+    parent.local  # noqa: B018  # which may be a copy itself
+    if parent.memory.generation != generation:
+        raise NotExact("rows that were taken from a tensor are read after it was changed in place; write clone() there")
+
+
+class OnlyShapes(Exception):
+    """A call of tensors without numbers, by which torch looks for the shape of a result."""
+
+
+def is_rows(x: Any) -> bool:
+    """Whether a value has rows that are divided among ranks."""
+    return isinstance(x, Placed) and type(x.place) is Rows
+
+
+def settle(x: Placed) -> Placed:
+    """Bring shares home: those of ghost rows to their owners, those of a sum to every rank. *Collective* if any.
+
+    The tensor is the same as before; only what ranks hold of it changes.
+    """
+    place = x.place
+    if place.pending and type(place) is Rows:
+        x.local = brought_home(x.local, place.axis, place.dim, place.axis.halo)
+        x.place = place.axis.rows(place.dim)
+    elif place.pending:
+        x.local = place.ranks.added(x.local)
+        x.place = place.ranks.same
+    return x
+
+
+def brought_home(local: Tensor, axis: Axis, dim: int, halo: Any, how: str = "sum", any_order: bool = False) -> Tensor:
+    """Owned rows combined with what other ranks have for them in the rows behind; `any_order` as in `added`.
+
+    *Collective*.
+    """
+    if axis.ranks.same_bits and how in ("sum", "prod") and not any_order:
+        axis.ranks.check_integers(local)
+    if axis.ranks.size == 1 or halo is None:
+        return local
+    axis.ranks.num_exchanges += 1
+    rows = local.movedim(dim, 0)
+    return halo.combine(rows[: axis.length], rows[axis.length :], how).movedim(0, dim)  # type: ignore[no-any-return]
+
+
+def table_of(x: Placed, halo: Any) -> Tensor:
+    """Owned rows, and behind them those that an exchange brings, which are kept. *Collective* the first time."""
+    axis, dim = x.place.axis, x.place.dim
+    local = x.local
+    if halo is None or axis.ranks.size == 1:
+        return local
+    again = kept_now()
+    keeps = again is not None and again.with_ghosts
+    ghosts = again.next(lambda: _ghosts_of(x, halo)) if again and keeps else _ghosts_of(x, halo)
+    return torch.cat([local, ghosts.movedim(0, dim)], dim)
+
+
+def _ghosts_of(x: Placed, halo: Any) -> Tensor:
+    """Rows that an exchange brings, kept as long as the tensor does not change. *Collective* the first time."""
+    kept = x.cell.ghosts.get(halo)
+    if kept is None or kept[0] != x.memory.generation:
+        x.ranks.num_exchanges += 1
+        rows = x.local.movedim(x.place.dim, 0).contiguous()
+        as_bytes = rows.view(torch.uint8) if rows.dtype is torch.bool else rows
+        kept = x.memory.generation, halo.fill_ghosts(as_bytes).view(rows.dtype)
+        x.cell.ghosts[halo] = kept
+    return kept[1]
+
+
+def whole_local(x: Any) -> Tensor:
+    """The whole tensor as a plain one, without history. *Collective* if its rows are divided."""
+    if not isinstance(x, Placed):
+        return x  # type: ignore[no-any-return]
+    place = settle(x).place
+    if type(place) is not Rows or place.ranks.size == 1:
+        return x.local
+    axis, dim, ranks = place.axis, place.dim, place.ranks
+    ranks.num_sums += 1
+    rows = x.local.movedim(dim, 0).contiguous()
+    tables = ranks.gathered_rows(rows)
+    numbers = ranks.gathered_rows(axis.ids)
+    out = rows.new_empty(axis.total, *rows.shape[1:])
+    out[torch.cat(numbers)] = torch.cat(tables)
+    return out.movedim(0, dim)
+
+
+def rows_in(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
+    """This rank's rows of a tensor that every rank holds."""
+    if axis.ranks.size == 1:
+        return tensor
+    if tensor.stride(dim) == 0 and tensor.size(dim):
+        return tensor.narrow(dim, 0, 1).expand(*tensor.shape[:dim], axis.length, *tensor.shape[dim + 1 :])
+    return tensor.index_select(dim, axis.ids)
+
+
+def plain(x: Any, ranks: GraphRanks) -> Tensor:
+    """The whole tensor of one that every rank holds; a tensor of the user's is noted, to be compared between ranks."""
+    if isinstance(x, Placed):
+        if type(x.place) is Rows:
+            raise NotExact(f"{x.place} where every rank needs the whole tensor; part.whole(x) is that")
+        return settle(x).local
+    if x.device.type == "meta":
+        raise OnlyShapes
+    if ranks.size > 1 and not ranks.in_backward:
+        ranks.log.remember(x)
+    return x  # type: ignore[no-any-return]
+
+
+def local_rows(x: Any, axis: Axis, dim: int) -> Tensor:
+    """This rank's rows of an axis of a tensor, whatever it is. *Collective* if other ranks hold them."""
+    if not is_rows(x):
+        return rows_in(plain(x, axis.ranks), axis, dim)
+    place = settle(x).place
+    if place.dim != dim:
+        raise NotExact(
+            f"a table of all rows against all rows: {place} meets {axis.rows(dim)}. Write it for one of the two "
+            "dimensions, or pool one first."
+        )
+    if place.axis is axis:
+        return x.local  # type: ignore[no-any-return]
+    if place.axis.total != axis.total:
+        raise RuntimeError(
+            f"The size of tensor a ({axis.total}) must match the size of tensor b ({place.axis.total}) at "
+            f"dimension {dim}: rows of {axis} meet rows of {place.axis}."
+        )
+    return moved_to(x, axis)
+
+
+def moved_to(x: Placed, axis: Axis) -> Tensor:
+    """The rows of a tensor on the ranks that own the same numbers of another axis. *Collective*."""
+    place = x.place
+    assert type(place) is Rows
+    if place.axis is axis or place.axis.is_like(axis):
+        return x.local
+    reach = place.axis.fetch_for(axis)
+    return table_of(x, reach.halo).index_select(place.dim, reach.rows)
+
+
+def place_rows(given: Tensor, axis: Axis, dim: int) -> Placed:
+    """A tensor of the whole graph that every rank holds, as rows; its gradient is whole. *Collective* in backward."""
+
+    def there(given: Tensor) -> Tensor:
+        local = rows_in(given, axis, dim % given.dim())  # what is written into rows is nobody else's
+        return Placed((local.clone() if axis.ranks.size == 1 else local).detach(), axis.rows(dim % given.dim()))
+
+    return _between(given, there, whole)  # type: ignore[return-value]
+
+
+def from_local(local: Tensor, axis: Axis, dim: int) -> Placed:
+    """A tensor from this rank's rows, to which its gradient goes."""
+    place = axis.rows(dim % local.dim())
+    there = lambda local: Placed(local.detach(), place)  # noqa: E731
+    return _between(local, there, lambda grad: to_local(grad, axis, place.dim))  # type: ignore[return-value]
+
+
+def to_local(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """This rank's rows as a plain tensor, from which a gradient goes back to them. *Collective* if others hold them."""
+    return _between(x, lambda x: local_rows(x, axis, dim).detach(), lambda grad: from_local(grad, axis, dim))
+
+
+def whole(x: Tensor) -> Tensor:
+    """The whole tensor on every rank, a plain one that has a gradient. *Collective*, backward too."""
+    if not isinstance(x, Placed):
+        return x
+    place = settle(x).place
+    back = lambda grad: place_rows(grad, place.axis, place.dim) if type(place) is Rows else grad  # noqa: E731
+    return _between(x, lambda x: whole_local(x).clone(), back)
+
+
+def _between(x: Tensor, there: Callable[[Any], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """A tensor that is held otherwise, and the way back for its gradient."""
+    out: Tensor = _Between.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Between(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Callable[[Any], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
+
+
+def whole_on(x: Tensor, rank: int) -> Tensor | None:
+    """The whole tensor on one rank, a plain one without a history; None on all others. *Collective*."""
+    if not is_rows(x) or x.place.ranks.size == 1:  # type: ignore[attr-defined]
+        local = whole_local(x)
+        return local.clone() if not isinstance(x, Placed) or x.ranks.rank == rank else None
+    assert isinstance(x, Placed)
+    place: Any = settle(x).place
+    axis, ranks = place.axis, place.ranks
+    tables = [tables_on(x.local.movedim(place.dim, 0), rank, ranks), tables_on(axis.ids, rank, ranks)]
+    if ranks.rank != rank:
+        return None
+    out = tables[0].new_empty(axis.total, *tables[0].shape[1:])
+    out[tables[1]] = tables[0]
+    return out.movedim(0, place.dim)
+
+
+def tables_on(rows: Tensor, rank: int, ranks: GraphRanks) -> Tensor:
+    """The rows of all ranks, one after the other, on one rank; none on the others. *Collective*."""
+    counts = [int(n) for n in ranks.gathered(torch.tensor(len(rows), device="cpu"))]
+    send = [len(rows) if peer == rank != ranks.rank else 0 for peer in range(ranks.size)]
+    receive = [count if rank == ranks.rank != peer else 0 for peer, count in enumerate(counts)]
+    here = rows.contiguous()
+    arriving = rows.new_empty(sum(receive), *rows.shape[1:])
+    ranks.transport.start(here[: sum(send)], send, arriving, receive).finish()
+    pieces = list(arriving.split(receive))
+    if rank == ranks.rank:
+        pieces[rank] = here
+    return torch.cat(pieces)
+
+
+def same(local: Tensor, ranks: GraphRanks) -> Placed:
+    """A tensor that is the same on every rank."""
+    return Placed(local, ranks.same)
+
+
+def placed_in(value: Any) -> list[Placed]:
+    """All placed tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Placed):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [each for item in value for each in placed_in(item)]
+    if isinstance(value, dict):
+        return placed_in(list(value.values()))
+    return []
+
+
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Nested lists, tuples and dictionaries with each value of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([mapped(item, kind, change) for item in value])
+    if isinstance(value, dict):
+        return {name: mapped(item, kind, change) for name, item in value.items()}
+    return value
