@@ -56,7 +56,7 @@ test-slurm: $(VENV)/.test-stamp
 test-atoms: $(VENV)/.test-stamp .venv-mace/.stamp .venv-sevennet/.stamp .venv-chgnet/.stamp .venv-nequip/.stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -rsx -v $(ARGS) tests/atoms
 
-.venv-mace/.stamp: PACKAGES := mace-torch==0.3.16 ase==3.29.0 matscipy==1.3.1
+.venv-mace/.stamp: PACKAGES := mace-torch==0.3.16 ase==3.29.0 matscipy==1.3.1 mpi4py==4.1.2 mpich==5.0.2
 .venv-sevennet/.stamp: PACKAGES := sevenn==0.13.0 ase==3.29.0
 .venv-chgnet/.stamp: PACKAGES := chgnet==0.4.2 ase==3.29.0
 .venv-nequip/.stamp: PACKAGES := nequip==0.19.1 ase==3.29.0

@@ -6,7 +6,8 @@ whole crystal. `off`: the largest differences from it in energy, forces and stre
 relative to the largest value. With `--train` they are those of the loss before a step of fine-tuning, of the loss after
 it, and of gradients (of the worst parameter). `GiB`: the most memory of the process so far, of all ranks together.
 `--turns 20`: milliseconds of such a step, plain and on one rank. `--same-bits STEPS` [--float32]: one hash of losses,
-gradients and parameters of so many of these steps for each number of ranks, on parts drawn at random and of METIS.
+gradients and parameters of so many of these steps for each number of ranks, on parts drawn at random and of METIS; with
+`--launched` on the ranks that a launcher has started (gloo by torchrun, MPI by mpiexec), not on threads.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import itertools
 import json
 import resource
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import ase.build
@@ -189,15 +192,23 @@ def trained(
 
 
 def print_hashes(network: Any, inputs: Any, call: Any, target: Any, sizes: list[int], steps: int) -> None:
-    """One line for each number of ranks and kind of parts, with the same bits asked for and without."""
+    """One line for each number of ranks and kind of parts, with the same bits asked for and without.
+
+    No sizes: the ranks are those of a launcher.
+    """
     draw = torch.Generator().manual_seed(2)
-    for same_bits in (True, False):
-        for size in sizes:
+    with World.session() if not sizes else nullcontext() as world:
+        for same_bits, size in itertools.product((True, False), sizes or [world.size]):
             drawn = torch.randint(0, size, (len(target),), generator=draw).numpy()
             for kind, how in {"random": drawn, "metis": "metis"}.items():
                 given = network, inputs, call, target, how, steps if same_bits else 1, same_bits
-                (found,) = set(run_ranks(trained, size, *given, timeout=3000))
-                print(json.dumps({"ranks": size, "parts": kind, "same_bits": same_bits, "hash": found}), flush=True)
+                found = {trained(world, *given)} if world else set(run_ranks(trained, size, *given, timeout=3000))
+                assert len(found) == 1
+                if world is None or world.is_root:
+                    print(
+                        json.dumps({"ranks": size, "parts": kind, "same_bits": same_bits, "hash": found.pop()}),
+                        flush=True,
+                    )
 
 
 def on_rank(world: Any, networks: list[Any], inputs: Any, call: Any, target: Any) -> tuple[list[Any], int]:
@@ -216,6 +227,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--same-bits", type=int, metavar="STEPS")
+    parser.add_argument("--launched", action="store_true", help="with --same-bits: on the ranks of a launcher")
     parser.add_argument("--float32", action="store_true", help="with --same-bits")
     parser.add_argument("--turns", type=int, help="of a step of the plain module and of one rank, 81 atoms of fluorite")
     options = parser.parse_args()
@@ -228,7 +240,8 @@ def main() -> None:
         dtype = torch.float32 if options.float32 else torch.float64
         torch.set_default_dtype(dtype)
         target = torch.randn(len(atoms), 3, generator=torch.Generator().manual_seed(1))
-        print_hashes(network.to(dtype), inputs, call, target, options.ranks, options.same_bits)
+        sizes = [] if options.launched else options.ranks
+        print_hashes(network.to(dtype), inputs, call, target, sizes, options.same_bits)
         return
     torch.set_default_dtype(torch.float64)
     networks = [copy.deepcopy(network.double()) for _ in range(1 + sum(options.ranks))]

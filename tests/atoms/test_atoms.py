@@ -90,3 +90,23 @@ def test_mace_is_trained_with_the_same_bits_on_any_ranks(kind):
     hashes = {asked: {one["hash"] for one in found if one["same_bits"] is asked} for asked in (True, False)}
     assert len(hashes[True]) == 1
     assert len(hashes[False]) > 2
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_mace_has_the_bits_of_threads_on_ranks_that_are_processes(launcher):
+    python = python_of("mace")
+    program = [str(ROOT / "tests/atoms/on_ranks.py"), "mace", "--cells", "1", "1", "2", "--same-bits", "2"]
+    launch = {
+        "torchrun": [python, *"-m torch.distributed.run --standalone --nproc-per-node 2".split()],
+        "mpiexec": [str(Path(python).parent / "mpiexec"), "-n", "2", python],
+    }
+    threads, processes = (
+        {
+            found["hash"]
+            for line in output_of(command).splitlines()
+            if line.startswith("{") and (found := json.loads(line))["same_bits"]
+        }
+        for command in ([python, *program, "--ranks", "3"], [*launch[launcher], *program, "--launched"])
+    )
+    assert len(threads) == 1
+    assert processes == threads

@@ -78,15 +78,19 @@ def test_a_residual_needs_states_of_its_width(event):
     part = event.part
     stage = _stage(6 + 6, residual=True)
 
-    def forward(world):
+    node = NodeStage(an_mlp(3, (16,), torch.Generator().manual_seed(0)), residual=True)
+
+    def of_edges(world):
         graph = part(world.transport, event.grouping("ranges", 1)).graph
         return stage(None, torch.zeros(graph.num_edges, 12), graph, sums=False)
 
+    def of_nodes(world):
+        return node([torch.zeros(4, 3)], part(world.transport, event.grouping("ranges", 1)).graph)
+
     with pytest.raises(ValueError, match="a residual adds 16 columns to states of 12, which must be as many"):
-        networks.run_ranks(forward, 1)
-    node = NodeStage(an_mlp(3, (16,), torch.Generator().manual_seed(0)), residual=True)
+        networks.run_ranks(of_edges, 1)
     with pytest.raises(ValueError, match="a residual adds 16 columns to states of 3"):
-        node([torch.zeros(4, 3)], None)
+        networks.run_ranks(of_nodes, 1)
 
 
 def test_only_the_last_of_several_stages_reads_out(event):
