@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.spawn
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from domainpar.common import timeouts
 from domainpar.common.agreement import name_ranks
 from domainpar.common.limits import cores_here
-from domainpar.measure.programs import LET_OPEN_MPI_START, run_limited
+from domainpar.measure.programs import LET_OPEN_MPI_START, mpiexecs, own_path, run_limited
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 
@@ -109,12 +108,7 @@ def _check_importable(function: Callable[..., Any]) -> None:
 
 def find_mpiexec() -> str | None:
     """The `mpiexec` that belongs to this Python, else the one on the path; None where there is none or no mpi4py."""
-    from importlib.util import find_spec
-
-    if find_spec("mpi4py") is None:
-        return None
-    beside = Path(sys.executable).parent / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    return next(iter(mpiexecs()), None)
 
 
 def _result(folder: Path, rank: int) -> Path:
@@ -187,8 +181,7 @@ def run_command(command: list[str], timeout: float, **environment: str) -> tuple
     Returns:
         Exit code, and standard output and error together.
     """
-    path = os.pathsep.join(place for place in sys.path if place)
-    defaults = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **LET_OPEN_MPI_START}
+    defaults = {**own_path(), "OMP_NUM_THREADS": "1", **LET_OPEN_MPI_START}
     timeout = patient(timeout)
     ended = run_limited(command, timeout, [defaults | environment])
     if ended.code is None:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,14 +22,13 @@ import torch
 
 import domainpar
 from domainpar.common import limits
-from domainpar.common.agreement import gather
+from domainpar.common.agreement import difference, gather
 from domainpar.common.compiling import ELSEWHERE, place_of_kernels, why_not_kept
 from domainpar.common.words import between, several
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel import shared_memory
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.gpus import VisibleGpus, cards, free_memory
-from domainpar.parallel.launcher import alone_in_job
 from domainpar.parallel.world import World
 from domainpar.runs.origin import installed
 
@@ -37,33 +36,14 @@ ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
 LARGEST_CLOCK_SPREAD = 2.0  # seconds
 OPTIONAL = ("mpi4py", "torch-geometric", "plotly", "matplotlib")
-OF_SLURM = (
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_NNODES", "SLURM_CPUS_PER_TASK"),
-    *("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_GPUS_ON_NODE", "SLURM_JOB_PARTITION", "SLURM_MPI_TYPE"),
-)
-
-
-ARM_CORES = {
-    "0x41": {
-        **{"0xd03": "Cortex-A53", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76"},
-        **{"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2"},
-        **{"0xd83": "Neoverse V3", "0xd8e": "Neoverse N3"},
-    },
-    "0x43": {"0x0af": "ThunderX2"},
-    "0x46": {"0x001": "A64FX"},
-    "0x48": {"0xd01": "Kunpeng 920"},
-    "0xc0": {"0xac3": "Ampere-1", "0xac4": "Ampere-1a"},
-}
-"""Names of ARM's cores by implementer and part, which is all that Linux tells of them: some of those in clusters."""
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Model of the processor; of one of ARM's the kinds of core, by name where it is known."""
+    """Model of the processor; of one of ARM's the kinds of core, by the numbers that are all Linux tells of them."""
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     cores = re.findall(r"^CPU implementer\s*:\s*(\S+)(?:\n.+)*?\nCPU part\s*:\s*(\S+)", text, re.M)
     if cores:
-        named = ((ARM_CORES.get(by, {}).get(part, "ARM"), by, part) for by, part in dict.fromkeys(cores))
-        return " and ".join(f"{name} (implementer {by}, part {part})" for name, by, part in named)
+        return " and ".join(f"ARM (implementer {by}, part {part})" for by, part in dict.fromkeys(cores))
     model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
 
@@ -166,13 +146,6 @@ def check_shared_memory(local_ranks: int, shared: Path = shared_memory.SHARED) -
     return works("shared memory", text, "; ".join(advice), free_bytes=free, leftovers=len(left))
 
 
-def check_allocator(words: str) -> Finding:
-    """The C library's way with freed memory, in the words of `set_up_allocator`."""
-    slow = "plain PyG models are slower so; models built on stages are not"
-    text = f"{' '.join(platform.libc_ver()) or platform.system()}; {words}"
-    return works("allocator", text, slow if words.startswith("left as it is") else "")
-
-
 def check_disk(directory: Path | None = None) -> Finding:
     """Whether something can be written here and for a while, and how much room there is."""
     places = {"here": directory or Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
@@ -195,15 +168,6 @@ def check_numba_cache() -> Finding:
     if place is not None and not (why := why_not_kept(place)):
         return works("kernel cache", f"compiled kernels are kept in {place.parent}")
     return works("kernel cache", f"{why}: kernels are compiled anew at every start", ELSEWHERE)
-
-
-def check_slurm(started: bool, environ: Mapping[str, str] = os.environ) -> Finding:
-    """The variables of the Slurm job; `started`: whether a launcher has started this process."""
-    values = {name: environ[name] for name in OF_SLURM if name in environ}
-    if not values:
-        return skipped("slurm", "no Slurm variables: not inside a job")
-    words = ", ".join(f"{name.removeprefix('SLURM_').lower()}={value}" for name, value in values.items())
-    return works("slurm", words, "" if started else alone_in_job(environ), **values)
 
 
 def check_gpus(local_ranks: int, seen: Sequence[VisibleGpus]) -> Finding:
@@ -259,15 +223,14 @@ class RankPlace:
     cores: int  # that the rank may use
     gpus: int  # that it sees
     clock: float  # seconds since 1970, read when all ranks had met
-    versions: dict[str, str]  # of packages, and of the code itself
 
 
 def places_of(world: World) -> list[RankPlace]:
     """The place of every rank, the same list on every rank. *Collective*."""
-    versions, gpus = package_versions() | about_this_program(), torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
     # All read their clocks at one moment, after everything that takes a time of its own.
     world.transport.barrier()
-    own = RankPlace(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time(), versions)
+    own = RankPlace(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time())
     return [RankPlace(**values) for values in gather(world.transport, asdict(own))]
 
 
@@ -288,21 +251,14 @@ def check_ranks(places: Sequence[RankPlace], transport: str) -> Finding:
     return works("ranks", text, advice, ranks=len(places), hosts=dict(hosts), cpus=cpus)
 
 
-def check_same_versions(places: Sequence[RankPlace]) -> Finding:
-    """Whether all ranks run the same software: else they compute different things in silence."""
-    if len(places) == 1:
+def check_same_versions(world: World) -> Finding:
+    """Whether all ranks run the same software: else they compute different things in silence. *Collective*."""
+    if world.size == 1:
         return skipped("same software", "one rank alone")
-    first = places[0]
-    for place in places[1:]:
-        for name in sorted(first.versions.keys() | place.versions.keys()):
-            here, there = first.versions.get(name, "missing"), place.versions.get(name, "missing")
-            if here != there:
-                return failed(
-                    "same software",
-                    f"{name} is {here} on rank 0 ({first.host}) and {there} on rank {place.rank} ({place.host})",
-                    "start all ranks from one environment, on a file system that all hosts see",
-                )
-    return works("same software", f"the same versions on {several(len(places), 'rank')}")
+    advice = "start all ranks from one environment, on a file system that all hosts see"
+    if problem := difference(world.transport, package_versions() | about_this_program(), advice):
+        return failed("same software", problem.what, problem.hint)
+    return works("same software", f"the same versions on {several(world.size, 'rank')}")
 
 
 def check_clocks(places: Sequence[RankPlace]) -> Finding:

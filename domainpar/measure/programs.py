@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import IO
 
 from domainpar.common import timeouts
@@ -24,6 +28,19 @@ LET_OPEN_MPI_START = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
+
+
+def mpiexecs() -> list[str]:
+    """The `mpiexec` beside this Python, then the one in the PATH, each once; none without mpi4py."""
+    beside, in_path = Path(sys.executable).with_name("mpiexec"), shutil.which("mpiexec")
+    paths = ([str(beside)] if beside.exists() else []) + ([in_path] if in_path else [])
+    once = {os.path.realpath(path): path for path in reversed(paths)}  # each under its first name
+    return list(once.values())[::-1] if find_spec("mpi4py") is not None else []
+
+
+def own_path() -> dict[str, str]:
+    """The variable with which a Python that is started from here finds this very domainpar, installed or not."""
+    return {"PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
 
 
 @dataclass(frozen=True)

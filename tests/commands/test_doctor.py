@@ -26,19 +26,7 @@ needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no 
 QUICK = ["--seconds", "0.05"]
 DOCTOR = [sys.executable, "-m", "domainpar.doctor", *QUICK]
 ALWAYS = {
-    *(
-        "launcher",
-        "versions",
-        "cores",
-        "memory",
-        "allocator",
-        "disk",
-        "shared memory",
-        "kernel cache",
-        "numbers",
-        "GPUs",
-        "slurm",
-    ),
+    *("launcher", "versions", "cores", "memory", "disk", "shared memory", "kernel cache", "numbers", "GPUs"),
     *("ranks", "same software", "clock", "halo: ghosts", "halo: sums", "split = whole", "rows"),
 }
 

@@ -1,6 +1,7 @@
 """Checks of a rank by itself and of all ranks' places: they pass here, and fail where something is wrong."""
 
 import os
+import re
 import resource
 
 import numba
@@ -58,15 +59,15 @@ CPU revision\t: 1
 """
 PROCESSORS = {
     "x86": ("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n\nprocessor\t: 1\n", "Some CPU @ 2 GHz"),
-    "a known one of ARM's": (
+    "one of ARM's": (
         "".join(ARM.format(number=number, implementer="0x41", part="0xd40") for number in range(3)),
-        "Neoverse V1 (implementer 0x41, part 0xd40)",
+        "ARM (implementer 0x41, part 0xd40)",
     ),
-    "two kinds of core, one unknown, on a board": (
+    "two kinds of core, on a board": (
         ARM.format(number=0, implementer="0x41", part="0xd08")
         + ARM.format(number=1, implementer="0x99", part="0x001")
         + "Model\t\t: Some Board\n",
-        "Cortex-A72 (implementer 0x41, part 0xd08) and ARM (implementer 0x99, part 0x001)",
+        "ARM (implementer 0x41, part 0xd08) and ARM (implementer 0x99, part 0x001)",
     ),
     "another": ("cpu\t: 9\nModel\t: Some Server\n", "Some Server"),
 }
@@ -120,20 +121,6 @@ def test_a_cache_of_kernels_that_cannot_be_kept_is_seen(tmp_path, monkeypatch):
     assert "neither the package nor the home directory can be written to" in finding.found
 
 
-def test_an_allocator_that_was_left_alone_is_said():
-    assert machine.check_allocator("freed memory is kept").verdict is Verdict.PASS
-    assert machine.check_allocator("left as it is: MALLOC_ARENA_MAX set in the environment").verdict is Verdict.WARN
-
-
-def test_a_slurm_job_without_srun_is_seen():
-    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "OTHER": "1"}
-    assert machine.check_slurm(False, {"OTHER": "1"}).verdict is Verdict.SKIP
-    assert machine.check_slurm(True, job).found == "job_id=7, ntasks=8"
-    assert machine.check_slurm(False, job).verdict is Verdict.WARN
-    assert "srun -n 8 " in machine.check_slurm(False, job).advice
-    assert machine.check_slurm(False, job | {"SLURM_NTASKS": "1"}).verdict is Verdict.PASS
-
-
 def test_gpus_are_counted_against_ranks(monkeypatch):
     class Gpu:
         name, total_memory = "GPU", 80 * 2**30
@@ -152,8 +139,8 @@ def test_gpus_are_counted_against_ranks(monkeypatch):
     assert "2 GPUs for 2 ranks here: GPU 80 GiB (1 GPU seen by this rank)" in machine.check_gpus(2, apart).found
 
 
-def place(rank, host="one", clock=100.0, cpu="cpu", **versions):
-    return RankPlace(rank, host, cpu, 4, 0, clock, {"torch": "2", **versions})
+def place(rank, host="one", clock=100.0, cpu="cpu"):
+    return RankPlace(rank, host, cpu, 4, 0, clock)
 
 
 def test_ranks_are_counted_by_host():
@@ -163,13 +150,14 @@ def test_ranks_are_counted_by_host():
     assert check_ranks([place(0), place(1, cpu="other")], "mpi").verdict is Verdict.WARN
 
 
-def test_another_version_on_one_rank_fails_and_names_it():
-    assert check_same_versions([place(0), place(1)]).verdict is Verdict.PASS
-    for other, found in ((place(1, torch="3"), "torch is 2 on rank 0 (one) and 3 on rank 1 (one)"),):
-        assert check_same_versions([place(0), other]).found == found
-    missing = check_same_versions([place(0, numba="1"), place(1)])
-    assert missing.verdict is Verdict.FAIL
-    assert "numba is 1 on rank 0 (one) and missing on rank 1 (one)" in missing.found
+def test_another_version_on_one_rank_fails_and_names_it(monkeypatch):
+    assert run_ranks(check_same_versions, 2)[0].verdict is Verdict.PASS
+    assert run_ranks(check_same_versions, 1)[0].verdict is Verdict.SKIP
+    versions = iter([{"torch": "2"}, {"torch": "3"}, {"torch": "2"}])
+    monkeypatch.setattr(machine, "package_versions", lambda: next(versions))
+    for finding in run_ranks(check_same_versions, 3):
+        assert finding.verdict is Verdict.FAIL
+        assert re.match(r"torch is 3 on rank \d, but 2 on the others", finding.found)
 
 
 def test_clocks_that_differ_between_hosts_are_seen():
@@ -183,4 +171,3 @@ def test_every_rank_knows_where_all_are():
     assert others == [places, places]
     assert [place.rank for place in places] == [0, 1, 2]
     assert places[0].host == os.uname().nodename
-    assert places[0].versions["torch"] == torch.__version__

@@ -27,7 +27,7 @@ from domainpar.diagnosis.finding import (
     works,
     write_json,
 )
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, mpiexec_for, probe_gloo, probe_mpi
+from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import ADVICE, check_halo, check_rows, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.gpus import VisibleGpus, seen_by
@@ -55,7 +55,6 @@ class Subject:
         config: The command line.
         launcher: Who started the ranks.
         started: Whether a launcher has started this process.
-        allocator: The C library's way with freed memory, in words.
         world: The ranks.
         places: Where they are.
         seen: GPUs that each of them sees.
@@ -64,7 +63,6 @@ class Subject:
     config: DoctorConfig
     launcher: Launcher
     started: bool
-    allocator: str
     world: World
     places: Sequence[machine.RankPlace]
     seen: Sequence[VisibleGpus]
@@ -131,8 +129,8 @@ def _files(subject: Subject) -> Iterator[Finding]:
 def _probes(subject: Subject) -> Iterator[Finding]:
     """Ranks that are started here; nothing where a launcher has started some."""
     if not subject.started and subject.config.probe and subject.mpi is not None:
-        mpiexec, seconds = mpiexec_for(subject.mpi), subject.config.seconds
-        yield from attempted("MPI, 2 ranks", lambda: probe_mpi(mpiexec, seconds))
+        mpiexecs, seconds = subject.mpi.figures.get("mpiexecs", []), subject.config.seconds
+        yield from attempted("MPI, 2 ranks", lambda: probe_mpi(mpiexecs, seconds))
         yield from attempted("gloo, 2 ranks", lambda: probe_gloo(seconds))
 
 
@@ -146,18 +144,16 @@ OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
     "cores": lambda subject: machine.check_processor(subject.local_ranks),
     "memory": lambda subject: machine.check_memory(subject.local_ranks),
     "shared memory": lambda subject: machine.check_shared_memory(subject.local_ranks),
-    "allocator": lambda subject: machine.check_allocator(subject.allocator),
     "disk": lambda subject: machine.check_disk(),
     "kernel cache": lambda subject: machine.check_numba_cache(),
     "numbers": lambda subject: machine.check_numbers(),
     "GPUs": lambda subject: machine.check_gpus(subject.local_ranks, subject.seen),
-    "slurm": lambda subject: machine.check_slurm(subject.started),
 }
 """Checks that each rank makes by itself, by name."""
 
 OF_ALL_RANKS: Sequence[Callable[[Subject], Iterable[Finding]]] = (
     lambda subject: [machine.check_ranks(subject.places, subject.world.transport.name)],
-    lambda subject: [machine.check_same_versions(subject.places)],
+    lambda subject: [machine.check_same_versions(subject.world)],
     lambda subject: [machine.check_clocks(subject.places)],
     lambda subject: check_transports(subject.world, subject.launcher, subject.seen, subject.config.seconds),
     _halo,
@@ -177,18 +173,18 @@ def diagnose(config: DoctorConfig) -> int:
     Raises:
         SystemExit: With code 2 if a file cannot be written where it is asked for.
     """
-    allocator = set_up_allocator()
+    set_up_allocator()
     # With a certificate, rank 0 computes alone for a while, and the others wait for it.
     deadline = timeouts.DOCTOR + (60.0 * config.minutes if config.certify else 0.0)
     try:
         launcher = detect()
         world = World.launch(config.transport, config.device, timeout=deadline, join_seconds=timeouts.DOCTOR)
     except ValueError as refused:
-        return _without_world(config, refused, allocator)
+        return _without_world(config, refused)
     with guard(world.presence):
         agree(world.transport, _cannot_write(config) if world.is_root else None)
         places, seen = machine.places_of(world), seen_by(world.transport)
-        subject = Subject(config, launcher, launcher.kind != "none", allocator, world, places, seen)
+        subject = Subject(config, launcher, launcher.kind != "none", world, places, seen)
         findings = _all_findings(subject)
         if world.is_root:
             _show_and_write(config, findings)
@@ -229,7 +225,7 @@ def _all_findings(subject: Subject) -> list[Finding]:
     return findings
 
 
-def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) -> int:
+def _without_world(config: DoctorConfig, refused: ValueError) -> int:
     """The ranks cannot meet: say so, with what one process can find out alone."""
     if not tells(refused):
         time.sleep(timeouts.DOCTOR_REPORT)  # launchers end all ranks when the first is gone: that must be rank 0
@@ -239,7 +235,7 @@ def _without_world(config: DoctorConfig, refused: ValueError, allocator: str) ->
     alone = World.alone()
     # No launcher: MPI is then looked at in a process of its own, safely.
     places, seen = machine.places_of(alone), [VisibleGpus.here()]
-    subject = Subject(config, Launcher("none", ""), True, allocator, alone, places, seen)
+    subject = Subject(config, Launcher("none", ""), True, alone, places, seen)
     own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
     _show_and_write(config, [failed("ranks", reason["what"], advice), *own])
     return 1
