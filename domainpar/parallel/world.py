@@ -25,12 +25,11 @@ from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import alone_in_job, detect
 from domainpar.parallel.meeting import TransportName, checked_domain_size, meet, tells
-from domainpar.parallel.presence import Presence, exit_code, fail, guard, write_error
+from domainpar.parallel.presence import Presence, Watcher, exit_code, fail, guard, write_error
 from domainpar.parallel.proof import proved
 from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import OfThisProcess, Transport
-from domainpar.parallel.watcher import Watcher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

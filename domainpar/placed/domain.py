@@ -9,8 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from domainpar.common.agreement import Refused, agree, difference, gather, on_all
-from domainpar.parallel.halo import ask_owners
-from domainpar.parallel.host_halo import HostExchange, HostHalo
+from domainpar.parallel.halo import HostExchange, HostHalo, ask_owners
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.placed.input_log import tensor_given
