@@ -22,6 +22,7 @@ from typing import NamedTuple
 from domainpar.common import faults
 from domainpar.common.atomic_files import PARTIAL, json_bytes, sync_directory, write_synced, write_whole
 from domainpar.common.problems import Problem
+from domainpar.runs.own_files import remove
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
@@ -170,7 +171,7 @@ class CheckpointFiles:
             partial.rename(final)
             sync_directory(self.directory)
             if replaced.exists():
-                _remove(replaced)
+                remove([replaced])
             faults.reach("save:pointer")
             for pointer in ("last", "best") if best else ("last",):
                 write_whole(self.directory / pointer, f"{final.name}\n".encode())
@@ -212,19 +213,11 @@ class CheckpointFiles:
         for replaced in self.directory.glob(f"{REPLACED}*"):
             final = self.directory / replaced.name.removeprefix(REPLACED)
             if final.exists():
-                _remove(replaced)
+                remove([replaced])
             else:
                 replaced.rename(final)
-        for partial in self.directory.glob(f"{PARTIAL}*"):
-            _remove(partial)
+        remove(self.directory.glob(f"{PARTIAL}*"))  # a pointer that was being written, too
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:  # somebody else's, or a partial pointer
-        path.unlink()

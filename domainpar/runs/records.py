@@ -36,15 +36,10 @@ _ALL = frozenset({"*"})
 
 @dataclass(frozen=True)
 class Record:
-    """Names with values, as a file has them."""
+    """Names with values, as a file has them. `read` in a field's metadata makes its value of the file's, if any."""
 
     given: frozenset[str] = field(default=_ALL, kw_only=True, repr=False)  # names of fields that the file has
     others: Table = field(default_factory=dict, kw_only=True, repr=False)  # what it has besides, of another version
-
-    @staticmethod
-    def nested() -> Mapping[str, Callable[[Any], Any]]:
-        """How values of some fields are read, by name; not called for null."""
-        return {}
 
     def __post_init__(self) -> None:
         if self.given is _ALL:
@@ -72,9 +67,9 @@ class Record:
             kinds = [kind.partition("[")[0] for kind in types[name]]
             if not any(isinstance(values[name], _KINDS[kind]) for kind in kinds):
                 raise TypeError(f"{name} is {values[name]!r}, expected {' or '.join(types[name])}")
-        for name, read in cls.nested().items():
-            if values.get(name) is not None:
-                values[name] = read(values[name])
+        for it in fields(cls):
+            if "read" in it.metadata and values.get(it.name) is not None:
+                values[it.name] = it.metadata["read"](values[it.name])
         return cls.of(**values)
 
     def changed(self, **values: Any) -> Self:
@@ -101,6 +96,10 @@ def _hashes(events: Mapping[str, Any]) -> dict[str, Hashes]:
     return {split: tuple((str(name), str(sha256)) for name, sha256 in events[split]) for split in ("train", "val")}
 
 
+def _tables(listed: Sequence[Any]) -> list[Table]:
+    return [dict(each) for each in listed]
+
+
 @dataclass(frozen=True)
 class StoreRecord(Record):
     """The events of a run or of scores, and the place of their store.
@@ -112,7 +111,8 @@ class StoreRecord(Record):
     path: str = ""  # of the store, seen from the directory of the file; empty where it is not known
     absolute: str = ""  # the same from the root
     digest: str | None = None  # of the store when the run began
-    events: Mapping[str, Hashes] | None = None  # of each split, `train` and `val`; None where they are not known
+    # Of each split, `train` and `val`; None where they are not known.
+    events: Mapping[str, Hashes] | None = field(default=None, metadata={"read": _hashes})
     feature_names: Sequence[str] = ()  # of nodes
     edge_feature_names: Sequence[str] = ()
     filter: Table | None = None  # the network that left edges out, and the score that it asked for; None for none
@@ -120,11 +120,6 @@ class StoreRecord(Record):
     learned_from: Mapping[str, str] | None = None  # events, by name, of its module map; None of an imported network
     joined_by: str | None = None  # the shipped network whose module map joined the events; None for others
     surveyed: Table | None = None  # what those to train on have in common, as the store's keeper says; None: not known
-
-    @staticmethod
-    def nested() -> Mapping[str, Callable[[Any], Any]]:
-        """Events are pairs."""
-        return {"events": _hashes}
 
 
 _NO_STORE = StoreRecord.of()
@@ -134,11 +129,13 @@ _NO_STORE = StoreRecord.of()
 class Learning(Record):
     """What both files say of the network."""
 
-    store: StoreRecord = _NO_STORE  # of its events; of a run with no names given before it has begun
+    # Of its events; of a run with no names given before it has begun.
+    store: StoreRecord = field(default=_NO_STORE, metadata={"read": StoreRecord.read})
     tasks: Table | None = None  # what it learns (`Tasks`)
     parameters_sha256: str | None = None  # of the last parameters, or those that scored; None before a run has ended
     bitwise_problem: str | None = None  # why results are the same to rounding only; None where they are to the bit
-    skipped: Sequence[Table] = ()  # what was left out: `sample`, `event` and why
+    # What was left out: `sample`, `event` and why.
+    skipped: Sequence[Table] = field(default=(), metadata={"read": _tables})
 
     @property
     def learns_edges(self) -> bool:
@@ -179,11 +176,6 @@ class RunRecord(Learning):
     pid: int | None = None
     started: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-
-    @staticmethod
-    def nested() -> Mapping[str, Callable[[Any], Any]]:
-        """The store is a record, and what was left out tables."""
-        return {"store": StoreRecord.read, "skipped": lambda samples: [dict(sample) for sample in samples]}
 
 
 @dataclass(frozen=True)
@@ -226,15 +218,10 @@ class ScoresRecord(Learning):
     joined_by: str | None = None  # the shipped network whose module map joined the run's events, and not these
     outside: Sequence[str] = ()  # in what the events lie outside of what the network was trained on, in words
     store_digest: str | None = None
-    events: Sequence[ScoredEvent] = ()
+    events: Sequence[ScoredEvent] = field(default=(), metadata={"read": lambda them: [*map(ScoredEvent.read, them)]})
     metrics: Mapping[str, Table] = field(default_factory=dict)  # of edges and labels, by split
     tracks: Table | None = None  # how they were built and counted; None without tracks
     trained_on: Mapping[str, Mapping[str, int]] | None = None  # events of each split in training; None: not known
-
-    @staticmethod
-    def nested() -> Mapping[str, Callable[[Any], Any]]:
-        """Store and events are records."""
-        return {"store": StoreRecord.read, "events": lambda listed: [ScoredEvent.read(it) for it in listed]}
 
     @property
     def by_event(self) -> dict[str, ScoredEvent]:
