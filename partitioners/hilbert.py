@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.ranges import split_evenly
+from partitioners.ranges import split_along
 from partitioners.sectors import position_of
-from partitioners.topology import FloatArray, IntArray, Topology, check_num_blocks
+from partitioners.topology import FloatArray, IntArray, Topology
 
 BITS = 21  # of each coordinate: 63 together, as many as an int64 holds
 
@@ -25,12 +25,7 @@ class Hilbert:
 
     def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
         """Return the block of each node, int32 [N]; ValueError if the graph has no positions."""
-        position = position_of(topology, "hilbert")
-        check_num_blocks(num_blocks)
-        order = np.argsort(along_curve(position), kind="stable")
-        assignment = np.empty(len(order), np.int32)
-        assignment[order] = split_evenly(topology.costs()[order], num_blocks)
-        return assignment
+        return split_along(along_curve(position_of(topology, "hilbert")), topology.costs(), num_blocks)
 
 
 def along_curve(position: FloatArray) -> IntArray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.topology import IntArray, Topology, check_num_blocks
+from partitioners.topology import FloatArray, IntArray, Topology, check_num_blocks
 
 
 def split_evenly(costs: IntArray, num_blocks: int) -> IntArray:
@@ -48,21 +48,23 @@ def _smallest_limit(before: IntArray, num_blocks: int) -> int:
     low = max(-(-total // num_blocks), int(np.diff(before).max(initial=0)))
     high = max(total, low)
     while low < high:
-        middle = (low + high) // 2
-        if _fits(before, num_blocks, middle):
+        middle, start = (low + high) // 2, 0
+        for _ in range(num_blocks):  # each block takes as much as it may
+            start = int(np.searchsorted(before, before[start] + middle, side="right")) - 1
+        if start == len(before) - 1:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _fits(before: IntArray, num_blocks: int, limit: int) -> bool:
-    start = 0
-    for _ in range(num_blocks):
-        start = int(np.searchsorted(before, before[start] + limit, side="right")) - 1
-        if start == len(before) - 1:
-            return True
-    return False
+def split_along(coordinate: FloatArray | IntArray, costs: IntArray, num_blocks: int) -> IntArray:
+    """Cut nodes, sorted by a coordinate, into blocks of equal cost. Equal coordinates are in order of their ids."""
+    check_num_blocks(num_blocks)
+    order = np.argsort(coordinate, kind="stable")
+    assignment = np.empty(len(order), np.int32)
+    assignment[order] = split_evenly(costs[order], num_blocks)
+    return assignment
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioners.ranges import split_evenly
+from partitioners.ranges import split_along
 from partitioners.topology import FloatArray, IntArray, Topology, check_assignment, check_num_blocks
 
 BEST_ASPECT = 10
@@ -23,7 +23,7 @@ class Phi:
 
     def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
         """Return the wedge of each node, int32 [N]; ValueError if the graph has no positions."""
-        return _slices(phi_of(position_of(topology, "phi")), topology.costs(), num_blocks)
+        return split_along(phi_of(position_of(topology, "phi")), topology.costs(), num_blocks)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Eta:
 
     def __call__(self, topology: Topology, num_blocks: int) -> IntArray:
         """Return the slice of each node, int32 [N]; ValueError if the graph has no positions."""
-        return _slices(eta_of(position_of(topology, "eta")), topology.costs(), num_blocks)
+        return split_along(eta_of(position_of(topology, "eta")), topology.costs(), num_blocks)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,12 @@ def number_along_phi(assignment: IntArray, position: FloatArray, num_blocks: int
     """
     check_assignment(assignment, len(position), num_blocks)
     phi = phi_of(position)
-    if _follows(phi, assignment, num_blocks):
+    lowest, highest = np.full(num_blocks, np.inf), np.full(num_blocks, -np.inf)
+    np.minimum.at(lowest, assignment, phi)
+    np.maximum.at(highest, assignment, phi)
+    is_empty = lowest > highest  # such a block lies anywhere
+    lowest[is_empty], highest[is_empty] = -np.inf, np.inf
+    if (np.maximum.accumulate(lowest) <= highest).all():
         return assignment.astype(np.int32)
     order = np.argsort(circular_mean(phi, assignment, num_blocks), kind="stable")
     number = np.empty(num_blocks, np.int32)
@@ -99,33 +104,15 @@ def circular_mean(phi: FloatArray, assignment: IntArray, num_blocks: int) -> Flo
     return mean
 
 
-def _follows(phi: FloatArray, assignment: IntArray, num_blocks: int) -> bool:
-    """Return whether no block lies wholly before one of a lower number. Empty blocks lie anywhere."""
-    lowest, highest = np.full(num_blocks, np.inf), np.full(num_blocks, -np.inf)
-    np.minimum.at(lowest, assignment, phi)
-    np.maximum.at(highest, assignment, phi)
-    lowest, highest = np.where(lowest > highest, -np.inf, lowest), np.where(lowest > highest, np.inf, highest)
-    return bool((np.maximum.accumulate(lowest) <= highest).all())
-
-
 def cut_in_both(phi: FloatArray, eta: FloatArray, costs: IntArray, num_wedges: int, num_slices: int) -> IntArray:
     """Cut items into wedges of equal cost in phi, and each into slices of equal cost in eta; numbered by wedge."""
-    wedge = _slices(phi, costs, num_wedges)
+    wedge = split_along(phi, costs, num_wedges)
     block = np.empty(len(phi), np.int32)
     order = np.argsort(wedge, kind="stable")
     borders = np.searchsorted(wedge[order], np.arange(1, num_wedges))
     for number, items in enumerate(np.split(order, borders)):
-        block[items] = number * num_slices + _slices(eta[items], costs[items], num_slices)
+        block[items] = number * num_slices + split_along(eta[items], costs[items], num_slices)
     return block
-
-
-def _slices(coordinate: FloatArray, costs: IntArray, num_blocks: int) -> IntArray:
-    """Cut nodes, sorted by a coordinate, into blocks of equal cost. Equal coordinates are in order of their ids."""
-    check_num_blocks(num_blocks)
-    order = np.argsort(coordinate, kind="stable")
-    assignment = np.empty(len(order), np.int32)
-    assignment[order] = split_evenly(costs[order], num_blocks)
-    return assignment
 
 
 def phi_of(position: FloatArray) -> FloatArray:

@@ -17,7 +17,7 @@ import torch
 import torch.utils.deterministic
 
 from domainpar.common import limits
-from domainpar.common.agreement import Gathering, Ranks, gather, name_ranks
+from domainpar.common.agreement import Gathering, Ranks, difference, gather, name_ranks
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.parallel.presence import write_error
@@ -161,14 +161,11 @@ def repeat_bits(device: torch.device) -> None:
 def mixed_kinds(ranks: Ranks, device: torch.device) -> Problem | None:
     """The problem of ranks on different kinds of GPUs, whose arithmetic differs in last bits. *Collective*."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    kinds = gather(ranks, kind)
-    if len(set(kinds)) == 1:
-        return None
-    other = next(rank for rank, name in enumerate(kinds) if name != kinds[0])
-    return Problem(
-        f"rank 0 computes on {kinds[0]}, rank {other} on {kinds[other]}: the optimiser may differ in last bits",
-        "take GPUs of one kind, or --check-replicas-every 0 to go on without comparing ranks",
+    hint = (
+        "the optimiser may differ in last bits: take GPUs of one kind, or --check-replicas-every 0 to go on without "
+        "comparing ranks"
     )
+    return difference(ranks, {"the device that computes": kind}, hint)
 
 
 def free_memory(device: torch.device) -> tuple[str, int]:

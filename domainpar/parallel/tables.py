@@ -88,14 +88,11 @@ class BlockPool:
             else:
                 # Free ones that do not fit make place before another block is asked for: those of the most alike size,
                 # which are for the same thing in an event of another size. All others are wanted again in this step.
-                while self._free and lent + self._bytes_free() > most_lent:
+                while self._free and lent + sum(of * len(free) for of, free in self._free.items()) > most_lent:
                     self._give_back(min(self._free, key=lambda of: max(of, size) / min(of, size)))
                 block = _new_block(size) if _files is None else _files.new_block(size)
             self._lent, self._most_lent = lent, most_lent  # now that the block is there
         return np.asarray(_Loan(block, self._returned))
-
-    def _bytes_free(self) -> int:
-        return sum(size * len(blocks) for size, blocks in self._free.items())
 
     def _give_back(self, size: int) -> None:
         """Give the block of this size that came back first to the system."""

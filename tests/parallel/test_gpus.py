@@ -139,5 +139,5 @@ def test_gpus_of_two_kinds_are_a_problem_for_those_who_compare_bits(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     card = torch.device("cuda", 0)
     assert mixed_kinds(Gathering(), card) is None
-    others = Gathering(0, 3, lambda payload: [payload, payload, b'"H100"'])
-    assert "rank 0 computes on A100, rank 2 on H100" in str(mixed_kinds(others, card))
+    others = Gathering(0, 3, lambda payload: [payload, payload, payload.replace(b"A100", b"H100")])
+    assert "the device that computes is H100 on rank 2, but A100 on the others" in str(mixed_kinds(others, card))
