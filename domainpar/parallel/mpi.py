@@ -72,16 +72,11 @@ def _reads_memory() -> bool:
     if call is None:
         return False
     theirs, ours = ctypes.create_string_buffer(b"domainpar"), ctypes.create_string_buffer(len(b"domainpar") + 1)
-    blocks = [_IoVec(ctypes.addressof(buffer), len(buffer)) for buffer in (ours, theirs)]
+    io_vec = ctypes.c_size_t * 2  # `struct iovec`: base, length
+    blocks = [io_vec(ctypes.addressof(buffer), len(buffer)) for buffer in (ours, theirs)]
     call.restype = ctypes.c_ssize_t
-    call.argtypes = [ctypes.c_int, *[ctypes.POINTER(_IoVec), ctypes.c_ulong] * 2, ctypes.c_ulong]
+    call.argtypes = [ctypes.c_int, *[ctypes.POINTER(ctypes.c_size_t), ctypes.c_ulong] * 2, ctypes.c_ulong]
     return bool(call(os.getpid(), blocks[0], 1, blocks[1], 1, 0) == len(ours) and ours.raw == theirs.raw)
-
-
-class _IoVec(ctypes.Structure):
-    """`struct iovec`."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class MpiTransport(Transport):
@@ -146,22 +141,6 @@ class MpiTransport(Transport):
         comm = self._comm.Split(number, members.index(self.rank))
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
 
-    def _poll(self, requests: list[_Request]) -> list[_Request]:
-        """Wait until all are complete or the deadline has passed; returns those that are not complete."""
-        spin = timeouts.SPIN if self._own_cores else 0.0
-        began = time.perf_counter()
-        while requests := [request for request in requests if not self._is_complete(request)]:
-            waited = time.perf_counter() - began
-            if waited > self.deadline:
-                for request in requests:
-                    if request.receives:  # rows that come late must not be written into a buffer that is used again
-                        request.handle.Cancel()
-                break
-            if waited >= spin:
-                # A tenth of the time waited so far: short waits stay short, long ones cost no core.
-                time.sleep(min(0.1 * waited, timeouts.LONGEST_NAP))
-        return requests
-
     def _is_complete(self, request: _Request) -> bool:
         """Ask MPI, which moves all messages on. Never ask again after a yes: MPI has forgotten the request by then."""
         status = self._status
@@ -217,9 +196,18 @@ class _MpiWait:
     def finish(self) -> None:
         if self.failure is not None:
             raise self.failure
-        left = self.transport._poll(self.requests)
-        if left:
-            silent = [request.message.peer for request in left if request.message and request.receives]
-            owing = [request.message.peer for request in left if request.message and not request.receives]
-            self.transport.raise_timeout(silent, owing)
-        self.transport._unfinished.remove(self)
+        transport, left = self.transport, self.requests
+        spin, began = timeouts.SPIN if transport._own_cores else 0.0, time.perf_counter()
+        while left := [request for request in left if not transport._is_complete(request)]:
+            waited = time.perf_counter() - began
+            if waited > transport.deadline:
+                for request in left:
+                    if request.receives:  # rows that come late must not be written into a buffer that is used again
+                        request.handle.Cancel()
+                silent = [request.message.peer for request in left if request.message and request.receives]
+                owing = [request.message.peer for request in left if request.message and not request.receives]
+                transport.raise_timeout(silent, owing)
+            if waited >= spin:
+                # A tenth of the time waited so far: short waits stay short, long ones cost no core.
+                time.sleep(min(0.1 * waited, timeouts.LONGEST_NAP))
+        transport._unfinished.remove(self)
