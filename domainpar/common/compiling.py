@@ -50,7 +50,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
-        _WATCH.keeps_nothing("neither the package nor the home directory can be written to")
+        _WATCH.keeps_nothing(why_not_kept(None))
     return kernel
 
 
@@ -62,8 +62,10 @@ def place_of_kernels() -> Path | None:
         return None
 
 
-def why_not_kept(place: Path) -> str:
-    """Why kernels cannot be kept in a directory; empty where they can."""
+def why_not_kept(place: Path | None) -> str:
+    """Why kernels cannot be kept in a directory, or at all if there is none; empty where they can."""
+    if place is None:
+        return "neither the package nor the home directory can be written to"
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # tried: an empty file fits on a full disk
             file.write(bytes(ROOM))
@@ -121,10 +123,14 @@ class _CachedKernels(caching.FunctionCache):
     def load_overload(self, signature: Any, context: Any) -> Any:
         """The kernel kept on disk, also once another process has compiled it; None if this one is to compile it."""
         # Only now: what stands further down in a file is not there yet while that is imported.
-        self._cache_file._source_stamp = _stamp(self._py_func)
+        sources = "\n".join(map(_hash_of, sorted(files_of(self._py_func))))
+        self._cache_file._source_stamp = hashlib.sha256(sources.encode()).hexdigest()
         kernel = self._load(signature, context)
         if kernel is None:
-            _WATCH.look_at(Path(self.cache_path))
+            if not _WATCH.looked:  # once, so that what is said of it is true from the start
+                _WATCH.looked = True
+                if why := why_not_kept(Path(self.cache_path)):
+                    _WATCH.keeps_nothing(why)
             kernel = self._load(signature, context) if _WATCH.lock() else None
         _WATCH.ready += kernel is not None
         return kernel
@@ -150,11 +156,6 @@ class _CachedKernels(caching.FunctionCache):
 # --- what a kernel is made of ----------------------------------------------------------------------------------------
 
 _IMPORTS = re.compile(r"^\s*(?:from ([\w.]+) )?import (\([^)]*\)|.*)", re.MULTILINE)
-
-
-def _stamp(function: Callable[..., Any]) -> str:
-    """A hash of all files that a kernel may be made of."""
-    return hashlib.sha256("\n".join(map(_hash_of, sorted(files_of(function)))).encode()).hexdigest()
 
 
 @cache
@@ -199,7 +200,7 @@ class _CompileTimer(event.Listener):
 
     def __init__(self) -> None:
         self.talks, self.listens, self._alone, self._said, self._why_not = False, False, False, "", ""
-        self._looked = False
+        self.looked = False  # whether kernels can be kept
         self._mutex, self._file, self._depth = threading.Lock(), -1, 0
         self._began = self._seconds = 0.0
         self.ready = 0  # kernels compiled, or taken from disk
@@ -251,13 +252,6 @@ class _CompileTimer(event.Listener):
                 time.sleep(0.01)
             self._alone = True
         return False
-
-    def look_at(self, place: Path) -> None:
-        """Find out, once, whether kernels can be kept there, so that what is said of it is true from the start."""
-        if not self._looked:
-            self._looked = True
-            if why := why_not_kept(place):
-                self.keeps_nothing(why)
 
     def keeps_nothing(self, why: str) -> None:
         """Compile without waiting for others, who will not find it on disk either, and say why kernels are not kept."""

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from domainpar.common import timeouts
+from domainpar.common.limits import cores_here
 from domainpar.common.words import several
 from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skipped, works
 from domainpar.diagnosis.transport import check_halo, check_transport
@@ -79,18 +80,15 @@ def check_mpi(launcher: Launcher) -> Finding:
     library, found = ended.output.strip().splitlines()[-1], mpiexecs()
     none = "" if found else "pip install mpich brings an mpiexec; or load the MPI module of your site"
     text = f"mpi4py uses {library}; {', '.join(found) or 'no mpiexec'}"
+    if library.startswith("Open MPI"):
+        text += "".join(f"; {why}: mpiexec {flag}" for flag, why in open_mpi_flags(os.geteuid() == 0).items())
     return works("MPI", text, none, library=library, mpiexecs=found)
 
 
-def check_open_mpi(library: str, cores: int, is_superuser: bool | None = None) -> Finding:
-    """Flags that Open MPI's mpiexec asks for in containers and on small machines; MPICH asks for none."""
-    if not library.startswith("Open MPI"):
-        return skipped("Open MPI", "not used here")
-    flags = {"--oversubscribe": f"for more ranks than {several(cores, 'core')}"}
-    if os.geteuid() == 0 if is_superuser is None else is_superuser:
-        flags = {"--allow-run-as-root": "you are root", **flags}
-    text = "; ".join(f"{why}: mpiexec {flag}" for flag, why in flags.items())
-    return works("Open MPI", text, flags=list(flags))
+def open_mpi_flags(is_superuser: bool) -> dict[str, str]:
+    """Flags that Open MPI's mpiexec asks for in containers and on small machines, and when; MPICH asks for none."""
+    flags = {"--allow-run-as-root": "you are root"} if is_superuser else {}
+    return {**flags, "--oversubscribe": f"for more ranks than {several(len(cores_here()), 'core')}"}
 
 
 # --- ranks that are started here -------------------------------------------------------------------------------------

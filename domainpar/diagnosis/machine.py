@@ -27,10 +27,9 @@ from domainpar.common.compiling import ELSEWHERE, place_of_kernels, why_not_kept
 from domainpar.common.words import between, several
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
 from domainpar.parallel import shared_memory
-from domainpar.parallel.digests import about_this_program
+from domainpar.parallel.digests import about_this_program, installed
 from domainpar.parallel.gpus import VisibleGpus, cards, free_memory
 from domainpar.parallel.world import World
-from domainpar.runs.origin import installed
 
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
@@ -164,8 +163,9 @@ def check_disk(directory: Path | None = None) -> Finding:
 
 def check_numba_cache() -> Finding:
     """Whether compiled kernels can be kept: else every rank compiles them at every start."""
-    why, place = "neither the package nor the home directory can be written to", place_of_kernels()
-    if place is not None and not (why := why_not_kept(place)):
+    place = place_of_kernels()
+    why = why_not_kept(place)
+    if place is not None and not why:
         return works("kernel cache", f"compiled kernels are kept in {place.parent}")
     return works("kernel cache", f"{why}: kernels are compiled anew at every start", ELSEWHERE)
 
@@ -240,15 +240,19 @@ def local_ranks(places: Sequence[RankPlace], rank: int) -> int:
 
 
 def check_ranks(places: Sequence[RankPlace], transport: str) -> Finding:
-    """Ranks and hosts, in one line."""
+    """Ranks and hosts, in one line: whether processors are alike, and clocks agree."""
     hosts = Counter(place.host for place in places)
     text = f"{several(len(places), 'rank')} on {several(len(hosts), 'host')} met by {transport}"
     if len(places) > 1:
         text += f"; {between(list(hosts.values()), 'rank')} a host"
-    cpus, advice = sorted({place.cpu for place in places}), ""
+    cpus, advice = sorted({place.cpu for place in places}), []
     if len(cpus) > 1:
-        text, advice = f"{text}; processors differ: {', '.join(cpus)}", "'rows' says if bits do"
-    return works("ranks", text, advice, ranks=len(places), hosts=dict(hosts), cpus=cpus)
+        text, advice = f"{text}; processors differ: {', '.join(cpus)}", ["'rows' says if bits do"]
+    spread = max(place.clock for place in places) - min(place.clock for place in places)
+    if len(hosts) > 1:
+        text += f"; clocks differ by at most {spread:.2f} s"
+        advice += ["set the clocks (NTP): times in logs do not compare"] * (spread > LARGEST_CLOCK_SPREAD)
+    return works("ranks", text, "; ".join(advice), ranks=len(places), hosts=dict(hosts), cpus=cpus, spread=spread)
 
 
 def check_same_versions(world: World) -> Finding:
@@ -259,13 +263,3 @@ def check_same_versions(world: World) -> Finding:
     if problem := difference(world.transport, package_versions() | about_this_program(), advice):
         return failed("same software", problem.what, problem.hint)
     return works("same software", f"the same versions on {several(world.size, 'rank')}")
-
-
-def check_clocks(places: Sequence[RankPlace]) -> Finding:
-    """Whether clocks of hosts agree: logs and file times of ranks are compared by them."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(places[0].clock))
-    if len({place.host for place in places}) == 1:
-        return works("clock", now)
-    spread = max(place.clock for place in places) - min(place.clock for place in places)
-    advice = "set the clocks (NTP): times in logs do not compare" if spread > LARGEST_CLOCK_SPREAD else ""
-    return works("clock", f"{now}; hosts differ by at most {spread:.2f} s", advice, spread=spread)

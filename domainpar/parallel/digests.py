@@ -7,7 +7,6 @@ import json
 import platform
 import zlib
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -74,12 +73,16 @@ def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[s
 
 def about_this_program() -> dict[str, str]:
     """Versions and code, which decide results and must be the same on every rank."""
-    about = {"the code of domainpar": code_digest(), "Python": platform.python_version()}
-    for name in ("torch", "numpy", "numba"):
-        about[name] = "not installed"
-        with suppress(metadata.PackageNotFoundError):
-            about[name] = metadata.version(name)
-    return about
+    packages = {name: installed(name) or "not installed" for name in ("torch", "numpy", "numba")}
+    return {"the code of domainpar": code_digest(), "Python": platform.python_version(), **packages}
+
+
+def installed(package: str) -> str | None:
+    """Version of a package; None if it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache

@@ -8,11 +8,11 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import domainpar
+from domainpar.parallel.digests import installed
 
 _PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "zarr", "numcodecs", "safetensors")
 
@@ -63,12 +63,4 @@ def git_sha(root: Path) -> str | None:
                 head = next((words[0] for words in packed if words[1:] == [branch]), "")
         return head if re.fullmatch("[0-9a-f]{40,64}", head) else None
     except (OSError, UnicodeDecodeError):
-        return None
-
-
-def installed(package: str) -> str | None:
-    """Version of a package; None if it is not there."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return None

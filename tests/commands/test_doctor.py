@@ -27,7 +27,7 @@ QUICK = ["--seconds", "0.05"]
 DOCTOR = [sys.executable, "-m", "domainpar.doctor", *QUICK]
 ALWAYS = {
     *("launcher", "versions", "cores", "memory", "disk", "shared memory", "kernel cache", "numbers", "GPUs"),
-    *("ranks", "same software", "clock", "halo: ghosts", "halo: sums", "split = whole", "rows"),
+    *("ranks", "same software", "halo: ghosts", "halo: sums", "split = whole", "rows"),
 }
 
 

@@ -9,7 +9,7 @@ from marks import fault
 from domainpar.common import timeouts
 from domainpar.diagnosis import launcher
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, probe_mpi
+from domainpar.diagnosis.launcher import check_launcher, check_mpi, open_mpi_flags, probe_mpi
 from domainpar.parallel.launcher import Launcher
 from domainpar.testing import find_mpiexec
 
@@ -35,12 +35,16 @@ def test_no_mpi_library_at_all_fails_and_no_mpi4py_does_not_matter(monkeypatch):
 
 
 @fault(3)
-def test_open_mpi_is_given_its_flags():
-    assert check_open_mpi("MPICH Version: 5.0.2", 4).verdict is Verdict.SKIP
-    finding = check_open_mpi("Open MPI v5.0.11", 4, is_superuser=True)
-    assert finding.figures["flags"] == ["--allow-run-as-root", "--oversubscribe"]
-    assert "for more ranks than 4 cores: mpiexec --oversubscribe" in finding.found
-    assert check_open_mpi("Open MPI v5.0.11", 4, is_superuser=False).figures["flags"] == ["--oversubscribe"]
+@pytest.mark.skipif(find_mpiexec() is None, reason="no mpi4py")
+def test_open_mpi_is_given_its_flags(monkeypatch):
+    assert list(open_mpi_flags(is_superuser=False)) == ["--oversubscribe"]
+    assert list(open_mpi_flags(is_superuser=True)) == ["--allow-run-as-root", "--oversubscribe"]
+    monkeypatch.setattr(launcher, "cores_here", lambda: range(4))
+    for library, has_flags in (("MPICH Version: 5.0.2", False), ("Open MPI v5.0.11", True)):
+        monkeypatch.setattr(launcher, "ASK_FOR_LIBRARY", f"print({library!r})")
+        found = check_mpi(ALONE).found
+        assert found.startswith(f"mpi4py uses {library}; ")
+        assert ("for more ranks than 4 cores: mpiexec --oversubscribe" in found) is has_flags
 
 
 def test_a_launcher_is_named_and_a_slurm_job_without_srun_is_seen(monkeypatch):

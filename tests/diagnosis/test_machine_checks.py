@@ -12,7 +12,6 @@ from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import Verdict
 from domainpar.diagnosis.machine import (
     RankPlace,
-    check_clocks,
     check_ranks,
     check_same_versions,
     local_ranks,
@@ -146,7 +145,10 @@ def place(rank, host="one", clock=100.0, cpu="cpu"):
 def test_ranks_are_counted_by_host():
     places = [place(0), place(1), place(2, "two")]
     assert [local_ranks(places, rank) for rank in range(3)] == [2, 2, 1]
-    assert check_ranks(places, "mpi").found == "3 ranks on 2 hosts met by mpi; 1 to 2 ranks a host"
+    assert (
+        check_ranks(places, "mpi").found
+        == "3 ranks on 2 hosts met by mpi; 1 to 2 ranks a host; clocks differ by at most 0.00 s"
+    )
     assert check_ranks([place(0), place(1, cpu="other")], "mpi").verdict is Verdict.WARN
 
 
@@ -161,9 +163,9 @@ def test_another_version_on_one_rank_fails_and_names_it(monkeypatch):
 
 
 def test_clocks_that_differ_between_hosts_are_seen():
-    assert check_clocks([place(0), place(1, clock=150.0)]).verdict is Verdict.PASS, "one host has one clock"
-    assert check_clocks([place(0), place(1, "two", clock=101.0)]).verdict is Verdict.PASS
-    assert check_clocks([place(0), place(1, "two", clock=103.0)]).verdict is Verdict.WARN
+    assert check_ranks([place(0), place(1, clock=150.0)], "mpi").verdict is Verdict.PASS, "one host has one clock"
+    assert check_ranks([place(0), place(1, "two", clock=101.0)], "mpi").verdict is Verdict.PASS
+    assert check_ranks([place(0), place(1, "two", clock=103.0)], "mpi").verdict is Verdict.WARN
 
 
 def test_every_rank_knows_where_all_are():

@@ -13,7 +13,6 @@ import torch
 
 from domainpar.common import timeouts
 from domainpar.common.agreement import agree
-from domainpar.common.limits import cores_here
 from domainpar.common.problems import Problem, problem_record
 from domainpar.diagnosis import machine
 from domainpar.diagnosis.finding import (
@@ -27,7 +26,7 @@ from domainpar.diagnosis.finding import (
     works,
     write_json,
 )
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, check_open_mpi, probe_gloo, probe_mpi
+from domainpar.diagnosis.launcher import check_launcher, check_mpi, probe_gloo, probe_mpi
 from domainpar.diagnosis.transport import ADVICE, check_halo, check_rows, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.gpus import VisibleGpus, seen_by
@@ -84,13 +83,6 @@ class Subject:
         return [finding for name, check in checks.items() for finding in attempted(name, partial(check, self))]
 
 
-def _open_mpi(subject: Subject) -> Finding | None:
-    """The flags that the library of `Subject.mpi` asks for."""
-    if subject.mpi is None:
-        return None
-    return check_open_mpi(str(subject.mpi.figures.get("library", "")), len(cores_here()))
-
-
 def _halo(subject: Subject) -> list[Finding]:
     """The halo and a network on it; on ranks that are threads where there is one process only. *Collective*."""
     if subject.world.size > 1:
@@ -137,7 +129,6 @@ def _probes(subject: Subject) -> Iterator[Finding]:
 OF_THE_LAUNCHER: dict[str, Callable[[Subject], Finding | None]] = {
     "launcher": lambda subject: check_launcher(subject.launcher, subject.world.size),
     "MPI": lambda subject: subject.mpi,
-    "Open MPI": _open_mpi,
 }
 OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
     "versions": lambda subject: machine.check_versions(),
@@ -154,7 +145,6 @@ OF_THE_MACHINE: dict[str, Callable[[Subject], Finding | None]] = {
 OF_ALL_RANKS: Sequence[Callable[[Subject], Iterable[Finding]]] = (
     lambda subject: [machine.check_ranks(subject.places, subject.world.transport.name)],
     lambda subject: [machine.check_same_versions(subject.world)],
-    lambda subject: [machine.check_clocks(subject.places)],
     lambda subject: check_transports(subject.world, subject.launcher, subject.seen, subject.config.seconds),
     _halo,
     lambda subject: [check_rows(subject.world)],
