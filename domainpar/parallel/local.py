@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,98 +19,67 @@ T = TypeVar("T")
 FOREIGN_ROWS = 4096  # of foreign tiles that are computed at a time; no bit depends on it
 
 
-@dataclass(frozen=True)
-class NodeTile:
-    """The nodes of one owned tile: they are `rows` of every node table. Never empty."""
-
-    tile: int
-    rows: slice
-
-
-@dataclass(frozen=True)
-class EdgeTile:
-    """The local edges that end in one tile. Never empty.
-
-    `owned` says whether this part owns the tile, and so counts its edges. A foreign tile is here because owned nodes
-    are the `src` of some of its edges; it holds all of those nodes' edges, and no others.
-    """
-
-    tile: int  # its global number
-    owned: bool
-    edges: slice  # rows in every edge table
-    nodes: slice  # rows of the tile's nodes; empty for a foreign tile
-    pairs: slice  # rows of its (tile, owned `src` node) pairs
-    has_ghosts: bool  # whether one of its edges begins or ends at a ghost
-
-    @property
-    def num_edges(self) -> int:
-        return int(self.edges.stop - self.edges.start)
+EDGES, PAIRS, NODES, OWNED, HAS_GHOSTS = slice(0, 2), slice(2, 4), slice(4, 6), 6, 7
+"""Columns of `Tiles.edges`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The tiles of one part in ascending order, and where their edges are summed."""
+    """The tiles of one part in ascending order, as ranges of rows, and where their edges are summed.
 
-    nodes: tuple[NodeTile, ...]  # owned tiles that have a node
-    edges: tuple[EdgeTile, ...]  # tiles that have a local edge, owned ones and foreign ones
-    pair_of_edge: Tensor  # (tile, `src`) pair of each, int64 [num_edges]; -1: `src` is a ghost, summed by its owner
-    pair_rows: Tensor  # owned row of the `src` of each pair, int64 [num_pairs], ascending within a tile
+    A foreign tile is here because owned nodes are the `src` of some of its edges; it holds all of those nodes' edges,
+    and no others.
 
-    @cached_property
-    def blocks(self) -> tuple[EdgeTile, ...]:
-        """The tiles computed at a time: `edges`, but successive foreign tiles are joined, named by the first.
+    Attributes:
+        ranges_of_nodes: Rows of the nodes of each owned tile that has some, from and to, int64 [n, 2].
+        edges: Of each tile, owned or foreign, that has a local edge, int64 [t, 8]: its edges from and to, its (tile,
+            owned `src` node) pairs from and to, its owned nodes from and to, whether this part owns it, and so counts
+            its edges, and whether one of its edges begins or ends at a ghost.
+        pair_of_edge: Pair of each local edge, int64 [num_edges]; -1: `src` is a ghost, summed by its owner.
+        pair_rows: Owned row of the `src` of each pair, int64 [num_pairs], ascending within a tile.
+    """
 
-        They are many and small, and each piece costs time of its own. Of a foreign tile no gradient of a weight is
-        made, and sums at nodes run row by row: what is computed together changes no bit.
-        """
-        joined: list[EdgeTile] = []
-        for tile in self.edges:
-            last = joined[-1] if joined else tile
-            rows = slice(last.edges.start, tile.edges.stop)
-            if not joined or tile.owned or last.owned or rows.stop - rows.start > FOREIGN_ROWS:
-                joined.append(tile)
-            else:
-                pairs, has_ghosts = slice(last.pairs.start, tile.pairs.stop), last.has_ghosts or tile.has_ghosts
-                joined[-1] = replace(last, edges=rows, pairs=pairs, has_ghosts=has_ghosts)
-        return tuple(joined)
-
-    @cached_property
-    def ranges_of_nodes(self) -> IntArray:
-        """Rows of each of `nodes`, from and to, int64 [n, 2]."""
-        return np.array([(tile.rows.start, tile.rows.stop) for tile in self.nodes], np.int64).reshape(-1, 2)
+    ranges_of_nodes: IntArray
+    edges: IntArray
+    pair_of_edge: Tensor
+    pair_rows: Tensor
 
     @cached_property
     def ranges_of_edges(self) -> IntArray:
-        """Of each of `blocks`, then of each owned tile without an edge, int64 [n, 8].
+        """Columns as those of `edges` of what is computed at a time, then of each owned tile without an edge.
 
-        Edges from and to, pairs from and to, owned nodes from and to, whether owned, whether it has ghosts.
+        Successive foreign tiles are joined: they are many and small, and each piece costs time of its own. Of a foreign
+        tile no gradient of a weight is made, and sums at nodes run row by row: what is computed together changes no
+        bit.
         """
-        with_edges = {tile.tile for tile in self.edges}
-        blocks = [(tile.edges, tile.pairs, tile.nodes, tile.owned, tile.has_ghosts) for tile in self.blocks]
-        none = slice(0, 0)
-        empty = [(none, none, tile.rows, True, False) for tile in self.nodes if tile.tile not in with_edges]
-        rows = [
-            [*(bound for part in (edges, pairs, nodes) for bound in (part.start, part.stop)), *marks]
-            for edges, pairs, nodes, *marks in blocks + empty
-        ]
-        return np.array(rows, np.int64).reshape(-1, 8)
+        pieces: list[list[int]] = []
+        for tile in self.edges.tolist():
+            last = pieces[-1] if pieces else tile
+            if not pieces or tile[OWNED] or last[OWNED] or tile[EDGES][1] - last[EDGES][0] > FOREIGN_ROWS:
+                pieces.append(tile)
+            else:
+                ends = last[EDGES][0], tile[EDGES][1], last[PAIRS][0], tile[PAIRS][1]
+                pieces[-1] = [*ends, *last[NODES], 0, last[HAS_GHOSTS] | tile[HAS_GHOSTS]]
+        has_edges = np.isin(self.ranges_of_nodes[:, 1], self.edges[:, NODES][:, 1])
+        pieces += [[0, 0, 0, 0, *rows, 1, 0] for rows in self.ranges_of_nodes[~has_edges].tolist()]
+        return np.array(pieces, np.int64).reshape(-1, 8)
 
     @cached_property
     def pairs_of_nodes(self) -> tuple[IntArray, IntArray]:
         """(tile, `src`) pairs by owned node, by ascending tile within one: where each node's begin, and the pairs."""
-        rows, num_owned = self.pair_rows.numpy(), max((tile.rows.stop for tile in self.nodes), default=0)
+        rows, num_owned = self.pair_rows.numpy(), self.ranges_of_nodes.max(initial=0)
         pairs = np.argsort(rows, kind="stable")
         return np.searchsorted(rows[pairs], np.arange(num_owned + 1)), pairs
 
     @cached_property
     def edge_ptr(self) -> Tensor:
         """First row of the edges of each of `edges`, and the end of the last, int64 [len(edges) + 1]."""
-        return torch.tensor([0, *[tile.edges.stop for tile in self.edges]], device=self.pair_rows.device)
+        return torch.from_numpy(np.append(0, self.edges[:, EDGES][:, 1])).to(self.pair_rows.device)
 
     @cached_property
     def owned(self) -> Tensor:
         """Whether this part owns each of `edges`, bool [len(edges)]."""
-        return torch.tensor([tile.owned for tile in self.edges], dtype=torch.bool, device=self.pair_rows.device)
+        return torch.from_numpy(self.edges[:, OWNED] > 0).to(self.pair_rows.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,31 +183,20 @@ def localise(
 
 def find_tiles(plan: PartitionPlan, tiles: TileRanges, device: torch.device | str = "cpu") -> Tiles:
     """List the tiles of one part and where their edges are summed."""
-    owned = np.flatnonzero(tiles.part_of_tile == plan.part)
-    sizes = np.diff(tiles.node_ptr)[owned]
+    is_owned = tiles.part_of_tile == plan.part
+    sizes = np.diff(tiles.node_ptr) * is_owned
     stops = np.cumsum(sizes)
-    rows_of = {int(tile): slice(int(stop - size), int(stop)) for tile, size, stop in zip(owned, sizes, stops)}
+    rows = np.stack([stops - sizes, stops], axis=1) * is_owned[:, None]  # of a foreign tile none
     # Local edges are in global order, and so by the tile where they end: a tile's are one block.
     tile_of_edge = np.searchsorted(tiles.edge_ptr, plan.edge_ids, side="right") - 1
-    block_starts = np.flatnonzero(np.diff(tile_of_edge, prepend=-1))
-    block_stops = np.append(block_starts[1:], plan.num_edges)
-    tile_of_block = tile_of_edge[block_starts]
-    pair_rows, pair_of_edge, pair_ptr = _pairs(plan, block_starts, block_stops)
-    at_ghost = np.logical_or(*(plan.edge_rows >= plan.num_owned))
-    columns = (
-        tile_of_block,
-        tiles.part_of_tile[tile_of_block] == plan.part,
-        *(block_starts, block_stops, pair_ptr[:-1], pair_ptr[1:]),
-        np.logical_or.reduceat(at_ghost, block_starts),
-    )
-    nothing = slice(0, 0)  # of a foreign tile nothing is owned, so it has no rows of nodes
-    edge_tiles = [
-        EdgeTile(tile, owned, slice(start, stop), rows_of.get(tile, nothing), slice(first, last), has_ghosts)
-        for tile, owned, start, stop, first, last, has_ghosts in zip(*(column.tolist() for column in columns))
-    ]
+    ptr = np.append(np.flatnonzero(np.diff(tile_of_edge, prepend=-1)), plan.num_edges)
+    there = tile_of_edge[ptr[:-1]]
+    pair_rows, pair_of_edge, pair_ptr = _pairs(plan, ptr[:-1], ptr[1:])
+    at_ghost = np.logical_or.reduceat(np.logical_or(*(plan.edge_rows >= plan.num_owned)), ptr[:-1])
+    ranges = (ptr[:-1], ptr[1:], pair_ptr[:-1], pair_ptr[1:], *rows[there].T)
     return Tiles(
-        nodes=tuple(NodeTile(tile, rows) for tile, rows in rows_of.items() if rows.stop > rows.start),
-        edges=tuple(edge_tiles),
+        ranges_of_nodes=rows[rows[:, 1] > rows[:, 0]],
+        edges=np.stack([*ranges, is_owned[there], at_ghost], axis=1).astype(np.int64),
         pair_of_edge=torch.from_numpy(pair_of_edge).to(device),
         pair_rows=torch.from_numpy(pair_rows).to(device),
     )

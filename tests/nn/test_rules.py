@@ -28,7 +28,7 @@ from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.parallel import local
 from domainpar.parallel.halo import CompleteHalo, Halo, HaloRows, _Adjoint
 from domainpar.parallel.integer_sums import IntegerSums
-from domainpar.parallel.local import NodeTile
+from domainpar.parallel.local import EDGES, HAS_GHOSTS, OWNED, PAIRS
 from domainpar.runs.checkpoint import Checkpoints, TrainingState
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
@@ -158,7 +158,8 @@ class _ClearedBefore(tilewise._TileSums):
 def _with_running_sums(graph):
     """Without rule 2: all edges that begin at a node are one pair, which no tile clears, whatever tiles they lie in."""
     at_src = torch.where(graph.src < graph.num_owned, graph.src, -1)
-    edges = tuple(replace(tile, pairs=slice(0, 0)) for tile in graph.tiles.edges)
+    edges = graph.tiles.edges.copy()
+    edges[:, PAIRS] = 0
     tiles = replace(graph.tiles, edges=edges, pair_of_edge=at_src, pair_rows=torch.arange(graph.num_owned))
     return replace(graph, tiles=tiles)
 
@@ -217,15 +218,16 @@ def _as_if_all_were_owned(graph):
     plan = graph.plan
     nothing, everything = np.empty(0, np.int64), np.ones(plan.num_edges, bool)
     whole = replace(plan, owned_ids=plan.local_ids, ghost_ids=nothing, edge_owned=everything)
-    # In a tile that has edges: of one without, sums would be cleared when it has its turn.
-    ghosts = NodeTile(graph.tiles.edges[-1].tile, slice(plan.num_owned, plan.num_local))
-    nodes = [*graph.tiles.nodes, ghosts][: None if plan.num_ghosts else -1]
-    starts, stops = np.array([(tile.edges.start, tile.edges.stop) for tile in graph.tiles.edges]).T
-    pair_rows, pair_of_edge, first = local._pairs(whole, starts, stops)
-    pairs = map(slice, first[:-1].tolist(), first[1:].tolist())
-    edges = [replace(tile, owned=True, has_ghosts=False, pairs=own) for tile, own in zip(graph.tiles.edges, pairs)]
-    pair_of_edge, pair_rows = torch.from_numpy(pair_of_edge), torch.from_numpy(pair_rows)
-    return replace(graph, plan=whole, tiles=local.Tiles(tuple(nodes), tuple(edges), pair_of_edge, pair_rows))
+    nodes, edges = graph.tiles.ranges_of_nodes, graph.tiles.edges.copy()
+    pair_rows, pair_of_edge, first = local._pairs(whole, *edges[:, EDGES].T)
+    edges[:, PAIRS] = np.stack([first[:-1], first[1:]], 1)
+    edges[:, OWNED], edges[:, HAS_GHOSTS] = 1, 0
+    tiles = local.Tiles(nodes, edges, torch.from_numpy(pair_of_edge), torch.from_numpy(pair_rows))
+    with_ghosts = np.append(nodes, [[plan.num_owned, plan.num_local]] if plan.num_ghosts else nodes[:0], axis=0)
+    tiles_with_ghosts = replace(tiles, ranges_of_nodes=with_ghosts)
+    # Ghosts are no tile without edges: their sums would be cleared when it has its turn.
+    vars(tiles_with_ghosts)["ranges_of_edges"] = tiles.ranges_of_edges
+    return replace(graph, plan=whole, tiles=tiles_with_ghosts)
 
 
 def _summed_across_ranks(stages, nodes, edges, graph, plain=run_chain, **how):
@@ -289,13 +291,12 @@ def test_rule_4_float_sums_over_tiles_and_ranks_depend_on_the_ranks(event, monke
 
 def _tiles_under_autograd(stage, graph, nodes):
     """Without rule 5: autograd chains the tiles, and adds up what comes back to a node in its own order."""
-    rows = [None] * graph.num_edges
-    for tile in sorted(
-        graph.tiles.edges, key=lambda tile: tile.has_ghosts
-    ):  # as they run while ghosts are on their way
-        block = torch.cat([nodes[graph.src[tile.edges]], nodes[graph.dst[tile.edges]]], dim=1)
+    rows, tiles = [None] * graph.num_edges, graph.tiles.edges
+    # As they run while ghosts are on their way.
+    for start, stop in tiles[np.argsort(tiles[:, HAS_GHOSTS], kind="stable"), EDGES].tolist():
+        block = torch.cat([nodes[graph.src[start:stop]], nodes[graph.dst[start:stop]]], dim=1)
         padding = (0, 0, 0, padded(len(block), 32) - len(block))  # so that rows keep their bits as far as may be
-        rows[tile.edges] = dense.mlp(stage.mlp, nn.functional.pad(block, padding))[: tile.num_edges].unbind()
+        rows[start:stop] = dense.mlp(stage.mlp, nn.functional.pad(block, padding))[: stop - start].unbind()
     return torch.stack(rows)
 
 

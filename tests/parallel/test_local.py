@@ -1,7 +1,5 @@
 """One part as tensors: its tiles, the pairs that edges are summed by, and what is refused at the door."""
 
-from itertools import pairwise
-
 import drawn
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from random_events import tiled_events
 from tiled import TiledEvent
 
 from domainpar.parallel import local
-from domainpar.parallel.local import TileRanges, find_tiles, localise
+from domainpar.parallel.local import EDGES, HAS_GHOSTS, NODES, OWNED, PAIRS, TileRanges, find_tiles, localise
 from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
 
@@ -27,15 +25,15 @@ def drawn_plan(part):
     return build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incident")[part]
 
 
-# (tile, owned, rows of edges, has ghosts), then the pair of each edge, then the node of each pair
+# (owned, rows of edges, has ghosts) of each tile, then the pair of each edge, then the node of each pair
 DRAWN_TILES = [
     (
-        [(0, True, (0, 2), False), (1, True, (2, 3), False), (2, False, (3, 4), True), (3, False, (4, 5), True)],
+        [(True, (0, 2), False), (True, (2, 3), False), (False, (3, 4), True), (False, (4, 5), True)],
         [0, 1, 2, 3, 4],
         [0, 2, 0, 1, 2],
     ),
-    ([(2, True, (0, 2), True), (3, True, (2, 4), True), (5, False, (4, 5), True)], [-1, -1, 0, -1, 1], [0, 1]),
-    ([(2, False, (0, 1), True), (5, True, (1, 6), True)], [0, -1, 1, 2, 2, 3], [0, 0, 1, 2]),
+    ([(True, (0, 2), True), (True, (2, 4), True), (False, (4, 5), True)], [-1, -1, 0, -1, 1], [0, 1]),
+    ([(False, (0, 1), True), (True, (1, 6), True)], [0, -1, 1, 2, 2, 3], [0, 0, 1, 2]),
 ]
 
 
@@ -43,12 +41,12 @@ DRAWN_TILES = [
 def test_tiles_of_the_drawn_event_are_those_written_out_by_hand(part):
     expected, pair_of_edge, pair_rows = DRAWN_TILES[part]
     tiles = find_tiles(drawn_plan(part), RANGES)
-    found = [(tile.tile, tile.owned, (tile.edges.start, tile.edges.stop), tile.has_ghosts) for tile in tiles.edges]
+    found = [(bool(row[OWNED]), tuple(row[EDGES]), bool(row[HAS_GHOSTS])) for row in tiles.edges.tolist()]
     assert found == expected
     assert tiles.pair_of_edge.tolist() == pair_of_edge
     assert tiles.pair_rows.tolist() == pair_rows
-    rows = [slice(0, 2), slice(2, 3)], [slice(0, 1), slice(1, 3)], [slice(0, 3)]  # an empty tile is left out
-    assert [tile.rows for tile in tiles.nodes] == rows[part]
+    rows = [[0, 2], [2, 3]], [[0, 1], [1, 3]], [[0, 3]]  # an empty tile is left out
+    assert tiles.ranges_of_nodes.tolist() == rows[part]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +55,19 @@ def test_tiles_of_the_drawn_event_are_those_written_out_by_hand(part):
 def test_foreign_tiles_that_follow_each_other_are_computed_together_up_to_a_limit(monkeypatch, most_rows, expected):
     monkeypatch.setattr(local, "FOREIGN_ROWS", most_rows)
     tiles = find_tiles(drawn_plan(0), RANGES)
-    assert [(block.edges.start, block.edges.stop) for block in tiles.blocks] == expected
-    assert [block for block in tiles.blocks if block.owned] == [tile for tile in tiles.edges if tile.owned]
-    for first, second in pairwise(tiles.blocks):
-        assert (first.edges.stop, first.pairs.stop) == (second.edges.start, second.pairs.start)
-    assert tiles.blocks[-1].pairs.stop == len(tiles.pair_rows)
-    assert tiles.blocks[-1].has_ghosts
+    pieces = tiles.ranges_of_edges
+    assert [tuple(edges) for edges in pieces[:, EDGES].tolist()] == expected
+    assert pieces[pieces[:, OWNED] > 0].tolist() == tiles.edges[tiles.edges[:, OWNED] > 0].tolist()
+    for columns in (EDGES, PAIRS):
+        assert pieces[1:, columns][:, 0].tolist() == pieces[:-1, columns][:, 1].tolist()
+    assert pieces[-1, PAIRS][1] == len(tiles.pair_rows)
+    assert pieces[-1, HAS_GHOSTS]
+
+
+def test_owned_tiles_without_an_edge_have_their_turn_too():
+    plan = build_plans(np.zeros((2, 0), np.int64), drawn.ASSIGNMENT, 3, "incident")[0]
+    tiles = find_tiles(plan, TileRanges(NODE_PTR, 0 * EDGE_PTR, PART_OF_TILE))
+    assert tiles.ranges_of_edges.tolist() == [[0, 0, 0, 0, 0, 2, 1, 0], [0, 0, 0, 0, 2, 3, 1, 0]]
 
 
 def _check_tiles(world, event, grouping):
@@ -72,37 +77,39 @@ def _check_tiles(world, event, grouping):
     src, dst = plan.edge_rows
     tile_of_node = np.repeat(np.arange(event.num_tiles), np.diff(event.order.node_ptr))[plan.local_ids]
 
-    rows = [np.arange(tile.edges.start, tile.edges.stop) for tile in tiles.edges]
+    rows = [np.arange(*tile[EDGES]) for tile in tiles.edges]
     np.testing.assert_array_equal(np.concatenate([[], *rows]), np.arange(plan.num_edges))  # each edge once, in order
     assert tiles.edge_ptr.tolist() == [0, *np.cumsum([len(edges) for edges in rows])]
-    assert tiles.owned.tolist() == [tile.owned for tile in tiles.edges]
-    assert [tile.tile for tile in tiles.edges] == sorted({int(tile) for tile in tile_of_node[dst]})
-    for tile, edges in zip(tiles.edges, rows):
-        assert tile.num_edges == len(edges) > 0
-        assert (tile_of_node[dst[edges]] == tile.tile).all()
-        assert tile.owned == (part_of_tile[tile.tile] == plan.part) == plan.edge_owned[edges].all()
-        assert tile.has_ghosts == any(row >= plan.num_owned for edge in edges for row in (src[edge], dst[edge]))
-        assert (tile_of_node[tile.nodes] == tile.tile).all()
-        assert (tile.nodes.stop > tile.nodes.start) == tile.owned
-        _check_pairs_of(tile, edges, tiles, src, plan.num_owned)
-    assert sum(tile.pairs.stop - tile.pairs.start for tile in tiles.edges) == len(tiles.pair_rows)
+    assert tiles.owned.tolist() == [bool(tile[OWNED]) for tile in tiles.edges]
+    for tile, edges, number in zip(tiles.edges, rows, sorted(set(tile_of_node[dst].tolist())), strict=True):
+        assert len(edges) > 0
+        assert (tile_of_node[dst[edges]] == number).all()
+        assert tile[OWNED] == (part_of_tile[number] == plan.part) == plan.edge_owned[edges].all()
+        assert tile[HAS_GHOSTS] == any(row >= plan.num_owned for edge in edges for row in (src[edge], dst[edge]))
+        nodes = np.arange(*tile[NODES])
+        assert (tile_of_node[nodes] == number).all()
+        assert (len(nodes) > 0) == tile[OWNED]
+        _check_pairs_of(np.arange(*tile[PAIRS]), edges, tiles, src, plan.num_owned)
+    assert sum(last - first for first, last in tiles.edges[:, PAIRS]) == len(tiles.pair_rows)
 
-    rows = [np.arange(tile.rows.start, tile.rows.stop) for tile in tiles.nodes]
+    rows = [np.arange(*nodes) for nodes in tiles.ranges_of_nodes]
     np.testing.assert_array_equal(np.concatenate([[], *rows]), np.arange(plan.num_owned))
-    for tile, nodes in zip(tiles.nodes, rows):
+    for nodes in rows:
         assert len(nodes) > 0
-        assert (tile_of_node[nodes] == tile.tile).all()
+        assert len(set(tile_of_node[nodes].tolist())) == 1
+    turns = [np.arange(*nodes) for nodes in tiles.ranges_of_edges[:, NODES]]  # each owned node has its turn once
+    np.testing.assert_array_equal(np.sort(np.concatenate([[], *turns])), np.arange(plan.num_owned))
 
 
-def _check_pairs_of(tile, edges, tiles, src, num_owned):
+def _check_pairs_of(of_tile, edges, tiles, src, num_owned):
     """The pairs of a tile: one for each owned node that is the `src` of one of its edges, ascending."""
     pairs = tiles.pair_of_edge.numpy()[edges]
     np.testing.assert_array_equal(pairs == -1, src[edges] >= num_owned)
     rows = tiles.pair_rows.numpy()
     with_owned = edges[pairs >= 0]
     np.testing.assert_array_equal(rows[pairs[pairs >= 0]], src[with_owned])
-    np.testing.assert_array_equal(rows[tile.pairs], np.unique(src[with_owned]))
-    assert set(pairs[pairs >= 0]) == set(range(tile.pairs.start, tile.pairs.stop))
+    np.testing.assert_array_equal(rows[of_tile], np.unique(src[with_owned]))
+    assert set(pairs[pairs >= 0]) == set(of_tile)
 
 
 @given(tiled=tiled_events(), num_ranks=st.integers(1, 4), grouping=st.sampled_from(["ranges", "random", "one part"]))
