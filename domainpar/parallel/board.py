@@ -162,7 +162,9 @@ class SideChannel:
         if self.serves:  # the store goes with this process
             time.sleep(timeouts.LINGER)
 
-    def meet(self, why: str, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
+    def meet(
+        self, why: str, deadline: float, hopeless: Callable[[Sequence[Life | None]], bool] = lambda lives: False
+    ) -> bool:
         """Wait until every rank wants to compare, or to leave; *collective*. Threads need not: their store lives on.
 
         gloo needs this: a rank that closes its connections while others still read their last message can cost them
@@ -182,13 +184,11 @@ class SideChannel:
 
         The rank that serves the store waits until all others have left it.
         """
-        if not self.between_processes:
-            return
         if self.serves:
-            self._unless_lost(partial(self._all_in, "left", deadline, lambda lives: False), True)
+            self.meet("left", deadline)
         else:
             self._unless_lost(lambda: self.store.add("left", 1), 0)
-        self._lost = True  # it may go at any moment: nothing is asked of it any more
+        self._lost = self.between_processes  # it may go at any moment: nothing is asked of it any more
 
     def _all_in(self, counter: str, seconds: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
         """Count this rank in, and wait until all are."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +25,9 @@ MORE = "start the container with --shm-size=1g"
 
 def free(shared: Path = SHARED) -> int | None:
     """Bytes that nobody uses there; None on systems without it."""
-    try:
-        found = os.statvfs(shared)
-    except (OSError, AttributeError):
-        return None
-    return found.f_bavail * found.f_frsize
+    with suppress(OSError):
+        return shutil.disk_usage(shared).free
+    return None
 
 
 def leftovers(shared: Path = SHARED, processes: Path = Path("/proc")) -> dict[Path, int]:

@@ -204,17 +204,8 @@ class Transport(OfThisProcess, ABC):
         with self.waiting("broadcast"):
             return self._gather(payload if self.rank == root else None, call, [root])[0]
 
-    def check_sizes(self, sizes: Sequence[int], own: int) -> None:
-        """Look at bytes that each rank is said to bring, before memory is asked for by them.
-
-        Args:
-            sizes: They.
-            own: Bytes that this rank brings.
-
-        Raises:
-            Garbled: If they cannot be sizes, or this rank's own has changed on the way.
-            ValueError: On all ranks alike, if no message can hold them.
-        """
+    def _check_sizes(self, sizes: Sequence[int], own: int) -> None:
+        """Look at bytes that each rank is said to bring, this one `own`, before memory is asked for by them."""
         if min(sizes) < 0 or sizes[self.rank] != own:
             brought = f"of which {self.name_ranks([self.rank])} brought {own} bytes"
             raise self.garbled(f"sizes, {brought}, came as {some_of([str(size) for size in sizes])}")
@@ -295,7 +286,7 @@ class Transport(OfThisProcess, ABC):
         wire = table.to(self._wire_device(table))
         self._post_reduction(wire, "sum", call).finish()
         table = wire.cpu()
-        self.check_sizes(counts := table[:, 0].tolist(), len(letter))
+        self._check_sizes(counts := table[:, 0].tolist(), len(letter))
         letters = [row.view(torch.uint8)[:count] for row, count in zip(table[:, 1:], counts)]
         if max(counts) > _IN_A_SUM:
             own = own.to(wire.device)

@@ -95,8 +95,8 @@ def test_a_payload_that_arrives_changed_is_never_read_and_names_its_transport(ta
 def test_sizes_that_cannot_be_are_refused_before_memory_is_asked_for_by_them(sizes, own):
     def told(world):
         with pytest.raises(Garbled, match=r"came as .*threads \(domainpar's own\) changes what it carries"):
-            world.transport.check_sizes(sizes, own)
-        world.transport.check_sizes([4, 0], 4)
+            world.transport._check_sizes(sizes, own)
+        world.transport._check_sizes([4, 0], 4)
 
     run_ranks(told, 1)
 

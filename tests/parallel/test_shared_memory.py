@@ -1,6 +1,5 @@
 """Ranks under MPICH need room in /dev/shm: looked at before they start, and what ended runs left is told of."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ MIB = 2**20
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
     """A pretended /dev/shm of 64 MiB, with files of three runs, of which a process still has one in its memory."""
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=64, f_frsize=MIB))
+    monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 * MIB))
     for name in ("mpich_shm_live", "mpich_shm_old", "mpich_shm_older", "sem.other"):
         (tmp_path / name).write_bytes(bytes(8192))
     (tmp_path / "proc" / "77").mkdir(parents=True)
@@ -53,7 +52,7 @@ def test_ranks_without_room_are_refused_with_what_makes_room(shared, ranks, fits
 
 
 def test_only_mpich_is_asked_and_one_rank_of_a_machine_speaks(shared, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=MIB))
+    monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
     _check_shared_memory("Open MPI v5.0.1", {"MPI_LOCALNRANKS": "12"})
     _check_shared_memory("MPICH Version: 5.0.2", {"SLURM_PROCID": "0"})
     with pytest.raises(ToldHere):
