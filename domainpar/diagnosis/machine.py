@@ -245,13 +245,16 @@ def check_ranks(places: Sequence[RankPlace], transport: str) -> Finding:
     text = f"{several(len(places), 'rank')} on {several(len(hosts), 'host')} met by {transport}"
     if len(places) > 1:
         text += f"; {between(list(hosts.values()), 'rank')} a host"
-    cpus, advice = sorted({place.cpu for place in places}), []
+    cpus = sorted({place.cpu for place in places})
+    advice: list[str] = []
     if len(cpus) > 1:
-        text, advice = f"{text}; processors differ: {', '.join(cpus)}", ["'rows' says if bits do"]
+        text += f"; processors differ: {', '.join(cpus)}"
+        advice.append("'rows' says if bits do")
     spread = max(place.clock for place in places) - min(place.clock for place in places)
     if len(hosts) > 1:
         text += f"; clocks differ by at most {spread:.2f} s"
-        advice += ["set the clocks (NTP): times in logs do not compare"] * (spread > LARGEST_CLOCK_SPREAD)
+        if spread > LARGEST_CLOCK_SPREAD:
+            advice.append("set the clocks (NTP): times in logs do not compare")
     return works("ranks", text, "; ".join(advice), ranks=len(places), hosts=dict(hosts), cpus=cpus, spread=spread)
 
 
