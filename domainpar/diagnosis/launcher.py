@@ -77,12 +77,12 @@ def check_mpi(launcher: Launcher) -> Finding:
     except (ImportError, RuntimeError) as error:
         advice = "pip install mpich, or load the MPI module of your site and set MPI4PY_LIBMPI; or start with torchrun"
         return failed("MPI", f"mpi4py finds no MPI library: {error}", advice)
-    library, found = ended.output.strip().splitlines()[-1], mpiexecs()
-    none = "" if found else "pip install mpich brings an mpiexec; or load the MPI module of your site"
-    text = f"mpi4py uses {library}; {', '.join(found) or 'no mpiexec'}"
+    library, there = ended.output.strip().splitlines()[-1], mpiexecs()
+    none = "" if there else "pip install mpich brings an mpiexec; or load the MPI module of your site"
+    text = f"mpi4py uses {library}; {', '.join(there) or 'no mpiexec'}"
     if library.startswith("Open MPI"):
         text += "".join(f"; {why}: mpiexec {flag}" for flag, why in open_mpi_flags(os.geteuid() == 0).items())
-    return works("MPI", text, none, library=library, mpiexecs=found)
+    return works("MPI", text, none, library=library, mpiexecs=there)
 
 
 def open_mpi_flags(is_superuser: bool) -> dict[str, str]:

@@ -155,11 +155,11 @@ def test_ranks_are_counted_by_host():
 def test_another_version_on_one_rank_fails_and_names_it(monkeypatch):
     assert run_ranks(check_same_versions, 2)[0].verdict is Verdict.PASS
     assert run_ranks(check_same_versions, 1)[0].verdict is Verdict.SKIP
-    versions = iter([{"torch": "2"}, {"torch": "3"}, {"torch": "2"}])
+    versions = iter([{"zarr": "2"}, {"zarr": "3"}, {"zarr": "2"}])
     monkeypatch.setattr(machine, "package_versions", lambda: next(versions))
     for finding in run_ranks(check_same_versions, 3):
         assert finding.verdict is Verdict.FAIL
-        assert re.match(r"torch is 3 on rank \d, but 2 on the others", finding.found)
+        assert re.match(r"zarr is 3 on rank \d, but 2 on the others", finding.found)
 
 
 def test_clocks_that_differ_between_hosts_are_seen():
