@@ -163,6 +163,7 @@ class RunRecord(Learning):
     lost_records: int = 0  # lines of `metrics.jsonl` that could not
     model_code: str | None = None  # `package.module:factory` of a user's own network; None for others
     model_options: Sequence[str] | None = None  # options of flags that the network makes use of
+    optimizer_code: str | None = None  # `package.module:Class` of a user's own optimiser; None for others
     ranks: int | None = None
     domain_size: int | None = None  # ranks to an event
     threads: int | None = None  # of each rank

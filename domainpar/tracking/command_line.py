@@ -26,6 +26,7 @@ from domainpar.common.problems import NotWritten, Problem, Where, as_problem, er
 from domainpar.common.words import VOICE, some_of
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.config import (
+    CODE,
     SHIPPED,
     ConfigError,
     Group,
@@ -198,11 +199,15 @@ def _refuse_shipped(values: Mapping[str, Any]) -> None:
 def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
     """The configuration that a run began with, by its `config.yaml`; `model` names a network of the user's own.
 
+    Its optimiser is left out: it may be code of the user's own, and the network does without.
+
     Raises:
         ConfigError: If there is no run, or its file cannot be read.
     """
-    own = {} if model is None else {"model": model}
-    return TrainConfig(**_Command(TrainConfig).read_run(run, model is not None) | own)
+    own, values = {} if model is None else {"model": model}, _Command(TrainConfig).read_run(run, model is not None)
+    for name in ("optimizer", "momentum", "betas"):
+        values.pop(name, None)
+    return TrainConfig(**values | own)
 
 
 class _Flag:
@@ -410,9 +415,9 @@ class _Command:
         keys = self._converted(path, _load_mapping(path, hint), own_model)
         if unknown := [str(key) for key in keys if key not in self.flags]:
             self._refuse_unknown(unknown, lambda command: command.flags, "unknown key", f"{path}: ")
-        if ":" in str(model := keys.get("model")):
-            what = f"{path}: model is {model!r}: a file is data and never names code"
-            raise ConfigError(what, f"give it as a flag: --model {model}")
+        if code := [name for name in CODE if ":" in str(keys.get(name))]:
+            what = f"{path}: {code[0]} is {keys[code[0]]!r}: a file is data and never names code"
+            raise ConfigError(what, f"give it as a flag: {flag(code[0])} {keys[code[0]]}")
         return {key: self._read(key, value, f"{path}: {key}") for key, value in keys.items()}
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:

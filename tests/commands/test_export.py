@@ -67,7 +67,7 @@ def exported(run):
     return both_forms(run, onnx={"event": trained_on(run)[0]})
 
 
-EXAMPLES = tuple(f"examples.networks:{of_class}" for of_class in IN_EXAMPLES.values())
+EXAMPLES = tuple(IN_EXAMPLES.values())
 NETWORKS = {
     **{name: {"model": name} for name in (*MODELS, *EXAMPLES)},
     "bare": {"residual": False, "aggregate": "sum", "activation": "tanh", "norm": "none", "shared_weights": True},

@@ -111,6 +111,7 @@ REFUSED_FLAGS = {
     "a target that is no YAML": ("--target pt:[1", "--target", "pt: [1, .inf]"),
     "a model that is none": ("--model acron", "--model is 'acron'; expected one of interaction, ", "mean acorn?"),
     "a model that left": ("--model agnn", "no longer built in", "use --model examples.networks:AttentionNetwork, with"),
+    "an optimiser that left": ("--optimizer lamb", "no longer built in", "--optimizer examples.optimizers:Lamb, with"),
     "code that is no name": ("--model mine:net()", "or package.module:factory", "--help explains it"),
     "what stands for code": ("--model own", "code of your own, which no file names", "repeat --model package"),
     "a file that is not there": ("--config no-such.yaml", "no-such.yaml: No such file", "YAML file"),
@@ -128,6 +129,7 @@ REFUSED_FILES = {
     "nothing for a number": ("lr:\n", "lr is null; expected a number", "default"),
     "a choice that is none": ("mode: niave\n", "expected one of halo, naive", "did you mean naive?"),
     "code": ("model: os:system\n", "a file is data and never names code", "as a flag: --model os:system"),
+    "an optimiser's code": ("optimizer: os:system\n", "never names code", "as a flag: --optimizer os:system"),
     "a list of code": ("model: [os:system]\n", "a file is data and never names code", "as a flag"),
     "a target that is not quoted": (
         "target: {pt: [1, .inf]}\n",

@@ -24,7 +24,7 @@ from domainpar.placed.ranks import NotExact
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.tracking.command_line import parse
 from domainpar.tracking.config import BITWISE, InferConfig, TrainConfig
-from domainpar.tracking.config.train import IN_EXAMPLES
+from domainpar.tracking.config.train import IN_EXAMPLES as EXAMPLES
 from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.networks.catalogue import OF_THE_FIELD
 from domainpar.tracking.training.run import train as train_on_ranks
@@ -142,7 +142,6 @@ def test_running_statistics_of_a_step_of_several_events_are_the_mean_of_what_eac
     assert found.states[0]["module.of_nodes.1.num_batches_tracked"] == 3
 
 
-EXAMPLES = {name: f"examples.networks:{of_class}" for name, of_class in IN_EXAMPLES.items()}
 ALWAYS = ("acorn", "acorn2", EXAMPLES["gcn"])  # on stages; with norms; with sums divided by roots of degrees
 
 

@@ -287,7 +287,7 @@ def made(name, edge_features=None, seed=0):
         features = NODE_FEATURES, features_of(name) if edge_features is None else edge_features
         return OF_THE_FIELD[name](*features, **sizes, seed=seed)
     features = [NODE_FEATURES, EDGE_FEATURES][: 1 + (features_of(name) > 0)]
-    return getattr(examples, IN_EXAMPLES[name])(*features, **sizes)
+    return getattr(examples, IN_EXAMPLES[name].removeprefix("examples.networks:"))(*features, **sizes)
 
 
 def features_of(name):

@@ -9,7 +9,7 @@ from domainpar.tracking.config.doctor import DoctorConfig
 from domainpar.tracking.config.estimate import EstimateConfig
 from domainpar.tracking.config.evaluate import EvaluateConfig
 from domainpar.tracking.config.export import ExportConfig
-from domainpar.tracking.config.group import OWN_MODEL, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
+from domainpar.tracking.config.group import CODE, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
 from domainpar.tracking.config.import_acorn import ImportAcornConfig
 from domainpar.tracking.config.infer import SHIPPED, InferConfig, preset_of
 from domainpar.tracking.config.prepare import PrepareConfig
@@ -19,7 +19,7 @@ from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Wei
 from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig
 
 __all__ = [
-    "BITWISE", "MODELS", "ON_STAGES", "OWN_MODEL", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
+    "BITWISE", "CODE", "MODELS", "ON_STAGES", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
     "EstimateConfig", "EvaluateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs",
     "NetworkFlags", "Numbers",
     "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "preset_of",

@@ -1,8 +1,10 @@
 """The frame of all configurations: groups of fields, the error that refuses, and the file that repeats a command."""
 
+import difflib
 import math
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, get_args, get_type_hints
@@ -11,8 +13,11 @@ import yaml
 
 from domainpar.common.problems import Problem
 
-OWN_MODEL = "own"
-"""Stands in a run's `config.yaml` in place of a user's own network: a file is data and never names code."""
+CODE = {"model": "network", "optimizer": "optimiser"}
+"""Fields that may name code of the user's own, and what it makes, in words."""
+
+OWN_CODE = "own"
+"""Stands in a run's `config.yaml` in place of such code: a file is data and never names code."""
 
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
@@ -137,7 +142,45 @@ class Bounded:
             raise ConfigError(f"{flag(name)} is {value}; it must be {bound}", hint)
 
 
-Rule = Bounded | MeansNothing
+@dataclass(frozen=True)
+class NameOrCode:
+    """A rule: a field has a name that is known, or names code of the user's own.
+
+    Attributes:
+        field: The field, one of `CODE`.
+        known: The names.
+        moved: The code that other names, which were built in, are now.
+        form: How code is named.
+    """
+
+    field: str
+    known: Sequence[str]
+    moved: Mapping[str, str]
+    form: str
+
+    def check(self, config: "Group") -> None:
+        """Refuse a name that is none.
+
+        Raises:
+            ConfigError: Naming the flag, and what to write.
+        """
+        spelt, name = flag(self.field), getattr(config, self.field)
+        if name == OWN_CODE:
+            what = f"the {CODE[self.field]} of this run is code of your own, which no file names"
+            raise ConfigError(what, f"repeat {spelt} {self.form}; run.json says what it was")
+        if name in self.moved:
+            what = f"{spelt} is {name!r}, which is no longer built in: it is plain code of the examples"
+            where = "with examples/ of the repository, or a copy of it, on the Python path"
+            raise ConfigError(what, f"use {spelt} {self.moved[name]}, {where}")
+        if name not in self.known and not is_code(name):
+            close = difflib.get_close_matches(name, self.known, n=1)
+            raise ConfigError(
+                f"{spelt} is {name!r}; expected one of {', '.join(self.known)}, or {self.form}",
+                f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
+            )
+
+
+Rule = Bounded | MeansNothing | NameOrCode
 
 
 def rules(*each: Rule) -> tuple[Rule, ...]:
@@ -194,9 +237,9 @@ class Group:
         return f" (of --preset {preset})" if name in set_by and getattr(self, name) == set_by[name] else ""
 
 
-def is_code(model: str) -> bool:
-    """Whether the name of a model is that of a user's own, `package.module:factory`."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model) is not None
+def is_code(name: str) -> bool:
+    """Whether a name is that of code of the user's own, `package.module:factory`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
 def _texts(config_class: type[Group]) -> dict[str, type[Text]]:
@@ -227,8 +270,7 @@ def resolved_yaml(config: Group) -> str:
     for group in groups(type(config)):
         kept = {name: getattr(config, name) for name in group.__annotations__ if name not in _NOT_KEPT}
         kept |= {name: str(value) for name, value in kept.items() if isinstance(value, Text)}
-        if is_code(str(kept.get("model"))):
-            kept["model"] = OWN_MODEL
+        kept |= {name: OWN_CODE for name in CODE if is_code(str(kept.get(name)))}
         sections.append(f"# {title(group)}\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
     return whole("\n".join(sections))
 

@@ -1,11 +1,10 @@
 """The flags of `train`."""
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.tracking.config.group import OWN_MODEL, Bounded, ConfigError, Group, MeansNothing, is_code, rules
+from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, NameOrCode, rules
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeights, Range, Weighting
 
@@ -16,13 +15,15 @@ BITWISE = (*ON_STAGES, "acorn")
 MODELS = (*BITWISE, "acorn2")
 
 IN_EXAMPLES = {
-    "agnn": "AttentionNetwork",
-    "mpnn": "MessagePassingNetwork",
-    "gcn": "GraphConvolutionalNetwork",
-    "resin": "ResidualInteractionNetwork",
-    "graphnets": "GraphNetsNetwork",
+    "agnn": "examples.networks:AttentionNetwork",
+    "mpnn": "examples.networks:MessagePassingNetwork",
+    "gcn": "examples.networks:GraphConvolutionalNetwork",
+    "resin": "examples.networks:ResidualInteractionNetwork",
+    "graphnets": "examples.networks:GraphNetsNetwork",
 }
-"""Names that were built in, and the classes of `examples/networks.py` that those networks are now."""
+"""Names that were built in, and the code of the examples that those networks are now."""
+
+_OPTIMIZERS_IN_EXAMPLES = {"lars": "examples.optimizers:Lars", "lamb": "examples.optimizers:Lamb"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ class NetworkFlags(Group):
     interaction-node-first only; other models take features as they are."""
 
     RULES = rules(
+        NameOrCode("model", MODELS, IN_EXAMPLES, "package.module:factory"),
         Bounded("hidden, graph_iters", least=1),
         Bounded("dropout", below=1),
         MeansNothing("precision bf16", beside="dtype float64", hint="drop one of them"),
@@ -138,23 +140,6 @@ class NetworkFlags(Group):
 
     def check(self) -> None:
         """Refuse a network that cannot be built."""
-        if self.model == OWN_MODEL:
-            raise ConfigError(
-                "the network of this run is code of your own, which no file names",
-                "repeat --model package.module:factory; run.json says what it was",
-            )
-        if self.model in IN_EXAMPLES:
-            name = f"examples.networks:{IN_EXAMPLES[self.model]}"
-            raise ConfigError(
-                f"--model is {self.model!r}, which is no longer built in: it is a plain module of the examples",
-                f"use --model {name}, with examples/ of the repository, or a copy of it, on the Python path",
-            )
-        if self.model not in MODELS and not is_code(self.model):
-            close = difflib.get_close_matches(self.model, MODELS, n=1)
-            raise ConfigError(
-                f"--model is {self.model!r}; expected one of {', '.join(MODELS)}, or package.module:factory",
-                f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
-            )
         if self.model in BITWISE and (extra := self.hidden % COLUMN_BLOCK):
             nearest = sorted({max(self.hidden - extra, COLUMN_BLOCK), self.hidden - extra + COLUMN_BLOCK})
             raise ConfigError(
@@ -223,8 +208,9 @@ class LearningFlags(Group):
     """Smallest and largest number of hits of an event to train on or to validate with: '50000, 150000'. Others are left
     out, and counted. Default: any."""
 
-    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
-    """Optimiser. lars and lamb scale the step of each layer to the size of its weights, for steps of many events."""
+    optimizer: str = "adamw"
+    """adamw, adam, sgd; or your own, package.module:Class, made with groups of parameters, lr, and weight_decay if it
+    takes it. LARS and LAMB, for steps of many events, are in examples/optimizers.py."""
 
     lr: float = 3e-3
     """Learning rate. The default suits AdamW."""
@@ -233,14 +219,13 @@ class LearningFlags(Group):
     """Factors of the learning rate, by patterns of parameter names: 'head: 0.1, node_encoder: 2'. Later ones win."""
 
     momentum: float = 0.9
-    """Momentum of sgd and lars."""
+    """Momentum of sgd."""
 
     betas: Betas = Betas("0.9,0.999")
-    """Decay rates of the means of gradients and of their squares, for adamw, adam and lamb."""
+    """Decay rates of the means of gradients and of their squares, for adamw and adam."""
 
     weight_decay: float = 0.01
-    """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. lars, lamb: the same, for
-    matrices only."""
+    """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. Your own: as it says."""
 
     clip: float | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
@@ -256,6 +241,7 @@ class LearningFlags(Group):
     0 at the end of the epochs. step: is multiplied by 0.9 every 10 epochs."""
 
     RULES = rules(
+        NameOrCode("optimizer", ("adamw", "adam", "sgd"), _OPTIMIZERS_IN_EXAMPLES, "package.module:Class"),
         Bounded("epochs, max_steps, events_per_step, node_budget", least=1),
         Bounded("weight_decay, warmup, warmup_epochs"),
         Bounded("lr, clip", positive=True),
@@ -267,8 +253,8 @@ class LearningFlags(Group):
             beside="sampling budget",
             hint="the budget decides on the events of a step: drop it",
         ),
-        MeansNothing("betas", beside="optimizer sgd, optimizer lars", hint="drop it, or take another optimiser"),
-        MeansNothing("momentum", without="optimizer sgd, optimizer lars", hint="drop it, or take another optimiser"),
+        MeansNothing("betas", without="optimizer adamw, optimizer adam", hint="drop it, or take another optimiser"),
+        MeansNothing("momentum", without="optimizer sgd", hint="drop it, or take another optimiser"),
     )
 
 

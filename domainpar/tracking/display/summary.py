@@ -173,9 +173,10 @@ def _where(split: str, how: str, counted: str) -> dict[str, str]:
 
 def command(run: RunFiles) -> str:
     """The command that does the same again, from the run's own configuration, into another directory."""
-    model, ranks = run.record.model_code, run.record.ranks or 1
+    record, ranks = run.record, run.record.ranks or 1
     words = [this_python(), "-m", "domainpar.train", "--config", str(run.directory / "config.yaml")]
-    words += ["--model", model] if model else []
+    words += ["--model", record.model_code] if record.model_code else []
+    words += ["--optimizer", record.optimizer_code] if record.optimizer_code else []
     # `.` and `..` have no name that "-again" could be put behind.
     directory = run.directory if run.directory.name not in ("", "..") else run.directory.resolve()
     words += ["--out", str(directory.with_name(f"{directory.name}-again"))]

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -103,22 +103,40 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
     Raises:
         ValueError: If it cannot be found or called, or makes something else.
     """
-    try:
-        factory = _factory(name)
-        taken = [option for option in _taken(factory) if option in options]
+
+    def made(factory: Callable[..., Any]) -> Any:
+        used = taken(factory)
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(options["seed"])
-            module = factory(**{option: value for option, value in options.items() if option in taken})
+            return factory(**{option: value for option, value in options.items() if option in used})
+
+    module = of_own_code("model", name, OF_FACTORIES, made)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
+    return module
+
+
+def of_own_code(what: str, name: str, options: Sequence[str], use: Callable[[Callable[..., Any]], Any]) -> Any:
+    """What comes of the use of a user's own code.
+
+    Args:
+        what: What the code makes, for errors.
+        name: Its name, `package.module:factory`; a class is a factory.
+        options: Arguments that it may take, for errors.
+        use: Calls it, or looks at it.
+
+    Raises:
+        ValueError: If it cannot be found or used.
+    """
+    try:
+        return use(_factory(name))
     except (Exception, SystemExit) as error:  # whatever a user's code may raise is the user's to see, in one line
-        advice = f"; a factory may take {', '.join(OF_FACTORIES)}" if isinstance(error, TypeError) else ""
+        advice = f"; a factory may take {', '.join(options)}" if isinstance(error, TypeError) else ""
         if isinstance(error, (ImportError, AttributeError)):
             advice = "; write package.module:factory, with the package on the Python path (the current directory is)"
         if (getattr(error, "name", None) or "").split(".")[0] == "torch_geometric":
             advice = "; pip install 'domainpar[pyg]' brings it"
-        raise ValueError(f"model {name!r} cannot be made: {message_of(error)}{advice}.") from error
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
-    return module
+        raise ValueError(f"{what} {name!r} cannot be made: {message_of(error)}{advice}.") from error
 
 
 def _factory(name: str) -> Any:
@@ -126,13 +144,13 @@ def _factory(name: str) -> Any:
     return getattr(import_module(module_name), factory_name)
 
 
-def _taken(factory: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of `OF_FACTORIES` that a factory takes."""
+def taken(factory: Callable[..., Any], options: Sequence[str] = OF_FACTORIES) -> tuple[str, ...]:
+    """Those of some options that a factory takes."""
     if getattr(factory, "__init__", None) is nn.Module.__init__:  # a class without one of its own
         return ()
     parameters = inspect.signature(factory).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return tuple(option for option in OF_FACTORIES if takes_all or option in parameters)
+    return tuple(option for option in options if takes_all or option in parameters)
 
 
 def _names_outputs(name: str) -> bool:
@@ -150,7 +168,7 @@ def options_of(name: str) -> tuple[str, ...]:
     if name in OF_THE_FIELD:
         return tuple(option for option in OPTIONS if option != "dropout")
     try:
-        return tuple(option for option in _taken(_factory(name)) if option in OPTIONS)
+        return tuple(option for option in taken(_factory(name)) if option in OPTIONS)
     except (Exception, SystemExit):  # `build_model` says what is wrong with it
         return OPTIONS
 

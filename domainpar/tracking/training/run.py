@@ -11,7 +11,6 @@ from pathlib import Path
 
 from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.words import progress
-from domainpar.nn.optimizers import make_optimizer
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.errors import RanksFailed
@@ -33,6 +32,7 @@ from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.monitor.profile import Profile
 from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
+from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
 from domainpar.tracking.training.run_log import RunLog
@@ -216,7 +216,7 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World,
     """The network of a configuration with all that trains it.
 
     Raises:
-        ValueError: If the network cannot be made, or has nothing to train.
+        ValueError: If the network or the optimiser cannot be made, or the network has nothing to train.
     """
     model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
     if config.init is not None:
@@ -244,16 +244,7 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World,
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,
-        optimizer=make_optimizer(
-            config.optimizer,
-            model,
-            model.layers,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
-            betas=config.betas.value,
-            lr_factors=None if config.lr_factors is None else config.lr_factors.value,
-        ),
+        optimizer=make_optimizer(config, model, model.layers),
         loader=loader,
         world=world,
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),

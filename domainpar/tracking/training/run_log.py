@@ -99,6 +99,7 @@ class RunLog:
             memory=None if expected is None else expected.as_record(),
             model_code=config.model if is_code(config.model) else None,
             model_options=options_of(config.model),
+            optimizer_code=config.optimizer if is_code(config.optimizer) else None,
             began_at_step=state.step,
             ranks=self.world.size,
             domain_size=self.world.domain.size,

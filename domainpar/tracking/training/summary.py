@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,7 +13,7 @@ from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
-from domainpar.tracking.config import NetworkFlags, TrainConfig, flag, is_code
+from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.model import deal
 from domainpar.tracking.cost.prices import in_words, mean_epoch
@@ -226,7 +226,8 @@ def last_lines(
     tracks = " --tracks greedy" if geometry and tasks.edge_weight else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
-    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{own_model(config)}{naive}{tracks}"
+    model = own_code(config, ["model"])
+    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{model}{naive}{tracks}"
     more = [name for name, asked in ((f"{PROFILE.parent}/", config.profile), (f"{TRACKERS}/", config.log)) if asked]
     files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
     return [
@@ -245,12 +246,12 @@ def stops_early(config: TrainConfig, state: TrainingState) -> str:
 
 def resume_command(directory: Path, config: TrainConfig) -> str:
     """The command that resumes a run."""
-    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_model(config)}"
+    return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_code(config, CODE)}"
 
 
-def own_model(config: TrainConfig) -> str:
-    """The flag that names a network of the user's own, which no file names, for a command; else nothing."""
-    return f" --model {config.model}" if is_code(config.model) else ""
+def own_code(config: TrainConfig, names: Iterable[str]) -> str:
+    """Those of some flags that name code of the user's own, which no file names, for a command."""
+    return "".join(f" {flag(name)} {getattr(config, name)}" for name in names if is_code(getattr(config, name)))
 
 
 def lost(failed_saves: int, lost_records: int) -> list[str]:

@@ -136,7 +136,7 @@ def test_nothing_is_loaded_from_anywhere(page):
 
 
 def test_hostile_words_of_a_run_stay_words(tmp_path):
-    fields = ("host", "state", "model_code", "started", "machine", "error", "parameters_sha256")
+    fields = ("host", "state", "model_code", "optimizer_code", "started", "machine", "error", "parameters_sha256")
     run = write_run(tmp_path, [drawn(6, num_edges=5)], scores=False, **dict.fromkeys(fields, HOSTILE))
     page = Page(report(run))
     assert page.text.count(HOSTILE) >= len(fields) - 1  # that of the network is quoted once more, for a shell

@@ -1,39 +1,55 @@
-"""Optimisers by name: their formulas, one hash on any number of ranks, and a run that goes on where it was stopped."""
+"""Optimisers: their formulas, one hash on any number of ranks, and a run that goes on where it was stopped."""
 
+import json
 import pickle
 
 import invariance
 import numpy as np
 import pytest
 import torch
+import yaml
 from marks import slow
 from random_store import write_random_store
 from torch import nn
 
+from domainpar import train as train_command
 from domainpar.common.agreement import Refused
-from domainpar.nn.optimizers import OPTIMIZERS, make_optimizer, optimizer_name
+from domainpar.common.problems import Problem
+from domainpar.nn.optimizers import OPTIMIZERS, optimizer_name
 from domainpar.parallel.world import World
+from domainpar.runs.checkpoint import Checkpoints
 from domainpar.testing import run_ranks
+from domainpar.tracking.command_line import config_of_run, parse
 from domainpar.tracking.config import ConfigError, TrainConfig
 from domainpar.tracking.config.texts import Factors
+from domainpar.tracking.display.run_files import read_run_files
+from domainpar.tracking.display.summary import command
+from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.run import train
+from domainpar.tracking.training.summary import resume_command
+from examples import optimizers
 
 STEPS = 4
+IN_EXAMPLES = {"examples.optimizers:Lars": optimizers.Lars, "examples.optimizers:Lamb": optimizers.Lamb}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimisers_can_be_copied_and_have_their_names(name):
-    optimizer = make_optimizer(name, layer()[0], layer()[0], lr=0.25, weight_decay=0.5)
-    copied = pickle.loads(pickle.dumps(optimizer))
-    assert type(copied) is OPTIMIZERS[name]
+def made(name, model, **flags):
+    return make_optimizer(TrainConfig(optimizer=name, **flags), model, model)
+
+
+@pytest.mark.parametrize(("name", "kind"), [*OPTIMIZERS.items(), *IN_EXAMPLES.items()])
+def test_optimisers_can_be_copied_and_have_their_names(name, kind):
+    copied = pickle.loads(pickle.dumps(made(name, layer()[0], lr=0.25, weight_decay=0.5)))
+    assert type(copied) is kind
     assert copied.param_groups[0]["lr"] == 0.25
+    assert copied.param_groups[0]["weight_decay"] == 0.5
     assert optimizer_name(copied) == name
 
 
 def test_optimisers_of_torch_have_the_names_of_ours():
     parameters = [nn.Parameter(torch.zeros(2))]
     made = [kind(parameters) for kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RAdam)]
-    assert [optimizer_name(it) for it in made] == ["adamw", "adam", "sgd", "RAdam"]
+    assert [optimizer_name(it) for it in made] == ["adamw", "adam", "sgd", "torch.optim.radam:RAdam"]
 
 
 def layer():
@@ -73,8 +89,8 @@ def lamb(w, g, state, lr, betas, weight_decay):
 
 
 FORMULAS = {
-    "lars": (lars, {"lr": 2.0, "momentum": 0.8, "weight_decay": 0.1}),
-    "lamb": (lamb, {"lr": 0.1, "betas": (0.7, 0.9), "weight_decay": 0.1}),
+    "Lars": (lars, {"lr": 2.0, "momentum": 0.8, "weight_decay": 0.1}),
+    "Lamb": (lamb, {"lr": 0.1, "betas": (0.7, 0.9), "weight_decay": 0.1}),
 }
 
 
@@ -82,7 +98,7 @@ FORMULAS = {
 def test_layerwise_optimisers_are_their_formulas(name):
     formula, options = FORMULAS[name]
     model, gradients = layer()
-    optimizer = make_optimizer(name, model, model, **options)
+    optimizer = getattr(optimizers, name)(model.parameters(), **options)
     expected = [parameter.detach().numpy().copy() for parameter in model.parameters()]
     states = [{} for _ in expected]
     for of_step in gradients:
@@ -103,12 +119,14 @@ TORCHS = {
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_the_others_are_those_of_torch(name):
-    options = {"momentum": 0.8} if name == "sgd" else {"betas": (0.7, 0.9)}
-    outcomes = []
-    for make in (lambda model, **all_: make_optimizer(name, model, model, **all_), None):
+    flags, options = {"betas": "0.7,0.9"}, {"betas": (0.7, 0.9)}
+    if name == "sgd":
+        flags = options = {"momentum": 0.8}
+    common, outcomes = {"lr": 0.1, "weight_decay": 0.1}, []
+    for ours in (True, False):
         model, gradients = layer()
-        common = {"lr": 0.1, "weight_decay": 0.1, **options}
-        optimizer = TORCHS[name](model.parameters(), **common) if make is None else make(model, **common)
+        plain = TORCHS[name](model.parameters(), **common, **options)
+        optimizer = made(name, model, **common, **flags) if ours else plain
         for of_step in gradients:
             for parameter, gradient in zip(model.parameters(), of_step):
                 parameter.grad = gradient.clone()
@@ -119,8 +137,7 @@ def test_the_others_are_those_of_torch(name):
 
 def test_of_several_patterns_that_fit_the_last_counts():
     model = layer()[0]
-    patterns = {"r": 0.5, "^matrix": 3.0}
-    optimizer = make_optimizer("sgd", model, model, lr=1.0, weight_decay=0.0, lr_factors=patterns)
+    optimizer = made("sgd", model, lr_factors="{r: 0.5, ^matrix: 3.0}")
     factors = {id(one): group["factor"] for group in optimizer.param_groups for one in group["params"]}
     assert {name: factors[id(one)] for name, one in model.named_parameters()} == {
         "matrix": 3.0,
@@ -128,7 +145,65 @@ def test_of_several_patterns_that_fit_the_last_counts():
         "zeros": 0.5,
     }
     with pytest.raises(ValueError, match="no parameter has 'head' in its name; the names are matrix, vector, zeros"):
-        make_optimizer("sgd", model, model, lr=1.0, weight_decay=0.0, lr_factors={"head": 1.0})
+        made("sgd", model, lr_factors="head: 1.0")
+
+
+def plain(params, lr):
+    """Takes no weight decay."""
+    return torch.optim.SGD(params, lr=lr)
+
+
+class Counts(torch.optim.SGD):
+    """Counts its steps where a checkpoint does not look."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        super().step(closure)
+
+
+class CountsInNumbers(torch.optim.SGD):
+    """Counts its steps in a number, not in a tensor."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["times"] = 1
+        super().step(closure)
+
+
+class CountsForAll(torch.optim.SGD):
+    """Counts its steps once for all parameters."""
+
+    def step(self, closure=None):
+        self.state["all"] = {"steps": torch.ones(())}
+        super().step(closure)
+
+
+def test_an_optimiser_of_ones_own_gets_weight_decay_if_it_takes_it():
+    for name in ("torch.optim:RAdam", "examples.optimizers:Lars"):
+        group = made(name, layer()[0], lr=0.25, weight_decay=0.5, lr_factors="z: 2").param_groups[1]
+        assert [group[key] for key in ("lr", "weight_decay", "factor")] == [0.25, 0.5, 2.0]
+    assert made(f"{__name__}:plain", layer()[0]).param_groups[0]["weight_decay"] == 0
+    with pytest.raises(Problem, match=f"--weight-decay 0.5 means nothing with --optimizer {__name__}:plain, which"):
+        made(f"{__name__}:plain", layer()[0], weight_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:Mine", "optimizer 'no_such_module:Mine' cannot be made: ModuleNotFoundError: No module"),
+        ("examples.optimizers:Larry", "'examples.optimizers:Larry' cannot be made: AttributeError"),
+        ("torch.nn:Identity", "optimizer 'torch.nn:Identity' made a Identity, not a torch.optim.Optimizer"),
+        ("torch.nn:Linear", "cannot be made: TypeError: .*; a factory may take lr, weight_decay"),
+        ("torch.optim:LBFGS", "'torch.optim:LBFGS' cannot be made: TypeError: .*closure"),
+        ("Counts", "keeps steps from step to step, which no checkpoint holds"),
+        ("CountsInNumbers", "keeps times from step to step"),
+        ("CountsForAll", "keeps all from step to step"),
+    ],
+)
+def test_what_cannot_be_an_optimiser_is_refused_with_its_name(name, words):
+    with pytest.raises(ValueError, match=words):
+        made(name if ":" in name else f"{__name__}:{name}", layer()[0])
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +212,8 @@ def store(tmp_path_factory):
 
 
 RUNS = {
-    "lars": {"optimizer": "lars", "lr": 3.0, "clip": 0.5},
-    "lamb": {"optimizer": "lamb", "lr": 0.02, "lr_factors": "head: 0.1", "events_per_step": 2},
+    "lars": {"optimizer": "examples.optimizers:Lars", "lr": 3.0, "clip": 0.5},
+    "lamb": {"optimizer": "examples.optimizers:Lamb", "lr": 0.02, "lr_factors": "head: 0.1", "events_per_step": 2},
     "sgd": {"optimizer": "sgd", "lr": 0.1, "lr_factors": "head: 0"},
 }
 
@@ -183,9 +258,51 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(store, tmp_path, name):
 
 def test_a_checkpoint_of_another_optimiser_is_refused(store, tmp_path):
     trained(store, tmp_path / "run", **RUNS["lamb"], max_steps=1)
-    for name in ("adam", "sgd"):  # one keeps what has the same names
-        with pytest.raises(Refused, match=f"was left by lamb, and what that keeps means nothing to {name}"):
+    lamb = "examples.optimizers:Lamb"
+    for name in ("adam", "sgd", "torch.optim.adamax:Adamax"):  # one keeps what has the same names
+        with pytest.raises(
+            Refused, match=f"was left by {lamb}, and what that keeps means nothing to {name}"
+        ) as refused:
             trained(store, tmp_path / "run", optimizer=name, resume=True)
+        assert refused.value.hint.startswith(f"give --optimizer {lamb}, or ")
+    trained(store, tmp_path / "other", optimizer="adam", max_steps=1)
+    with pytest.raises(Refused, match=f"was left by adam, and what that keeps means nothing to {lamb}"):
+        trained(store, tmp_path / "other", optimizer=lamb, resume=True)
+
+
+def test_a_checkpoint_of_when_lamb_was_built_in_goes_on_with_that_of_the_examples(store, tmp_path):
+    flags = RUNS["lamb"] | {"epochs": 1}
+    trained(store, tmp_path / "run", **flags, max_steps=1)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    files = checkpoints.read(checkpoints.pointed("last"))
+    files.pop("manifest.json", None)
+    files["state.json"] = files["state.json"].replace(b"examples.optimizers:Lamb", b"lamb")
+    assert json.loads(files["state.json"])["optimizer"] == "lamb"
+    checkpoints.write(1, files, best=True)
+    resumed = trained(store, tmp_path / "run", **flags, resume=True)
+    assert invariance.parameters_of(resumed) == invariance.parameters_of(trained(store, tmp_path / "whole", **flags))
+
+
+def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_was(store, tmp_path, capfd):
+    run, name = tmp_path / "run", "examples.optimizers:Lamb"
+    words = ["--store", str(store), "--hidden", "16", "--max-steps", "1", "--out", str(run)]
+    assert train_command.main([*words, "--optimizer", name]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"] == "own"
+    assert json.loads((run / "run.json").read_text())["optimizer_code"] == name
+    assert config_of_run(run).hidden == 16
+    resume = ["--out", str(run), "--resume", "--max-steps", "2"]
+    assert train_command.main(resume) == 2
+    said = capfd.readouterr().err
+    assert "the optimiser of this run is code of your own, which no file names" in said
+    assert "hint: repeat --optimizer package.module:Class; run.json says what it was" in said
+    assert train_command.main([*resume, "--optimizer", name]) == 0
+    assert json.loads((run / "run.json").read_text())["steps"] == 2
+    assert resume_command(run, TrainConfig(optimizer=name)).endswith(f"--out {run} --resume --optimizer {name}")
+    assert f"/config.yaml --optimizer {name} --out" in command(read_run_files(run))
+    (tmp_path / "file.yaml").write_text(f"optimizer: {name}\n")
+    with pytest.raises(ConfigError, match=f"optimizer is '{name}': a file is data and never names code") as refused:
+        parse(TrainConfig, "", ["--config", str(tmp_path / "file.yaml")])
+    assert refused.value.hint == f"give it as a flag: --optimizer {name}"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +312,12 @@ def test_a_checkpoint_of_another_optimiser_is_refused(store, tmp_path):
         ({"betas": "0.9,1"}, "not two numbers from 0 up to, but not, 1"),
         ({"momentum": 1.0}, "--momentum is 1.0"),
         ({"momentum": 0.5}, "--momentum 0.5 means nothing with --optimizer adamw"),
-        ({"optimizer": "lars", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer lars"),
+        ({"optimizer": "sgd", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer sgd"),
+        ({"optimizer": "a:B", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer a:B"),
+        ({"optimizer": "a:B", "momentum": 0.5}, "--momentum 0.5 means nothing with --optimizer a:B"),
+        ({"optimizer": "lars", "momentum": 0.5}, "use --optimizer examples.optimizers:Lars, with examples/"),
+        ({"optimizer": "lamb", "betas": "0.5,0.9"}, "use --optimizer examples.optimizers:Lamb, with examples/"),
+        ({"optimizer": "admw"}, "expected one of adamw, adam, sgd, or package.module:Class\nhint: did you mean adamw?"),
         ({"lr_factors": "{}"}, "not a mapping"),
         ({"lr_factors": "head"}, "'head' has None"),
         ({"lr_factors": "head: -1"}, "'head' has -1, not a number from 0 on"),
