@@ -225,7 +225,7 @@ class LearningFlags(Group):
     """Decay rates of the means of gradients and of their squares, for adamw and adam."""
 
     weight_decay: float = 0.01
-    """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. Your own: as it says."""
+    """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. Your own: as its code says."""
 
     clip: float | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
