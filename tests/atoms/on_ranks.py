@@ -198,7 +198,8 @@ def print_hashes(network: Any, inputs: Any, call: Any, target: Any, sizes: list[
     """
     draw = torch.Generator().manual_seed(2)
     with World.session() if not sizes else nullcontext() as world:
-        for same_bits, size in itertools.product((True, False), sizes or [world.size]):
+        # Without them first: once they are asked for, a world keeps to them.
+        for same_bits, size in itertools.product((False, True), sizes or [world.size]):
             drawn = torch.randint(0, size, (len(target),), generator=draw).numpy()
             for kind, how in {"random": drawn, "metis": "metis"}.items():
                 given = network, inputs, call, target, how, steps if same_bits else 1, same_bits
