@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from domainpar.nn.heads import EDGE, Head, Readings
 from domainpar.nn.memory import ModelSize
-from domainpar.nn.recompute import checked
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -77,7 +76,9 @@ class EdgeClassifier(nn.Module, ABC):
         Raises:
             ValueError: If K is below 1.
         """
-        self.recompute_every = checked(every)
+        if every is not None and every < 1:
+            raise ValueError(f"recompute_every {every} must be at least 1, or None to keep all iterations.")
+        self.recompute_every = every
 
     @property
     def changing(self) -> list[Tensor]:

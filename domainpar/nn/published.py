@@ -4,8 +4,8 @@ With x the node states, e the edge states, S_dst and S_src sums over the edges t
 concatenation, each network says how it encodes features, what an iteration is, and how it scores an edge. Only width,
 depth and seed can be chosen; all else is as published. A network with other options is a user's own module.
 
-Networks here know nothing of ranks or tiles: they run on placed tensors, as any module does; `nn.on_stages` builds the
-first of stages, with the same parameters.
+Networks here know nothing of ranks or tiles: they run on placed tensors, as any module does; `nn.interaction` builds
+the first of stages, with the same parameters.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-
-
-class EndNodes(NamedTuple):
-    """Nodes at the two ends of each edge, int64 [E]."""
-
-    src: Tensor
-    dst: Tensor
 
 
 class Iterated(nn.Module):
@@ -86,15 +79,15 @@ class PublishedNetwork(Iterated):
         Raises:
             ValueError: If the network needs edge features and there are none.
         """
-        return self.logits(x, edge_attr, EndNodes(edge_index[0], edge_index[1])).squeeze(-1)
+        return self.logits(x, edge_attr, edge_index[0], edge_index[1]).squeeze(-1)
 
     @abstractmethod
     def build(self, node_features: int, hidden: int, generator: Generator) -> None:
         """Make the MLPs, in the order in which their weights are drawn."""
 
     @abstractmethod
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
-        """Logits, [E, 1]."""
+    def logits(self, x: Tensor, edge_attr: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
+        """Logits, [E, 1], given the nodes at both ends of each edge, int64 [E]."""
 
 
 class InteractionGNN(PublishedNetwork):
@@ -122,18 +115,19 @@ class InteractionGNN(PublishedNetwork):
         self.node_networks = nn.ModuleList([net(3 * hidden)])
         self.output_edge_classifier = plain_mlp(generator, [3 * hidden, hidden, hidden, 1], normed)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
         x = self.node_encoder(x)
-        e = apply_net(self.edge_encoder, *at_ends(x, ends))
+        e = self.edge_encoder(joined(x[src], x[dst]))
 
         def iterate(iterations: range, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
             for _ in iterations:
-                x = apply_net(self.node_networks[0], x, sum_at(x, ends.dst, e), sum_at(x, ends.src, e))
-                e = apply_net(self.edge_networks[0], *at_ends(x, ends), e)
+                x = self.node_networks[0](joined(x, sum_at(x, dst, e), sum_at(x, src, e)))
+                e = self.edge_networks[0](joined(x[src], x[dst], e))
             return x, e
 
         x, e = self.after(iterate, self.graph_iters, x, e)
-        return apply_net(self.output_edge_classifier, *at_ends(x, ends), e)
+        logits: Tensor = self.output_edge_classifier(joined(x[src], x[dst], e))
+        return logits
 
 
 class InteractionGNN2(PublishedNetwork):
@@ -168,23 +162,24 @@ class InteractionGNN2(PublishedNetwork):
         self.edge_decoder = net(hidden)
         self.edge_output_transform = plain_mlp(generator, [hidden, hidden, 1], normed)
 
-    def logits(self, x: Tensor, edge_attr: Tensor | None, ends: EndNodes) -> Tensor:
+    def logits(self, x: Tensor, edge_attr: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
         if self.takes_edge_features and edge_attr is None:
             raise ValueError(f"this network needs {self.edge_features} edge features and got None; pass edge_attr.")
         x = x_0 = self.node_encoder(x)
-        given = (edge_attr,) if edge_attr is not None and self.takes_edge_features else at_ends(x, ends)
-        e = e_0 = apply_net(self.edge_encoder, *given)
+        takes = edge_attr is not None and self.takes_edge_features
+        e = e_0 = self.edge_encoder(edge_attr if takes else joined(x[src], x[dst]))
 
         def iterate(iterations: range, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
             for k in iterations:
                 x = joined(x, x_0)
-                e = apply_net(self.edge_networks[k], joined(e, e_0), *at_ends(x, ends))
+                e = self.edge_networks[k](joined(e, e_0, x[src], x[dst]))
                 if k < self.graph_iters - 1:  # the last one would reach no logit
-                    x = apply_net(self.node_networks[k], sum_at(x, ends.dst, e), sum_at(x, ends.src, e), x)
+                    x = self.node_networks[k](joined(sum_at(x, dst, e), sum_at(x, src, e), x))
             return x, e
 
         _, e = self.after(iterate, self.graph_iters, x, e)
-        return apply_net(self.edge_output_transform, self.edge_decoder(e))
+        logits: Tensor = self.edge_output_transform(self.edge_decoder(e))
+        return logits
 
 
 OF_THE_FIELD: dict[str, type[PublishedNetwork]] = {"acorn": InteractionGNN, "acorn2": InteractionGNN2}
@@ -195,10 +190,7 @@ Modules = Callable[[int], Sequence[nn.Module]]
 
 
 def plain_mlp(
-    generator: Generator,
-    widths: Sequence[int],
-    hidden: Modules,
-    last: Modules = lambda _: [],
+    generator: Generator, widths: Sequence[int], hidden: Modules, last: Modules = lambda _: []
 ) -> nn.Sequential:
     """Linear layers from each width to the next.
 
@@ -228,20 +220,9 @@ def _linear(generator: Generator, in_features: int, out_features: int) -> nn.Lin
     return layer
 
 
-def apply_net(net: nn.Module, *tables: Tensor) -> Tensor:
-    """Output of a net for tables of the same rows side by side."""
-    rows: Tensor = net(tables[0] if len(tables) == 1 else joined(*tables))
-    return rows
-
-
 def joined(*tables: Tensor) -> Tensor:
     """Tables of the same rows side by side."""
     return torch.cat(tables, dim=-1)
-
-
-def at_ends(x: Tensor, ends: EndNodes) -> tuple[Tensor, Tensor]:
-    """Rows of nodes at both ends of each edge, [E, width] each."""
-    return x[ends.src], x[ends.dst]
 
 
 def sum_at(x: Tensor, index: Tensor, values: Tensor) -> Tensor:

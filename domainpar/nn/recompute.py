@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -19,49 +17,6 @@ class HaloSource(Protocol):
     """Sends owned rows to their ghosts: a halo, or a memory of its rows."""
 
     def spread(self, owned: Tensor) -> HaloRows: ...
-
-
-def checked(every: int | None) -> int | None:
-    """Iterations of a segment, if there can be segments of so many.
-
-    Raises:
-        ValueError: If they are below 1.
-    """
-    if every is not None and every < 1:
-        raise ValueError(f"recompute_every {every} must be at least 1, or None to keep all iterations.")
-    return every
-
-
-def iterated(
-    first: Callable[[], T],
-    iterate: Callable[[range, Callable[[], T], HaloSource], T],
-    count: int,
-    every: int | None,
-    halo: CompleteHalo,
-) -> T:
-    """The states after all iterations, of which the passes back keep those that segments begin with. *Collective*.
-
-    Args:
-        first: Makes the states that the first iteration takes.
-        iterate: Takes states through some iterations. It asks for them, so that nobody else holds them if they are not
-            wanted later.
-        count: Iterations.
-        every: Iterations of a segment, which are computed again in backward; None: all are kept.
-        halo: What carries the rows.
-    """
-    if not torch.is_grad_enabled():
-        return iterate(range(count), first, halo)
-    states, length = first(), every or count
-    for start in range(0, count, length):
-        iterations = range(start, min(start + length, count))
-        run = partial(iterate, iterations, partial(_same, states))
-        is_last = iterations.stop == count  # its backward follows at once: keeping it is free
-        states = run(halo) if is_last else recomputed(run, halo)
-    return states
-
-
-def _same(states: T) -> T:
-    return states
 
 
 def recomputed(run: Callable[[HaloSource], T], halo: CompleteHalo) -> T:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from tiled import sha
 
-from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.on_stages import InteractionsOnStages
+from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages
 from domainpar.nn.published import InteractionGNN
 from domainpar.testing import run_ranks
 

@@ -10,7 +10,7 @@ from random_events import random_event
 from tiled import TiledEvent
 
 from domainpar.nn import stages
-from domainpar.nn.on_stages import InteractionsOnStages
+from domainpar.nn.interaction import InteractionsOnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.published import InteractionGNN
 from domainpar.testing import run_ranks

@@ -12,7 +12,7 @@ from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent, sha
 
-from domainpar.nn import interacting
+from domainpar.nn import interaction
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.testing import run_ranks
@@ -148,12 +148,12 @@ def _readouts(world, event, flags):
     """Logits in training and without a key, and how many passes over the edges had a readout in each."""
     part = event.part(world.transport, event.grouping("ranges", world.size), torch.float32)
     model = networks.network(event, torch.float32, readouts="all", **flags)
-    read, plain = [], interacting.run_chain
-    interacting.run_chain = lambda made, *rest, **how: read.append(made[-1] is model.head) or plain(made, *rest, **how)
+    read, plain = [], interaction.run_chain
+    interaction.run_chain = lambda made, *rest, **how: read.append(made[-1] is model.head) or plain(made, *rest, **how)
     try:
         logits = [model(part.graph, part.halo, key).detach() for key in (KEY, None)]
     finally:
-        interacting.run_chain = plain
+        interaction.run_chain = plain
     fewer = []
     for count in range(1, 5):
         small = networks.network(event, torch.float32, **flags | {"graph_iters": count})

@@ -241,7 +241,7 @@ def _summed_across_ranks(stages, nodes, edges, graph, plain=run_chain, **how):
 
 def test_rule_3_gradients_added_across_ranks_depend_on_the_ranks(event, monkeypatch):
     with_rule = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64})[0]
-    monkeypatch.setattr("domainpar.nn.interacting.run_chain", _summed_across_ranks)
+    monkeypatch.setattr("domainpar.nn.interaction.run_chain", _summed_across_ranks)
     monkeypatch.setattr(tilewise, "_TileSums", _ClearedBefore)
     without = run_ranks(_with_flags, 3, event, "ranges", {"dtype": torch.float64, "cut_twice": False})[0]
     assert without[1] == with_rule[1]

@@ -9,8 +9,8 @@ import torch
 from tiled import TiledEvent, sha
 
 from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction_module import Standardise
 from domainpar.nn.standard import FeatureSums, Standard, standard_of
-from domainpar.nn.standardise import Standardise
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 

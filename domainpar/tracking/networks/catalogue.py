@@ -17,9 +17,8 @@ from torch import nn
 
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages
 from domainpar.nn.interaction_module import InteractionModule
-from domainpar.nn.on_stages import InteractionsOnStages
 from domainpar.nn.options import DEFAULTS, NetworkOptions, Order
 from domainpar.nn.published import OF_THE_FIELD, InteractionGNN
 from domainpar.placed.ranks import NotExact

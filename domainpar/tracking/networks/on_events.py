@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from domainpar.nn.classifier import Differs, EdgeClassifier, Exactness
 from domainpar.nn.heads import EDGE, Head, Readings
-from domainpar.nn.on_stages import OnStages
+from domainpar.nn.interaction import OnStages
 from domainpar.nn.published import Iterated
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map
 
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import EDGE
+from domainpar.nn.interaction import OnStages
 from domainpar.nn.interaction_module import InteractionModule
-from domainpar.nn.on_stages import OnStages
 from domainpar.nn.published import PublishedNetwork
 from domainpar.tracking.networks.on_events import OnEvents, wanted_arguments
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.on_stages import InteractionsOnStages, OnStages
+from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages, OnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.tracking.config import BITWISE, MODELS, ON_STAGES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domainpar.nn import on_stages, selftest
+from domainpar.nn import interaction, selftest
 
 _passed: set[object] = set()
 
@@ -11,7 +11,7 @@ _passed: set[object] = set()
 def self_test_once_for_all_networks_of_the_same_shapes(monkeypatch):
     """The self-test itself: `tests/nn/test_selftest.py`."""
 
-    def tried(model, transport, plain=on_stages.rows_are_independent):
+    def tried(model, transport, plain=interaction.rows_are_independent):
         shapes = frozenset(case.shapes for case in selftest._cases(model))
         if shapes in _passed:
             transport.barrier()
@@ -21,4 +21,4 @@ def self_test_once_for_all_networks_of_the_same_shapes(monkeypatch):
             _passed.add(shapes)  # all ranks are past the question by then: they have gathered what each found
         return problem
 
-    monkeypatch.setattr(on_stages, "rows_are_independent", tried)
+    monkeypatch.setattr(interaction, "rows_are_independent", tried)
