@@ -12,7 +12,6 @@ from torch.utils.flop_counter import flop_registry
 
 from domainpar.nn.mlp import MLP
 from domainpar.nn.uncompiled import UncompiledMode
-from domainpar.parallel.local import LocalGraph
 
 
 @dataclass
@@ -63,29 +62,19 @@ def _counting() -> list[Flops]:
     return [mode.flops for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Products)]
 
 
-def count_rows(mlp: MLP, rows: int, times: int) -> None:
-    """Count an MLP on some rows, so many times."""
-    for flops in _counting():
-        flops.of_stages += times * 2 * rows * _numbers(mlp, mlp.in_features)
-
-
-def count_edges(mlp: MLP, takes_nodes: bool, width: int, graph: LocalGraph, times: int) -> None:
-    """Count an MLP on the local edges, so many times: products of node states are made once for each node.
+def count_flops(mlp: MLP, rows: int, times: int, columns: int | None = None, num_nodes: int = 0) -> None:
+    """Count an MLP on some rows, so many times.
 
     Args:
         mlp: The MLP.
-        takes_nodes: Whether it takes the states at both ends.
-        width: Columns of the edge states that it takes.
-        graph: The part.
+        rows: How many.
         times: How often.
+        columns: Those of a row; the others that the MLP takes are states of nodes. Default: all.
+        num_nodes: Nodes; products of their states are made once for each.
     """
+    columns = mlp.in_features if columns is None else columns
     for flops in _counting():
-        of_nodes = (mlp.in_features - width) * mlp.layers[0].linear.out_features * graph.plan.num_local
-        flops.of_stages += times * 2 * (graph.num_edges * _numbers(mlp, width) + takes_nodes * of_nodes)
-
-
-def _numbers(mlp: MLP, width: int) -> int:
-    """Weights of an MLP of whose first layer only so many columns are taken."""
-    first, *rest = mlp.layers
-    others = sum(layer.linear.in_features * layer.linear.out_features for layer in rest)
-    return width * first.linear.out_features + others
+        first, *others = (layer.linear for layer in mlp.layers)
+        of_row = columns * first.out_features + sum(it.in_features * it.out_features for it in others)
+        of_node = (mlp.in_features - columns) * first.out_features
+        flops.of_stages += times * 2 * (rows * of_row + num_nodes * of_node)

@@ -9,12 +9,11 @@ their gradients without another exchange.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from domainpar.nn.flops import count_edges, count_rows
 from domainpar.nn.gradients import GradSink
 from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
@@ -29,15 +28,16 @@ class Stage(GradSink):
 
     Attributes:
         mlp: The MLP.
+        residual: Whether its results are added to states that come in.
         keeps_layers: Whether it keeps the results of its layers for backward, where they are few, instead of computing
             them again.
     """
 
     keeps_layers = True
 
-    def __init__(self, mlp: MLP) -> None:
+    def __init__(self, mlp: MLP, residual: bool) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.mlp, self.residual = mlp, residual
 
     def trainable(self) -> list[nn.Parameter]:
         return self.mlp.trained()
@@ -52,8 +52,7 @@ class NodeStage(Stage):
     """
 
     def __init__(self, mlp: MLP, residual: bool = False) -> None:
-        super().__init__(mlp)
-        self.residual = residual
+        super().__init__(mlp, residual)
 
     def forward(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """Apply the MLP to the node tables, each [num_owned, width], side by side; returns [num_owned, out].
@@ -63,10 +62,10 @@ class NodeStage(Stage):
         Raises:
             ValueError: If the tables do not fit the MLP.
         """
-        self._check(tables, graph)
-        keeps_layers = _keeps_layers([self], graph.num_owned)
-        step = _NodeStep(self, graph, key, len(tables), keeps_layers, [])
-        out: Tensor = _OnNodes.apply(step, *tables, *self.trainable())  # type: ignore[no-untyped-call]
+        _check_fits(self, sum(table.shape[1] for table in tables), tables[0].shape[1], graph)
+        noise, keeps_layers = noise_of(self.mlp, key, graph.plan.owned_ids), _keeps_layers([self], graph.num_owned)
+        call = NodeTiles(self.mlp, self, graph.tiles.ranges_of_nodes, self.residual, noise, keeps_layers)
+        out: Tensor = _OnNodes.apply(call, len(tables), *tables, *self.trainable())  # type: ignore[no-untyped-call]
         return out
 
     @torch.no_grad()
@@ -76,16 +75,10 @@ class NodeStage(Stage):
         The results have the bits of their owners without an exchange. They have no gradient, because the owners compute
         it.
         """
-        self._check(tables, graph)
-        contiguous = [table.detach().contiguous() for table in tables]
-        step = _NodeStep(self, graph, key, len(tables), False, [])
-        count_rows(self.mlp, graph.plan.num_ghosts, 1)
-        return step.bind(contiguous, of_ghosts=True).forward()[0]
-
-    def _check(self, tables: Sequence[Tensor], graph: LocalGraph) -> None:
-        _check_fits(self.mlp, sum(table.shape[1] for table in tables), graph)
-        if self.residual:
-            _check_residual(self.mlp, tables[0].shape[1])
+        _check_fits(self, sum(table.shape[1] for table in tables), tables[0].shape[1], graph)
+        pieces = pieces_of(0, graph.plan.num_ghosts)  # no bit depends on them
+        call = NodeTiles(self.mlp, self, pieces, self.residual, noise_of(self.mlp, key, graph.plan.ghost_ids))
+        return call.forward([table.detach().contiguous() for table in tables])[0]
 
 
 class EdgeStage(Stage):
@@ -105,8 +98,8 @@ class EdgeStage(Stage):
         residual: bool = False,
         aggregate: Aggregate = "sum",
     ) -> None:
-        super().__init__(mlp)
-        self.products, self.residual, self.aggregate = products, residual, aggregate
+        super().__init__(mlp, residual)
+        self.products, self.aggregate = products, aggregate
 
     def forward(
         self,
@@ -177,9 +170,7 @@ def run_chain(
     chain: list[Link] = []
     for stage, key in zip(stages, keys, strict=True):
         mlp, takes_nodes = stage.mlp, stage.mlp.in_features != width
-        _check_fits(mlp, width + 2 * node_width * takes_nodes, graph)
-        if stage.residual:
-            _check_residual(mlp, width)
+        _check_fits(stage, width + 2 * node_width * takes_nodes, width, graph)
         noise = noise_of(mlp, key, graph.plan.edge_ids)
         chain.append(Link(mlp, stage, takes_nodes, stage.residual, stage.products, noise))
         width = mlp.out_features
@@ -190,13 +181,12 @@ def run_chain(
         raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
     aggregate = stages[summing].aggregate if sums and summing is not None else None
-    keeps = keeps and summing is not None
     overwrites = overwrites and not torch.is_grad_enabled()
     keeps_layers = _keeps_layers(stages, graph.num_edges)
-    step = _EdgeStep(tuple(chain), graph, aggregate, keeps, overwrites, keeps_layers, [])
+    call = EdgeTiles(tuple(chain), graph, aggregate, keeps, overwrites, keeps_layers)
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
-    results = _OnEdges.apply(step, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
+    results = _OnEdges.apply(call, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
     made = EdgeResults(*results)
     return made if nodes is None else made._replace(nodes=nodes.known_as(results[-1]))
 
@@ -237,22 +227,21 @@ def _keeps_layers(stages: Sequence[Stage], rows: int) -> bool:
     return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
 
 
-def _check_fits(mlp: MLP, columns: int, graph: LocalGraph) -> None:
+def _check_fits(stage: Stage, columns: int, width: int, graph: LocalGraph) -> None:
+    """Raise a ValueError if a stage cannot take so many columns, `width` of them of states that it updates."""
+    mlp = stage.mlp
+    if columns != mlp.in_features:
+        raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
+    if stage.residual and (mlp.readout or width != mlp.out_features):
+        raise ValueError(
+            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
+            "readout; give the MLP the width of the states, or residual=False."
+        )
     devices = mlp.layers[0].linear.weight.device, graph.features.device
     if any(device.type != "cpu" for device in devices):  # whose memory kernels would read all the same
         raise ValueError(
             f"stages compute on a CPU, but the network is on {devices[0]} and the part on {devices[1]}; anywhere else "
             "use the network's plain form, as any module: parallelize(network.plain, world)."
-        )
-    if columns != mlp.in_features:
-        raise ValueError(f"the MLP of this stage takes {mlp.in_features} columns but got {columns}.")
-
-
-def _check_residual(mlp: MLP, width: int) -> None:
-    if mlp.readout or width != mlp.out_features:
-        raise ValueError(
-            f"a residual adds {mlp.out_features} columns to states of {width}, which must be as many, and no "
-            "readout; give the MLP the width of the states, or residual=False."
         )
 
 
@@ -269,81 +258,38 @@ def _refuse_second_gradients() -> None:
         )
 
 
-# A step is all of a stage's call but its tables: those autograd keeps, on the host or computed anew if so asked.
 # Parameters take part in `apply` so that `backward` is called where they alone are trained; their gradients go to the
 # stage's sink.
 
 
-class _NodeStep(NamedTuple):
-    stage: NodeStage
-    graph: LocalGraph
-    key: int | None
-    num_tables: int
-    keeps_layers: bool
-    made: list[Any]
-
-    def bind(self, tables: Sequence[Tensor], of_ghosts: bool = False) -> NodeTiles:
-        graph = self.graph
-        ids = graph.plan.ghost_ids if of_ghosts else graph.plan.owned_ids
-        # No bit of a ghost depends on the pieces.
-        pieces = pieces_of(0, graph.plan.num_ghosts) if of_ghosts else graph.tiles.ranges_of_nodes
-        return NodeTiles(self.stage.mlp, ids, pieces, tables, self.stage.residual, self.key, self.made)
-
-
 class _OnNodes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: _NodeStep, *tables_and_parameters: Tensor) -> Tensor:
-        tables = [table.contiguous() for table in tables_and_parameters[: step.num_tables]]
-        ctx.step, ctx.num_parameters = step, len(tables_and_parameters) - step.num_tables
-        count_rows(step.stage.mlp, step.graph.num_owned, 1)
-        out, kept = step.bind(tables).forward(step.keeps_layers)
+    def forward(ctx: Any, call: NodeTiles, num_tables: int, *tables_and_parameters: Tensor) -> Tensor:
+        tables = [table.contiguous() for table in tables_and_parameters[:num_tables]]
+        ctx.call, ctx.num_tables, ctx.num_parameters = call, num_tables, len(tables_and_parameters) - num_tables
+        out, kept = call.forward(tables)
         ctx.save_for_backward(*tables, *kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_gradients()
-        step: _NodeStep = ctx.step
-        needed = ctx.needs_input_grad[1 : 1 + step.num_tables]
-        saved = ctx.saved_tensors
-        tables, kept = saved[: step.num_tables], saved[step.num_tables :]
-        count_rows(step.stage.mlp, step.graph.num_owned, 2 if kept else 3)  # layers that were not kept are made again
-        grad_tables = step.bind(tables).backward(kept, grads[0], step.stage, needed)
-        step.stage.finished()
-        return None, *grad_tables, *[None] * ctx.num_parameters
-
-
-class _EdgeStep(NamedTuple):
-    chain: tuple[Link, ...]
-    graph: LocalGraph
-    aggregate: Aggregate | None
-    keeps: bool
-    overwrites: bool
-    keeps_layers: bool
-    made: list[Any]
-
-    def count_flops(self, edges: Tensor, times: int) -> None:
-        """Count its operations, so many times."""
-        width = edges.shape[1]
-        for link in self.chain:
-            count_edges(link.mlp, link.takes_nodes, width, self.graph, times)
-            width = link.mlp.out_features
-
-    def bind(self, nodes: HaloRows | None, edges: Tensor) -> EdgeTiles:
-        how = self.aggregate, self.keeps, self.overwrites
-        return EdgeTiles(self.chain, self.graph, nodes, edges, *how, self.made)
+        saved = ctx.saved_tensors  # once: a checkpoint gives them once
+        tables, kept = saved[: ctx.num_tables], saved[ctx.num_tables :]
+        grad_tables = ctx.call.backward(tables, kept, grads[0], ctx.needs_input_grad[2 : 2 + ctx.num_tables])
+        ctx.call.grad_sink.finished()
+        return None, None, *grad_tables, *[None] * ctx.num_parameters
 
 
 class _OnEdges(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, step: _EdgeStep, nodes: HaloRows | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
+        ctx: Any, call: EdgeTiles, nodes: HaloRows | None, owned: Tensor | None, edges: Tensor, *parameters: Tensor
     ) -> tuple[Tensor | None, ...]:
         edges = edges.contiguous()
-        step.count_flops(edges, 1)
-        results, kept = step.bind(nodes, edges).forward(step.keeps_layers)
+        results, kept = call.forward(nodes, edges)
         ctx.set_materialize_grads(False)
-        ctx.step, ctx.num_parameters = step, len(parameters)
+        ctx.call, ctx.num_parameters = call, len(parameters)
         ctx.halo, ctx.shape_of_sums = None if nodes is None else nodes.halo, results.sums.shape
         ctx.save_for_backward(edges, *kept, *([] if nodes is None else [nodes.local]))
         ctx.num_kept = len(kept)
@@ -358,23 +304,21 @@ class _OnEdges(torch.autograd.Function):
         grad_nodes: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         _refuse_second_gradients()
-        step: _EdgeStep = ctx.step
+        call: EdgeTiles = ctx.call
         edges, *rest = ctx.saved_tensors
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
-        step.count_flops(edges, 2 if kept else 3)
-        if step.aggregate is None:
+        if call.aggregate is None:
             grad_sums = None  # there are none
         else:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.
             # Also where no rank has one: every rank takes part in every exchange.
-            like = step.chain[0].mlp.layers[0].linear.weight
+            like = call.chain[0].mlp.layers[0].linear.weight
             grad_sums = like.new_zeros(ctx.shape_of_sums) if grad_sums is None else grad_sums
-        nodes = HaloRows(ctx.halo, local[0][: step.graph.num_owned], local[0]) if local else None
-        call = step.bind(nodes, edges)
+        nodes = HaloRows(ctx.halo, local[0][: call.graph.num_owned], local[0]) if local else None
         spread = None if grad_sums is None else ctx.halo.spread(call.scaled(grad_sums.contiguous()))
         given = EdgeGradients(grad_edges, spread, grad_readout, grad_nodes)
-        grad_owned, grad_input = call.backward(kept, given, ctx.needs_input_grad[3])
-        for link in step.chain:
+        grad_owned, grad_input = call.backward(nodes, edges, kept, given, ctx.needs_input_grad[3])
+        for link in call.chain:
             link.grad_sink.finished()
-        # None for step and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
+        # None for call and nodes, which are no tensors, and for parameters, whose gradients the stage's sink has.
         return None, None, grad_owned, grad_input, *[None] * ctx.num_parameters

@@ -1,5 +1,8 @@
 """Stages on CPU: a program over the tiles of a part, forward and backward.
 
+`NodeTiles` and `EdgeTiles` are all of a stage's call but its tables: those autograd keeps, on the host or computed anew
+if so asked.
+
 For backward only a stage's inputs are kept, and each strip is computed again. On small parts its layers are kept as
 well, which saves a third of the work; the bits are the same. Tiles that need no ghost node are computed first, while
 ghost rows are on their way. `docs/same_bits.md`, rule 2, says why this order changes no bit.
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from domainpar.nn import operations
 from domainpar.nn.blocks import NOWHERE, AtEnds, Folded, KeptLayer, MLPProgram, SumsAt, fold, keep_of
+from domainpar.nn.flops import count_flops
 from domainpar.nn.gradients import GradSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
@@ -63,14 +67,10 @@ class Link(NamedTuple):
     noise: Noise | None
 
     @property
-    def exact(self) -> torch.dtype:
-        """Type of the parameters."""
-        return self.mlp.layers[0].linear.weight.dtype
-
-    @property
     def kind(self) -> torch.dtype:
         """Type of its results."""
-        return self.exact if self.mlp.readout else self.products or self.exact
+        exact = self.mlp.layers[0].linear.weight.dtype
+        return exact if self.mlp.readout else self.products or exact
 
 
 class EdgeResults(NamedTuple):
@@ -121,57 +121,55 @@ class NodeTiles:
     """An MLP on the rows of some nodes, piece by piece.
 
     Attributes:
-        mlp: Takes `[table_1, table_2, ...]`.
-        ids: Global ids of the nodes, int64 [count].
+        mlp: Takes `[table_1, table_2, ...]`, states of the nodes, [count, width] each.
+        grad_sink: Takes the gradients of its parameters.
         pieces: Rows that are computed together, from and to, int64 [pieces, 2]. Those of owned nodes are tiles.
-        tables: Their states, [count, width] each.
         residual: Whether the results are added to the first table.
-        key: Of the random numbers of this call; None: nothing is dropped.
-        made: What forward made for backward to use again, such as weights as kernels take them.
+        noise: Dropout of its hidden layers.
+        keeps_layers: Whether forward keeps its layers for backward, which else computes them again.
+        made: The weights as kernels take them, which forward makes and backward uses again.
     """
 
     mlp: MLP
-    ids: IntArray
+    grad_sink: GradSink
     pieces: IntArray
-    tables: Sequence[Tensor]
     residual: bool = False
-    key: int | None = None
-    made: list[Any] = field(default_factory=list)
+    noise: Noise | None = None
+    keeps_layers: bool = False
+    made: list[Folded] = field(default_factory=list)
 
-    @property
-    def noise(self) -> Noise | None:
-        """Dropout of this call."""
-        return noise_of(self.mlp, self.key, self.ids)
-
-    def forward(self, keep: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """New states, [count, out]; and what `backward` takes so as not to compute it again, if that is to be kept."""
-        folded, program = self._folded(), Program()
-        out = empty_table(len(self.ids), self.mlp.out_features, self.tables[0])
-        kept = keep_of(folded, len(self.ids)) if keep else []
-        residual = table(self.tables[0]) if self.residual else NOTHING
+    def forward(self, tables: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """New states, [count, out]; and what `backward` takes so as not to compute it again."""
+        count, program, folded = len(tables[0]), Program(), fold(self.mlp, tables)
+        count_flops(self.mlp, count, 1)
+        self.made.append(folded)
+        out = empty_table(count, self.mlp.out_features, tables[0])
+        kept = keep_of(folded, count) if self.keeps_layers else []
+        residual = table(tables[0]) if self.residual else NOTHING
         mlp_program = MLPProgram(program, folded, noise=self.noise, kept=kept)
-        mlp_program.forward(self._inputs, residual=residual, out=table(out))
+        mlp_program.forward([table(rows) for rows in tables], residual=residual, out=table(out))
         program.run(tiles_of(self.pieces))
         return out, [rows for layer in kept for rows in layer]
 
     def backward(
-        self, kept: Sequence[Tensor], gradient: Tensor, grad_sink: GradSink, needed: Sequence[bool]
+        self, tables: Sequence[Tensor], kept: Sequence[Tensor], gradient: Tensor, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Gradients of the tables.
 
         Args:
+            tables: Those of forward.
             kept: What forward kept; may be nothing.
             gradient: Gradient of the new states.
-            grad_sink: Takes gradients of parameters.
             needed: Of which tables a gradient is asked for.
         """
-        folded, program, gradient = self._folded(), Program(), gradient.contiguous()
-        grad_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(self.tables, needed)]
+        count_flops(self.mlp, len(tables[0]), 2 if kept else 3)  # layers that were not kept are made again
+        (folded,), program, gradient = self.made, Program(), gradient.contiguous()
+        grad_tables = [_like(rows) if is_needed else None for rows, is_needed in zip(tables, needed)]
         mlp_program = MLPProgram(program, folded, noise=self.noise, kept=_layers(kept), again=bool(kept))
         partials = Partials(program, folded.exact)
         mlp_program.take_partials(partials)
         partials.close()
-        mlp_program.forward(self._inputs)
+        mlp_program.forward([table(rows) for rows in tables])
         grad_states = grad_tables[0] if self.residual else None
         carried = NOTHING if grad_states is None else table(grad_states)
         grad_product = mlp_program.backward(table(gradient), carried=carried)
@@ -180,18 +178,8 @@ class NodeTiles:
                 mlp_program.hand_back(grad_product, position, table(grad_table), add=position == 0 and self.residual)
         partials.clear()
         program.run(tiles_of(self.pieces))
-        mlp_program.add_partials(partials.total(), grad_sink)
+        mlp_program.add_partials(partials.total(), self.grad_sink)
         return grad_tables
-
-    def _folded(self) -> Folded:
-        if not self.made:
-            self.made.append(fold(self.mlp, self.tables))
-        folded: Folded = self.made[0]
-        return folded
-
-    @property
-    def _inputs(self) -> list[Operand]:
-        return [table(rows) for rows in self.tables]
 
 
 def _layers(kept: Sequence[Tensor]) -> list[KeptLayer]:
@@ -216,10 +204,6 @@ class _Linked(NamedTuple):
     at_nodes: Tensor | None
     kept: list[KeptLayer]
 
-    @property
-    def gathered(self) -> Operand:
-        return NOTHING if self.at_nodes is None else shared(self.at_nodes)
-
 
 @dataclass(frozen=True)
 class EdgeTiles:
@@ -228,22 +212,19 @@ class EdgeTiles:
     Attributes:
         chain: The MLPs. Only the last one may be a readout, of the states before it.
         graph: The part.
-        nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.
-        edges: States of the local edges, [num_edges, width].
         aggregate: How sums at nodes are scaled; None: no sums.
         keeps: Whether new edge states are asked for.
-        overwrites: Whether they may take the place of `edges`.
-        made: As of `NodeCall`.
+        overwrites: Whether they may take the place of those that came.
+        keeps_layers, made: As of `NodeTiles`.
     """
 
     chain: tuple[Link, ...]
     graph: LocalGraph
-    nodes: HaloRows | None
-    edges: Tensor
     aggregate: Aggregate | None = None
     keeps: bool = True
     overwrites: bool = False
-    made: list[Any] = field(default_factory=list)
+    keeps_layers: bool = False
+    made: list[Folded] = field(default_factory=list)
 
     @cached_property
     def updates(self) -> tuple[Link, ...]:
@@ -254,11 +235,6 @@ class EdgeTiles:
     def readout(self) -> Link | None:
         """The one that reads them out."""
         return self.chain[-1] if self.chain[-1].mlp.readout else None
-
-    @property
-    def width_of_sums(self) -> int:
-        """Columns of what is summed at either end; 0 without sums."""
-        return 0 if self.aggregate is None else self.updates[-1].mlp.out_features
 
     def scaled(self, sums: Tensor) -> Tensor:
         """Sums at owned nodes, [num_owned, 2 width], or their gradient, times the factors of `aggregate`."""
@@ -271,55 +247,57 @@ class EdgeTiles:
         program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
         return out
 
-    def forward(self, keep: bool = False) -> tuple[EdgeResults, list[Tensor]]:
-        """New edge states, their sums and what is read out; and what `backward` takes to compute no layer again."""
+    def forward(self, nodes: HaloRows | None, edges: Tensor) -> tuple[EdgeResults, list[Tensor]]:
+        """New edge states, their sums and what is read out; and what `backward` takes to compute no layer again.
+
+        Args:
+            nodes: States of owned nodes, with ghosts that came or are on their way; None if no MLP takes any.
+            edges: States of the local edges, [num_edges, width].
+        """
         program, graph = Program(), self.graph
-        chain = self._linked(program, keep)
-        edges = readout = None
-        width, exact = chain[-1].link.mlp.out_features, chain[0].folded.exact
-        if self.readout is not None:
-            readout = empty_table(graph.num_edges, width, self.edges, exact)
-        if self.updates:
-            width = self.updates[-1].mlp.out_features
-            if self.keeps:
-                like = (self.edges.shape[1], self.edges.dtype)
-                # A strip's states are read before any of them is written.
-                reuses = self.overwrites and like == (width, self.updates[-1].kind)
-                edges = self.edges if reuses else empty_table(graph.num_edges, width, self.edges, self.updates[-1].kind)
-        at_ends = _TileSums(graph, self.width_of_sums, exact)
+        chain = self._linked(program, nodes, edges, None)
+        new_edges = readout = None
+        exact = chain[0].folded.exact
         outs = {}
-        if edges is not None:
-            outs[len(self.updates) - 1] = table(edges)
-        if readout is not None:
+        if self.readout is not None:
+            readout = empty_table(graph.num_edges, self.readout.mlp.out_features, edges, exact)
             outs[len(chain) - 1] = table(readout)
-        self._forward(program, chain, outs, at_ends.cleared_by(program))
-        products = _NodeProducts(self, chain)
-        self._run(program, self.nodes, products.take_ghosts)
+        if self.updates and self.keeps:
+            width, kind = self.updates[-1].mlp.out_features, self.updates[-1].kind
+            # A strip's states are read before any of them is written.
+            reuses = self.overwrites and (edges.shape[1], edges.dtype) == (width, kind)
+            new_edges = edges if reuses else empty_table(graph.num_edges, width, edges, kind)
+            outs[len(self.updates) - 1] = table(new_edges)
+        at_ends = _TileSums(graph, 0 if self.aggregate is None else self.updates[-1].mlp.out_features, exact)
+        self._forward(program, chain, edges, outs, at_ends.cleared_by(program))
+        products = _NodeProducts(graph, nodes, chain)
+        self._run(program, nodes, products.take_ghosts)
         scale = scale_of_sums(graph, self.aggregate, at_ends.at_ends) if self.aggregate else None
         kept = [table for linked in chain for layer in linked.kept for table in layer]
-        return EdgeResults(edges, at_ends.finish(scale), readout), kept
+        return EdgeResults(new_edges, at_ends.finish(scale), readout), kept
 
     def backward(
-        self, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
+        self, nodes: HaloRows | None, edges: Tensor, kept: Sequence[Tensor], given: EdgeGradients, needed: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the owned nodes' states and of `edges`.
 
         Args:
+            nodes, edges: Those of forward; ghosts have come.
             kept: What forward kept; may be nothing.
             given: Gradients of the results.
             needed: Whether a gradient of `edges` is asked for.
         """
         grad_edges, grad_sums, grad_readout, grad_nodes = given
         program, graph = Program(), self.graph
-        chain = self._linked(program, kept=kept)
-        products = _NodeProducts(self, chain)
+        chain = self._linked(program, nodes, edges, kept)
+        products = _NodeProducts(graph, nodes, chain)
         products.take_ghosts()  # they came in forward
         partials = Partials(program, chain[0].folded.exact)
         for linked in chain:
             linked.mlp_program.take_partials(partials)
         partials.close()
-        self._forward(program, chain, {len(chain) - 1: NOTHING})
-        grad_operand = _like(self.edges) if needed else None
+        self._forward(program, chain, edges, {len(chain) - 1: NOTHING})
+        grad_operand = _like(edges) if needed else None
         at_ends = [_TileSums(graph, one.folded.width * one.link.takes_nodes, one.folded.exact) for one in chain]
         # Of a state of the chain: what its readout and later states return, in memory of the strip; else the table
         # that came. An edge's gradient is that of its state and of both sums it went into: complete on every rank that
@@ -359,42 +337,52 @@ class EdgeTiles:
         total = partials.total()
         for linked in chain:
             linked.mlp_program.add_partials(total, linked.link.grad_sink)
-        if self.nodes is None:
+        if nodes is None:
             return None, grad_operand
         return products.back([sums.finish() for sums in at_ends], grad_nodes), grad_operand
 
-    def _linked(self, program: Program, keep: bool = False, kept: Sequence[Tensor] = ()) -> list[_Linked]:
-        """The chain; its layers are to be kept, or were kept in forward and are taken from there."""
-        linked, tables, ends = [], [self.edges] if self.edges.shape[1] else [], _ends(self.graph)
-        layers = _layers(kept)
+    def _linked(
+        self, program: Program, nodes: HaloRows | None, edges: Tensor, kept: Sequence[Tensor] | None
+    ) -> list[_Linked]:
+        """The chain, and its operations counted; `kept`: in backward, the layers that forward has kept, if any."""
+        linked, tables, ends = [], [edges] if edges.shape[1] else [], _ends(self.graph)
+        columns, num_edges, num_local = edges.shape[1], self.graph.num_edges, self.graph.plan.num_local
+        layers, times = _layers(kept or ()), 1 if kept is None else 2 if kept else 3
         for position, link in enumerate(self.chain):
-            width = self.nodes.owned.shape[1] if link.takes_nodes and self.nodes is not None else 0
-            if position == len(self.made):
+            count_flops(link.mlp, num_edges, times, columns, num_local)
+            width = nodes.owned.shape[1] if link.takes_nodes and nodes is not None else 0
+            if kept is None:
                 self.made.append(fold(link.mlp, tables, width, link.products))
             folded = self.made[position]
             own, layers = layers[: len(folded.constants)], layers[len(folded.constants) :]
-            own = keep_of(folded, self.graph.num_edges) if keep else own
+            own = keep_of(folded, num_edges) if kept is None and self.keeps_layers else own
             at_nodes = None
             if width and not kept:
-                columns = folded.at_ends.forward.shape[1]
-                at_nodes = empty_table(self.graph.plan.num_local, columns, self.graph.features, folded.exact)
+                at_nodes = empty_table(num_local, folded.at_ends.forward.shape[1], self.graph.features, folded.exact)
             mlp_program = MLPProgram(program, folded, ends, link.noise, own, again=bool(kept))
             linked.append(_Linked(link, folded, mlp_program, at_nodes, own))
-            tables = [torch.empty(0, link.mlp.out_features, dtype=link.kind)]  # what the next one takes
+            columns = link.mlp.out_features
+            tables = [torch.empty(0, columns, dtype=link.kind)]  # what the next one takes
         return linked
 
     def _forward(
-        self, program: Program, chain: Sequence[_Linked], outs: dict[int, Operand], sums: SumsAt = NOWHERE
+        self,
+        program: Program,
+        chain: Sequence[_Linked],
+        edges: Tensor,
+        outs: dict[int, Operand],
+        sums: SumsAt = NOWHERE,
     ) -> None:
         """All MLPs; results go where `outs` says, those of others stay in memory of the strip."""
-        states = [table(self.edges)] if self.edges.shape[1] else []
-        for position, (link, _, mlp_program, *_) in enumerate(chain):
+        states = [table(edges)] if edges.shape[1] else []
+        for position, (link, _, mlp_program, at_nodes, _) in enumerate(chain):
             out = outs.get(position)
             if out is None:
                 out = program.room(STRIP, link.mlp.out_features, link.kind)
             is_summed = position == len(self.updates) - 1
+            gathered = NOTHING if at_nodes is None else shared(at_nodes)
             residual = states[0] if link.residual else NOTHING
-            mlp_program.forward(states, chain[position].gathered, residual, out, sums if is_summed else NOWHERE)
+            mlp_program.forward(states, gathered, residual, out, sums if is_summed else NOWHERE)
             states = [out]
 
     def _run(self, program: Program, waiting: HaloRows | None, arrived: Callable[[], None] = lambda: None) -> None:
@@ -414,11 +402,11 @@ class EdgeTiles:
 class _NodeProducts:
     """Products of node states with the first layers' weights for `dst` and for `src`, and the way back."""
 
-    def __init__(self, call: EdgeTiles, chain: Sequence[_Linked]) -> None:
-        self._graph, self._nodes = call.graph, call.nodes
+    def __init__(self, graph: LocalGraph, nodes: HaloRows | None, chain: Sequence[_Linked]) -> None:
+        self._graph, self._nodes = graph, nodes
         self._taking = [position for position, linked in enumerate(chain) if linked.link.takes_nodes]
         self._chain = [chain[position] for position in self._taking]
-        self._multiply(call.graph.tiles.ranges_of_nodes)
+        self._multiply(graph.tiles.ranges_of_nodes)
 
     def take_ghosts(self) -> None:
         """Multiply the ghosts' states, which have come."""

@@ -114,8 +114,8 @@ class Kept:
 class WatchedEdges(tilewise.EdgeTiles):
     """Stages note what they make, and in backward what is held."""
 
-    def forward(self, keep):
-        results, layers = super().forward(keep)
+    def forward(self, *given):
+        results, layers = super().forward(*given)
         if results.edges is not None:
             self.graph.kept.note("edges", results.edges)
         self.graph.kept.note("sums", results.sums)
@@ -132,8 +132,8 @@ of_this_rank = threading.local()
 
 
 class WatchedNodes(tilewise.NodeTiles):
-    def forward(self, keep=False):
-        nodes, layers = super().forward(keep)
+    def forward(self, *given):
+        nodes, layers = super().forward(*given)
         of_this_rank.kept.note("nodes", nodes)
         for table in layers:
             of_this_rank.kept.note("layers", table)

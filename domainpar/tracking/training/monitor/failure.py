@@ -138,9 +138,9 @@ def layer_of(error: BaseException, layers: nn.Module) -> str | None:
     while trace is not None:
         values = trace.tb_frame.f_locals
         # A frame works for its `self`, for who takes its gradients, or, where autograd calls stages, for those.
-        step = values.get("step") or getattr(values.get("ctx"), "step", None)
-        of_chain = [link.grad_sink for link in getattr(step, "chain", ())]
-        for modules in ([values.get("stage")], [getattr(step, "stage", None)], of_chain, [values.get("self")],
+        call = values.get("call") or getattr(values.get("ctx"), "call", None)
+        of_chain = [link.grad_sink for link in getattr(call, "chain", ())]
+        for modules in ([values.get("stage")], [getattr(call, "grad_sink", None)], of_chain, [values.get("self")],
                         [values.get("grad_sink")]):  # fmt: skip
             at_work = [names[id(module)] for module in modules if id(module) in names] or at_work
         trace = trace.tb_next
