@@ -1,6 +1,6 @@
 """The bitwise rules, each with the plain code that one would write without it, put in its place for a while.
 
-Only the benchmark does this. The rules are those that the docstrings of `domainpar.nn.microkernel`,
+Only the benchmark does this. The rules are those that the docstrings of `domainpar.nn.products`,
 `domainpar.nn.tilewise` and `domainpar.parallel.integer_sums` speak of. Tables are of float32 or float64.
 """
 

@@ -13,10 +13,10 @@ stored.
 numba and llvmlite have no public way to do this. Parts of them that may change without notice, here and in the rest of
 the package, and what breaks when they go:
 
-    numba's `context` in intrinsics (`make_array`, `cast`,      here, `microkernel`: kernels do not compile, an error at
+    numba's `context` in intrinsics (`make_array`, `cast`,      here, `products`: kernels do not compile, an error at
         `get_value_type`, `get_dummy_value`), and `cgutils`     their first call
     llvmlite's typed pointers (`.type.pointee` in `TableAt`)    here: the same
-    `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `microkernel`: the same
+    `llvm.fma.v16f32`, an intrinsic of LLVM by its name         `products`: the same
     `get_compile_result`, `fndesc.llvm_cfunc_wrapper_name`      `operations`: no address of an operation, an error at
                                                                 its first use
     `_cache` of compiled functions, a                           `common.compiling`: an error at import; if it is no
@@ -304,16 +304,9 @@ def _picked(builder: Any, pair: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
-@intrinsic
-def inverse_root(typing: Any, lanes: Any) -> Any:
-    """1 / sqrt, each rounded as IEEE 754 says: the same on every machine."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = args[0].type
-        root = _of_vectors(builder, "sqrt", kind, 1)
-        return builder.fdiv(_each(kind, 1.0), builder.call(root, [args[0]]))
-
-    return lanes(lanes), generate
+def _inverse_root(builder: Any, x: Any) -> Any:
+    root = function_of_vectors(builder, "sqrt", x.type, 1)
+    return builder.fdiv(_each(x.type, 1.0), builder.call(root, [x]))
 
 
 class _Exp(NamedTuple):
@@ -341,7 +334,7 @@ _EXP = {
 def _exp(builder: Any, x: Any) -> Any:
     kind = x.type
     with_bits = _EXP[32 if kind.element == _FLOAT else 64]
-    fma = _of_vectors(builder, "fma", kind, 3)
+    fma = function_of_vectors(builder, "fma", kind, 3)
     for bound, beyond in ((with_bits.largest, ">"), (-with_bits.largest, "<")):
         # An ordered comparison is false for NaN, which so passes.
         x = builder.select(builder.fcmp_ordered(beyond, x, _each(kind, bound)), _each(kind, bound), x)
@@ -361,7 +354,7 @@ def _exp(builder: Any, x: Any) -> Any:
     return builder.fmul(value, scale)
 
 
-def _of_vectors(builder: Any, name: str, kind: Any, arguments: int) -> Any:
+def function_of_vectors(builder: Any, name: str, kind: Any, arguments: int) -> Any:
     """A function of LLVM for vectors of a type."""
     full = f"llvm.{name}.v{kind.count}f{32 if kind.element == _FLOAT else 64}"
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * arguments), full)
@@ -388,6 +381,8 @@ def _function_of(form: Callable[[Any, Any], Any]) -> Any:
     return function
 
 
+# 1 / sqrt, each rounded as IEEE 754 says: the same on every machine.
+inverse_root = _function_of(_inverse_root)
 # To rounding, finite for all numbers, NaN for NaN; the same bits in any lane and on every machine.
 exp, sigmoid, tanh = _function_of(_exp), _function_of(_sigmoid), _function_of(_tanh)
 

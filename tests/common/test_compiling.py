@@ -301,7 +301,7 @@ def test_what_operations_reach_is_in_other_files_and_rooms(monkeypatch):
     _, made = _all_kernels(monkeypatch)
     files = {function.__name__: compiling.files_of(function) for function in made}
     names = {Path(file).name for file in files["layer_forward"]}
-    assert {"operations.py", "kernels.py", "lanes.py", "noise.py", "microkernel.py", "integer_sums.py"} <= names
+    assert {"operations.py", "kernels.py", "lanes.py", "noise.py", "products.py", "integer_sums.py"} <= names
 
 
 def test_no_kernel_is_kept_by_the_rule_of_numba():

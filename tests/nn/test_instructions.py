@@ -62,8 +62,8 @@ def test_products_and_norms_have_the_bits_of_every_other_machine():
 
 PROGRAM = """
 import test_instructions
-from domainpar.nn import microkernel, operations
-print(test_instructions.kernels_hash(), *microkernel.WIDE)
+from domainpar.nn import operations, products
+print(test_instructions.kernels_hash(), *products.WIDE)
 print(any("zmm" in code for kernel in operations._alive for code in kernel.inspect_asm().values()))
 """
 

@@ -7,7 +7,7 @@ from numba import njit
 from one_operation import multiply, outer
 
 from domainpar.nn import products
-from domainpar.nn.microkernel import NARROW, WIDE, BlockShape, product_of
+from domainpar.nn.products import NARROW, WIDE, BlockShape, product_of
 
 ROWS, STEPS, COLUMNS = 13, 37, 64
 SHAPES = (BlockShape(1, 1), BlockShape(3, 2), BlockShape(4, 4), BlockShape(6, 1))
