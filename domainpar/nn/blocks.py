@@ -69,12 +69,7 @@ class Folded:
 
 
 @torch.no_grad()
-def fold(
-    mlp: MLP,
-    tables: Sequence[Tensor],
-    node_width: int = 0,
-    products: torch.dtype | None = None,
-) -> Folded:
+def fold(mlp: MLP, tables: Sequence[Tensor], node_width: int = 0, products: torch.dtype | None = None) -> Folded:
     """Fold an MLP over `[x_src, x_dst, table_1, table_2, ...]`.
 
     Args:
@@ -110,13 +105,8 @@ def fold(
 
 def _weight(weight: Tensor, kind: torch.dtype) -> Weight:
     """A weight [padded out, in], rounded to what a type can hold."""
-    rounded = weight.to(kind).to(weight.dtype)
-    if rounded.shape[1] % COLUMN_BLOCK == 0:
-        back = rounded.contiguous()
-    else:
-        back = rounded.new_zeros(len(rounded), padded(rounded.shape[1], COLUMN_BLOCK))
-        back[:, : rounded.shape[1]] = rounded
-    return Weight(rounded.t().contiguous(), back)
+    forward = weight.to(kind).to(weight.dtype).t()
+    return Weight(forward.contiguous(), _pad(forward).t().contiguous())
 
 
 def _pad(weight: Tensor) -> Tensor:
@@ -240,7 +230,10 @@ class MLPProgram:
         """
         folded, self._inputs = self._folded, inputs
         if not self._again:
-            self._first_product(inputs)
+            if not inputs:  # all of the first layer is gathered from the ends
+                operations.clear_rows(self._program, self._rows[0])
+            for position, (operand, weight) in enumerate(zip(inputs, folded.inputs)):
+                operations.multiply(self._program, operand, weight.forward, self._rows[0], add=position > 0)
         for layer, weight in enumerate(folded.later):
             operand = self._program.room(STRIP, folded.constants[layer].shape[1], folded.kinds[layer + 1])
             self._operands.append(operand)
@@ -258,13 +251,6 @@ class MLPProgram:
         results = self._program.room(STRIP, folded.constants[last].shape[1], out.dtype)
         self._layer(last, gathered, results)
         operations.copy(self._program, results, out)
-
-    def _first_product(self, inputs: Sequence[Operand]) -> None:
-        rows = self._rows[0]
-        if not inputs:  # all of the first layer is gathered from the ends
-            operations.clear_rows(self._program, rows)
-        for position, (operand, weight) in enumerate(zip(inputs, self._folded.inputs)):
-            operations.multiply(self._program, operand, weight.forward, rows, add=position > 0)
 
     def _layer(
         self,

@@ -43,18 +43,16 @@ class GradientSink:
         self._sums_over: Transport | None = None
         for name, module in model.named_modules():
             if isinstance(module, GradSink):
-                self._check_in_one_piece(name, module)
+                # A tile's gradients are added as one piece, so a stage's parameters have to follow each other.
+                parameters = GradSink.trainable(module)  # by its modules, which may be others by now
+                places = [self._place[id(parameter)] for parameter in parameters]
+                after = [(piece, start + own.numel()) for own, (piece, start) in zip(parameters, places)]
+                if any(here != there for here, there in zip(after, places[1:])):
+                    raise ValueError(
+                        f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or "
+                        "nothing."
+                    )
                 module.sink = self
-
-    def _check_in_one_piece(self, name: str, stage: GradSink) -> None:
-        """A tile's gradients are added as one piece, so a stage's parameters have to follow each other."""
-        parameters = GradSink.trainable(stage)  # by its modules, which may be others by now
-        places = [self._place[id(parameter)] for parameter in parameters]
-        after = [(piece, start + own.numel()) for own, (piece, start) in zip(parameters, places)]
-        if any(here != there for here, there in zip(after, places[1:])):
-            raise ValueError(
-                f"stage {name} shares some of its parameters with another one; share a whole stage or MLP, or nothing."
-            )
 
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
         """Add what all owned tiles have, summed as integers already.
@@ -92,11 +90,11 @@ class GradientSink:
         self._sums_over = None
         for piece in self._pieces:
             piece.start(transport)
-        return _total([piece.finish() for piece in self._pieces])
+        return torch.stack([piece.finish() for piece in self._pieces]).sum()
 
     def rejected_now(self) -> Tensor:
         """Partials so far that were not finite or too large, on this rank, int64 []."""
-        return _total([piece.rejected_now() for piece in self._pieces])
+        return torch.stack([piece.rejected_now() for piece in self._pieces]).sum()
 
 
 class _Bucket:
@@ -144,10 +142,6 @@ class _Bucket:
     def rejected_now(self) -> Tensor:
         """Partials left out on this rank so far."""
         return self.sums.rejected_now() if self._under_way is None else self._rejected
-
-
-def _total(counts: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(counts)).sum() if len(counts) > 1 else counts[0]
 
 
 class GradSink(nn.Module):

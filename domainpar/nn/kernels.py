@@ -192,12 +192,8 @@ def forward(
     constants, lanes_of = layer.constants, layer.lanes_of
     one = constants.dtype.type(1)
     share, eps = one / constants.dtype.type(constants.shape[1]), constants[EPS, 0]
-    bias, factor, shift = (
-        load(constants, BIAS, 0, lanes_of),
-        load(constants, SCALE, 0, lanes_of),
-        load(constants, SHIFT, 0, lanes_of),
-    )
-    rows = work.rows
+    bias, rows = load(constants, BIAS, 0, lanes_of), work.rows
+    factor, shift = load(constants, SCALE, 0, lanes_of), load(constants, SHIFT, 0, lanes_of)
     for first in range(0, count, ROWS_AT_ONCE):
         after = min(first + ROWS_AT_ONCE, count)
         for i in range(first, after if not again else first):
@@ -273,11 +269,8 @@ def backward(
     share = constants.dtype.type(1) / constants.dtype.type(constants.shape[1])
     factor, shift = load(constants, SCALE, 0, lanes_of), load(constants, SHIFT, 0, lanes_of)
     # Sums over the rows of this tile stay in registers, row after row: their order is that of the tile's edges.
-    grad_bias, grad_factor, grad_shift = (
-        load(grad_constants, BIAS, 0, lanes_of),
-        load(grad_constants, SCALE, 0, lanes_of),
-        load(grad_constants, SHIFT, 0, lanes_of),
-    )
+    grad_bias = load(grad_constants, BIAS, 0, lanes_of)
+    grad_factor, grad_shift = load(grad_constants, SCALE, 0, lanes_of), load(grad_constants, SHIFT, 0, lanes_of)
     rows, gradients = work.rows, work.gradient
     for first in range(0, count, ROWS_AT_ONCE):
         after = min(first + ROWS_AT_ONCE, count)

@@ -5,7 +5,6 @@ Inside a block every result has a multiple of 16 columns. Parameters keep their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -75,17 +74,10 @@ class PerceptronLayer(NamedTuple):
     @property
     def shape(self) -> LayerShape:
         """All but its numbers."""
-        weight, eps = self.linear.weight, 0.0 if self.norm is None else float(self.norm.eps)
+        linear, norm = self.linear, self.norm
+        sizes, eps = (linear.in_features, linear.out_features), 0.0 if norm is None else float(norm.eps)
         trained = tuple(parameter.requires_grad for parameter in self.all_parameters)
-        return LayerShape(
-            self.linear.in_features,
-            self.linear.out_features,
-            self.norm is not None,
-            eps,
-            self.activation,
-            trained,
-            weight.dtype,
-        )
+        return LayerShape(*sizes, norm is not None, eps, self.activation, trained, linear.weight.dtype)
 
 
 class MLP(nn.Module):
@@ -119,7 +111,10 @@ class MLP(nn.Module):
             raise ValueError(f"a readout ends in a Linear, and every MLP has one; got {net}.")
         if rates and (len(set(rates.values())) > 1 or rates.keys() != set(range(len(layers) - 1))):
             raise ValueError(f"an MLP drops after each layer but the last, at one rate; got {net}.")
-        _check_widths([layer.linear.out_features for layer in (layers[:-1] if readout else layers)])
+        widths = [layer.linear.out_features for layer in (layers[:-1] if readout else layers)]
+        if bad := [width for width in widths if width <= 0 or width % COLUMN_BLOCK]:
+            better = padded(max(bad[0], 1), COLUMN_BLOCK)
+            raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
         self.layers, self.readout, self.dropout = tuple(layers), readout, rates.get(0, 0.0)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout {self.dropout:g} is no probability below 1.")
@@ -148,7 +143,11 @@ def _layers_of(net: nn.Sequential) -> tuple[list[PerceptronLayer], dict[int, flo
         if isinstance(module, nn.Linear) and module.bias is not None:
             layers.append(PerceptronLayer(cast(Linear, module), None, 0))
         elif isinstance(module, nn.LayerNorm) and last and last.norm is None and not last.activation:
-            _check_norm(module, last.linear.out_features)
+            width = last.linear.out_features
+            if module.normalized_shape != (width,) or len(list(module.parameters())) == 1:
+                raise ValueError(
+                    f"{module} does not norm the {width} columns before it with scale and shift, or with neither."
+                )
             layers[-1] = last._replace(norm=module)
         elif type(module) in _NUMBER_OF and last and not last.activation:
             layers[-1] = last._replace(activation=_NUMBER_OF[type(module)])
@@ -166,17 +165,6 @@ MODULES: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh":
 """torch's modules by the names of activations; none has none."""
 
 _NUMBER_OF: dict[type, int] = {module: ACTIVATIONS.index(name) for name, module in MODULES.items()}
-
-
-def _check_widths(widths: Sequence[int]) -> None:
-    if bad := [width for width in widths if width <= 0 or width % COLUMN_BLOCK]:
-        better = padded(max(bad[0], 1), COLUMN_BLOCK)
-        raise ValueError(f"hidden width {bad[0]} is not a multiple of {COLUMN_BLOCK}; take {better}.")
-
-
-def _check_norm(norm: nn.LayerNorm, width: int) -> None:
-    if norm.normalized_shape != (width,) or len(list(norm.parameters())) == 1:
-        raise ValueError(f"{norm} does not norm the {width} columns before it with scale and shift, or with neither.")
 
 
 # An MLP takes `[x_src, x_dst, ...]`, but node nets take sums at `dst` before those at `src`: trained weights hold both

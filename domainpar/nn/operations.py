@@ -83,15 +83,8 @@ def multiply_rows(kind: torch.dtype, out_kind: torch.dtype) -> int:
         inputs, outputs = arguments[1], arguments[4]
         rows = _table(arguments, 0, count, inputs, numbers)
         weight = _table(arguments, 2, inputs, outputs, exact)
-        products.multiply(
-            rows,
-            count,
-            weight,
-            _table(arguments, 3, count, outputs, grad_out),
-            arguments[5] != 0,
-            arguments[6],
-            arguments[7],
-        )
+        out = _table(arguments, 3, count, outputs, grad_out)
+        products.multiply(rows, count, weight, out, arguments[5] != 0, arguments[6], arguments[7])
 
     return _address(multiply_rows)
 
@@ -186,13 +179,8 @@ def layer_backward(
     carried_kind: torch.dtype,
 ) -> int:
     """`kernels.backward`: 0 to 15 as above, gathered, gradient, carried, out, gradient of constants."""
-    exact, of_gradient, grad_out, lanes = (
-        NUMBERS[exact_kind],
-        NUMBERS[gradient_kind],
-        NUMBERS[out_kind],
-        lanes_of(width),
-    )
-    of_carried = NUMBERS[carried_kind]
+    exact, of_gradient, lanes = NUMBERS[exact_kind], NUMBERS[gradient_kind], lanes_of(width)
+    grad_out, of_carried = NUMBERS[out_kind], NUMBERS[carried_kind]
 
     def layer_backward(arguments: Any, first: int, count: int) -> None:
         kernels.backward(

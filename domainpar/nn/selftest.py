@@ -23,7 +23,6 @@ from domainpar.nn.partials import Partials
 from domainpar.nn.program import Program, shared, table, tiles_of
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.parallel.transport import Transport
-from domainpar.plan import IntArray
 
 SAMPLE_ROWS = 1000  # no multiple of what products take at once: the last rows sit in a ragged tail
 SUBSETS = (1, 7, 33, 500)
@@ -156,20 +155,12 @@ def _filled(*widths: int) -> tuple[int, ...]:
 
 def _products_of_nodes(folded: Folded, tables: Sequence[Tensor], rows: slice) -> _Results:
     """Of states, and of the gradient of what comes of them."""
-    weight, (states, gradient) = folded.at_ends, tables
-    return _multiplied(states, rows, weight.forward), _multiplied(gradient, rows, weight.back)
-
-
-def _multiplied(rows: Tensor, which: slice, weight: Tensor) -> Tensor:
-    program, out = Program(), rows.new_empty(len(rows), weight.shape[1], dtype=weight.dtype)
-    kernel = operations.multiply_rows(rows.dtype, out.dtype)
-    program.add(kernel, table(rows), rows.shape[1], shared(weight), table(out), weight.shape[1], False)
-    program.run(_tile(which))
-    return out[which]
-
-
-def _tile(rows: slice) -> IntArray:
-    return tiles_of(np.array([[rows.start, rows.stop]]))
+    outs, program = [], Program()
+    for states, weight in zip(tables, folded.at_ends):
+        outs.append(states.new_empty(len(states), weight.shape[1], dtype=weight.dtype))
+        operations.multiply(program, table(states), weight, table(outs[-1]))
+    program.run(tiles_of(np.array([[rows.start, rows.stop]])))
+    return tuple(out[rows] for out in outs)
 
 
 def _block(folded: Folded, at_nodes: Tensor, grad_sums: Tensor, tables: Sequence[Tensor], rows: slice) -> _Results:
@@ -178,10 +169,9 @@ def _block(folded: Folded, at_nodes: Tensor, grad_sums: Tensor, tables: Sequence
     # Sums at ends are left out: they run over the rows of a block, and are not to be the same for fewer of them.
     ends = AtEnds.of(src.numpy(), dst.numpy(), np.full(SAMPLE_ROWS, -1), num_owned=0)
     inputs, gathered = [table(operand) for operand in operands], (shared(at_nodes), shared(grad_sums))
-    out = torch.empty_like(upstream)
-    program = Program()
+    out, tiles, program = torch.empty_like(upstream), tiles_of(np.array([[rows.start, rows.stop]])), Program()
     MLPProgram(program, folded, ends).forward(inputs, gathered[0], out=table(out))
-    program.run(_tile(rows))
+    program.run(tiles)
 
     program = Program()
     mlp_program, partials = MLPProgram(program, folded, ends), Partials(program, folded.exact)
@@ -191,10 +181,10 @@ def _block(folded: Folded, at_nodes: Tensor, grad_sums: Tensor, tables: Sequence
     grad_product = mlp_program.backward(table(upstream), gathered[1])
     grad_operands = [torch.zeros_like(operand) for operand in operands]
     into = torch.empty(SAMPLE_ROWS, folded.width, dtype=grad_product.dtype)
-    program.add(operations.copy_columns(into.dtype, into.dtype), grad_product, folded.width, table(into), folded.width)
+    operations.copy(program, grad_product, table(into))
     for position, grad_operand in enumerate(grad_operands):
         mlp_program.hand_back(grad_product, position, table(grad_operand))
     partials.clear()
-    program.run(_tile(rows))
+    program.run(tiles)
     grad_rows = [each[rows].to(folded.exact) for each in (into, *grad_operands)]
     return out[rows], torch.cat(grad_rows, dim=1), torch.from_numpy(partials.total().limbs.copy())
