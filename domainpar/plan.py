@@ -8,7 +8,7 @@ rows. So each part asks the others for the nodes that it needs, and learns from 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ Ask = Callable[[list[IntArray]], list[IntArray]]
 """Takes the ids that this part needs from each part, returns the ids that each part needs from it. *Collective*."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PartitionPlan:
     """The nodes and edges of one part, its ghost nodes, and the rows that it sends to other parts.
 
@@ -31,6 +31,8 @@ class PartitionPlan:
         [num_owned, num_owned + num_ghosts)  ghost nodes, by (owner, global id)
 
     Ghost nodes lie grouped by owner, so a received buffer is a block of these rows as it stands.
+
+    A plan of rows that no edges join has none: the fields of edges may be left out.
 
     Attributes:
         part: Number of this part, in [0, num_parts).
@@ -49,12 +51,12 @@ class PartitionPlan:
 
     part: int
     num_parts: int
-    edge_policy: EdgePolicy
+    edge_policy: EdgePolicy = "incoming"
     owned_ids: IntArray
     ghost_ids: IntArray
-    edge_ids: IntArray
-    edge_rows: IntArray
-    edge_owned: BoolArray
+    edge_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    edge_rows: IntArray = field(default_factory=lambda: np.zeros((2, 0), np.int64))
+    edge_owned: BoolArray = field(default_factory=lambda: np.zeros(0, bool))
     send_rows: IntArray
     send_counts: IntArray
     recv_counts: IntArray
@@ -94,15 +96,13 @@ class PartitionPlan:
         """The plan of the nodes [first, last) alone, numbered from 0, without edges."""
         begin, end = np.searchsorted(self.owned_ids, [first, last])
         ghosts = (self.ghost_ids >= first) & (self.ghost_ids < last)
-        sent, none = (self.send_rows >= begin) & (self.send_rows < end), np.zeros(0, np.int64)
-        parts = np.arange(self.num_parts)
-        return replace(
-            self,
+        sent, parts = (self.send_rows >= begin) & (self.send_rows < end), np.arange(self.num_parts)
+        return PartitionPlan(
+            part=self.part,
+            num_parts=self.num_parts,
+            edge_policy=self.edge_policy,
             owned_ids=self.owned_ids[begin:end] - first,
             ghost_ids=self.ghost_ids[ghosts] - first,
-            edge_ids=none,
-            edge_rows=np.zeros((2, 0), np.int64),
-            edge_owned=none.astype(bool),
             send_rows=self.send_rows[sent] - begin,
             send_counts=np.bincount(parts.repeat(self.send_counts)[sent], minlength=self.num_parts),
             recv_counts=np.bincount(parts.repeat(self.recv_counts)[ghosts], minlength=self.num_parts),
@@ -214,18 +214,14 @@ def plan_slices(wanted: IntArray, bounds: IntArray, part: int, ask: Ask) -> Part
     Returns:
         A plan without edges: `owned_ids` is the part's slice, `ghost_ids` what it needs of others' slices.
     """
-    first, last, num_parts, none = bounds[part], bounds[part + 1], len(bounds) - 1, np.zeros(0, np.int64)
+    first, last, num_parts = bounds[part], bounds[part + 1], len(bounds) - 1
     ghost_ids = np.unique(wanted[(wanted < first) | (wanted >= last)])
     draft = PartitionPlan(
         part=part,
         num_parts=num_parts,
-        edge_policy="incoming",
         owned_ids=np.arange(first, last),
         ghost_ids=ghost_ids,
-        edge_ids=none,
-        edge_rows=np.zeros((2, 0), np.int64),
-        edge_owned=none.astype(bool),
-        send_rows=none,
+        send_rows=np.zeros(0, np.int64),
         send_counts=np.zeros(num_parts, np.int64),
         recv_counts=np.diff(np.searchsorted(ghost_ids, bounds)),
     )

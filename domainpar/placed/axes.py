@@ -206,16 +206,11 @@ class Axis:
         told = hand_over([ids.reshape(-1, 1) for ids in asked], ranks.transport)
         ghosts = np.concatenate([ids[:, 0] for ids in told])
         send = np.concatenate(asked)
-        none = np.zeros(0, np.int64)
         plan = PartitionPlan(
             part=ranks.rank,
             num_parts=ranks.size,
-            edge_policy="incoming",
             owned_ids=self.ids.cpu().numpy(),
             ghost_ids=ghosts,
-            edge_ids=none,
-            edge_rows=np.zeros((2, 0), np.int64),
-            edge_owned=none.astype(bool),
             send_rows=table[torch.from_numpy(send)].numpy(),
             send_counts=np.array([len(ids) for ids in asked], np.int64),
             recv_counts=np.array([len(ids) for ids in told], np.int64),
