@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, proxy
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -56,6 +56,12 @@ def tensor_given(value: Any, what: str) -> Tensor:
         raise ValueError(f"{what} is to be a tensor, but it is a {type(value).__name__}: {error}") from None
 
 
+def array_given(value: Any, what: str) -> npt.NDArray[Any]:
+    """As `tensor_given`, an array of numpy."""
+    array: npt.NDArray[Any] = tensor_given(value, what).detach().cpu().numpy()
+    return array
+
+
 def whole_number(value: Any, what: str, least: int = 0) -> int:
     """An integer, or what is one: of numpy, or a tensor of one.
 
@@ -87,28 +93,6 @@ def in_words(tensor: Tensor) -> str:
     return f"{shape_and_type(tensor)}, checksum {checksum:08x}"
 
 
-def input_log(transport: Transport) -> InputLog:
-    """The log of all that is placed on a transport; one for each."""
-    if transport not in _LOGS:
-        log = _LOGS[transport] = InputLog(transport)
-        transport.before_close.append(log.close)
-    return _LOGS[transport]
-
-
-class Logged(NamedTuple):
-    """A call, or a whole tensor that was given.
-
-    Attributes:
-        what: In words, with a checksum of a tensor.
-        place: The line of the user's program, where a tensor was given.
-        learned: Whether that wants a gradient.
-    """
-
-    what: str
-    place: str = ""
-    learned: bool = False
-
-
 class InputLog:
     """What this rank was given whole and what it called since the ranks last compared it.
 
@@ -119,8 +103,9 @@ class InputLog:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self._transport: Transport = proxy(transport)  # which this must not keep
-        self._entries: list[Logged] = []
+        self._transport = transport
+        # A call in words; or a whole tensor that was given, with the line of the program, and whether it is learned.
+        self._entries: list[tuple[str, str, bool]] = []
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of a tensor: its version and words
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters and buffers
         self._compared = 0
@@ -128,7 +113,7 @@ class InputLog:
     def give(self, call: str, tensor: Tensor) -> None:
         """Note a tensor that every rank has to give in the same call, with the line of the program."""
         if self._transport.size > 1:
-            self._entries.append(Logged(f"{call} of {self._words(tensor)}", where()[1], tensor.requires_grad))
+            self._entries.append((f"{call} of {self._words(tensor)}", where()[1], tensor.requires_grad))
 
     def remember(self, tensor: Tensor) -> None:
         """Note a tensor of the user's that every rank holds, such as a parameter, where it meets rows."""
@@ -141,7 +126,7 @@ class InputLog:
 
     def call(self, words: str) -> None:
         """Note a call that every rank makes alike. *Collective* once in thousands, so that the log does not grow."""
-        self._entries.append(Logged(words))
+        self._entries.append((words, "", False))
         if len(self._entries) >= MOST_ENTRIES and self._transport.size > 1:
             self.compare()
 
@@ -171,7 +156,7 @@ class InputLog:
         if self._compared % LOOK_EVERY == 0:  # changes through `.data` are not counted by torch
             self._known = WeakIdKeyDictionary()
         # Four bytes as long as all is well: the places in the program may differ between ranks, the calls may not.
-        checksum = zlib.crc32("\0".join([entry.what for entry in entries]).encode())
+        checksum = zlib.crc32("\0".join([what for what, _, _ in entries]).encode())
         answers = self._transport.all_gather(checksum.to_bytes(4, "little") + beside)
         if len({answer[:4] for answer in answers}) > 1:
             self._refuse(gather(self._transport, entries))
@@ -192,18 +177,14 @@ class InputLog:
 
     def _refuse(self, of_ranks: list[list[Any]]) -> None:
         """Refuse the first entry in which ranks differ; nothing where they do not."""
-        nothing_more = ["nothing more", "the next comparison", False]
+        nothing_more: list[Any] = ["nothing more", "the next comparison", False]
         for number in range(max(map(len, of_ranks))):
-            here = [Logged(*(entries[number] if number < len(entries) else nothing_more)) for entries in of_ranks]
-            if odd := strays([entry.what for entry in here]):
+            here = [entries[number] if number < len(entries) else nothing_more for entries in of_ranks]
+            if odd := strays([what for what, _, _ in here]):
                 usual = next(rank for rank in range(len(here)) if rank not in odd)
                 both = ", ".join(
                     f"{self._transport.name_ranks([rank])} {' at '.join(filter(None, here[rank][:2]))}"
                     for rank in (odd[0], usual)
                 )
-                learned = here[odd[0]].learned or here[usual].learned
                 what = f"the ranks differ in what they were given or called: {both}"
-                raise Refused(what, LEARNED if learned else HINT)
-
-
-_LOGS: WeakKeyDictionary[Transport, InputLog] = WeakKeyDictionary()
+                raise Refused(what, LEARNED if here[odd[0]][2] or here[usual][2] else HINT)

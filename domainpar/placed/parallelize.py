@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from domainpar.common.agreement import agree, difference
 from domainpar.parallel.world import World
 from domainpar.placed.gradients import WholeGradients
-from domainpar.placed.input_log import HINT, input_log
+from domainpar.placed.input_log import HINT
 from domainpar.placed.ranks import NotExact, ranks_of
 from domainpar.placed.replicas import check_sizes, take_from_root
 from domainpar.placed.tensor import Placed
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
 _GONE = {
     "seed": "random numbers come from torch's generator: torch.manual_seed(seed)",
     "node_parameters": "a parameter with a row for each node is split where it meets rows of nodes",
@@ -62,7 +60,7 @@ def parallelize(
     extra = {f"beside {number}": tensor for number, tensor in enumerate(beside)}
     common = {name: tensor for name, tensor in {**tensors, **extra}.items() if not isinstance(tensor, Placed)}
     take_from_root(common, world)
-    input_log(world.domain).name(common)
+    ranks_of(world.domain).log.name(common)
     learned = {**dict(module.named_parameters()), **extra}
     learned = {name: tensor for name, tensor in learned.items() if tensor.requires_grad}
     WholeGradients(learned, world, list(module.buffers()))

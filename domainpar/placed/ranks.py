@@ -16,7 +16,7 @@ from domainpar.parallel.digests import bits_of
 from domainpar.parallel.integer_sums import sum_exactly
 from domainpar.parallel.places import line_of_user
 from domainpar.parallel.transport import OfThisProcess, Transport
-from domainpar.placed.input_log import InputLog, input_log
+from domainpar.placed.input_log import InputLog
 
 GATHERED = 16_384  # numbers; larger sums travel as integers, whose bytes do not grow with the number of ranks
 
@@ -30,21 +30,16 @@ class NotExact(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.place = _place_in_program()
+        owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+        layer = ""
+        if modules:  # the innermost one that runs, by its name in the outermost one
+            names = {id(module): name for name, module in modules[-1].named_modules()}
+            layer = f"{names.get(id(modules[0])) or 'the model'} ({type(modules[0]).__name__})"
+        self.place = ", ".join(text for text in (layer, line_of_user()) if text)
 
     def __str__(self) -> str:
         return f"{self.place}: {super().__str__()}" if self.place else super().__str__()
-
-
-def _place_in_program() -> str:
-    """The innermost module that runs, by its name in the outermost one, and the line of the user's program."""
-    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(sys._getframe(2)))
-    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
-    layer = ""
-    if modules:
-        names = {id(module): name for name, module in modules[-1].named_modules()}
-        layer = f"{names.get(id(modules[0])) or 'the model'} ({type(modules[0]).__name__})"
-    return ", ".join(text for text in (layer, line_of_user()) if text)
 
 
 class Same:
@@ -87,7 +82,8 @@ class GraphRanks(OfThisProcess):
     def __init__(self, transport: Transport) -> None:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.same, self.total = Same(self), Sum(self)
-        self.log: InputLog = input_log(transport)
+        self.log = InputLog(transport)
+        transport.before_close.append(self.log.close)
         self.num_exchanges = self.num_sums = 0
         self.at_backward = self.same_bits = False
         self.after_backward: dict[int, Any] = {}  # what is to be called when it ends, by what asked for it
@@ -230,22 +226,17 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.complete, self.with_ghosts, self._again, self._at = False, True, False, 0
-        self._values: list[Any] = []
-
-    def begin(self, again: bool, ghosts: bool) -> None:
-        """Compute it for the first time, or again."""
-        self._again, self._at, self.with_ghosts = again, 0, ghosts
-        if not again:
-            self._values = []
+        self.complete, self.with_ghosts = False, True
+        self.values: list[Any] = []
+        self.at: int | None = None  # of the next one, if it is computed again
 
     def next(self, make: Callable[[], Any]) -> Any:
         """The next ghost rows or key: made the first time, and kept."""
-        if not self._again:
-            self._values.append(make())
-            return self._values[-1]
-        self._at += 1
-        return self._values[self._at - 1]
+        if self.at is None:
+            self.values.append(make())
+            return self.values[-1]
+        self.at += 1
+        return self.values[self.at - 1]
 
 
 class _OfThread(threading.local):
@@ -270,8 +261,10 @@ class keeping(AbstractContextManager[None]):
         self._kept, self._again, self._ghosts = kept, again, ghosts
 
     def __enter__(self) -> None:
-        self._kept.begin(self._again, self._ghosts)
-        _HERE.pieces.append(self._kept)
+        kept = self._kept
+        kept.with_ghosts = self._ghosts
+        kept.values, kept.at = (kept.values, 0) if self._again else ([], None)
+        _HERE.pieces.append(kept)
 
     def __exit__(self, *raised: Any) -> None:
         _HERE.pieces.pop()
