@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
-    from domainpar.placed.domain import part_of_domain as part_of_domain
     from domainpar.placed.own_operators import rule as rule
     from domainpar.placed.parallelize import parallelize as parallelize
     from domainpar.placed.part import GraphPart as GraphPart
     from domainpar.placed.ranks import NotExact as NotExact
     from domainpar.placed.recompute import in_blocks as in_blocks, kept_ghosts as kept_ghosts
+    from domainpar.placed.split import part_of_domain as part_of_domain
     from domainpar.placed.split import split_graph as split_graph, split_slices as split_slices
     from domainpar.placed.tensor import Placed as Placed
     from domainpar.placed.verify import Verification as Verification, verify as verify
@@ -33,13 +33,12 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 __version__ = "0.1.0"
 
 _MODULES = {
-    "domainpar.placed.domain": "part_of_domain",
     "domainpar.placed.own_operators": "rule",
     "domainpar.placed.parallelize": "parallelize",
     "domainpar.placed.part": "GraphPart",
     "domainpar.placed.ranks": "NotExact",
     "domainpar.placed.recompute": "in_blocks kept_ghosts",
-    "domainpar.placed.split": "split_graph split_slices",
+    "domainpar.placed.split": "part_of_domain split_graph split_slices",
     "domainpar.placed.tensor": "Placed",
     "domainpar.placed.verify": "Verification verify",
     "domainpar.nn.interaction": "InteractionNetwork",

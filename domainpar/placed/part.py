@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 import domainpar.placed.rules  # noqa: F401  # fills the table of calls
-from domainpar.parallel.halo import AdjointHalo
+from domainpar.common.agreement import agree, difference, gather, on_all
+from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import OfThisProcess, Transport
 from domainpar.placed.axes import Axis, Names
 from domainpar.placed.input_log import tensor_given
 from domainpar.placed.ranks import ranks_of
 from domainpar.placed.sets import EDGES, Kind, Sets, name_of
-from domainpar.placed.slices import Slices
 from domainpar.placed.tensor import Placed, from_local, is_rows, place_rows, settle, to_local, whole, whole_on
-from domainpar.plan import PartitionPlan
+from domainpar.plan import PartitionPlan, plan_slices
 
+_CUT = "give every rank consecutive rows of the same tensor, in the order of ranks; a slice may be empty"
 _GONE = {
     "owned_nodes": "part.nodes(y), or y itself: results have a row for each node of the whole graph",
     "owned_edges": "part.edges(y), or y itself: results have a row for each edge of the whole graph",
@@ -34,10 +35,6 @@ _GONE = {
     "dst": "part.edge_index[1]",
 }
 _ASKED = ("is_node_attr", "is_edge_attr")  # of a store of torch_geometric
-
-
-def _no(_: str) -> bool:
-    return False
 
 
 class GraphPart(OfThisProcess):
@@ -149,13 +146,11 @@ class GraphPart(OfThisProcess):
         Raises:
             ValueError: If its number of rows is not that of the graph's nodes, or there is no such kind.
         """
-        kind, dim = (None, kind) if isinstance(kind, int) else (kind, dim)
-        return self._placed("part.nodes", whole, dim, self._axis("part.nodes", kind, self.sets.nodes))
+        return self._placed("part.nodes", whole, kind, dim, self.sets.nodes)
 
     def edges(self, whole: Tensor | npt.ArrayLike, kind: Kind = None, dim: int = 0) -> Tensor:
         """A tensor with a row for each edge, [E, ...]. Arguments and errors as for `nodes`."""
-        kind, dim = (None, kind) if isinstance(kind, int) else (kind, dim)
-        return self._placed("part.edges", whole, dim, self._axis("part.edges", kind, list(self.sets.edges)))
+        return self._placed("part.edges", whole, kind, dim, list(self.sets.edges))
 
     def place(self, data: Any) -> Any:
         """A copy of a data object of torch_geometric in which rows of nodes and edges are placed, and `edge_index`.
@@ -173,7 +168,7 @@ class GraphPart(OfThisProcess):
             kind = getattr(store, "_key", None)
             edge_index = self.edge_index if kind is None or self.sets.is_one else self.edge_index.get(kind)
             # Asked of all before any is changed: torch_geometric counts rows of what is there.
-            of_nodes, of_edges = ([key for key in store if getattr(store, ask, _no)(key)] for ask in _ASKED)
+            of_nodes, of_edges = ([key for key in store if getattr(store, ask, lambda _: False)(key)] for ask in _ASKED)
             for key, value in list(store.items()):
                 if key == "edge_index":
                     if edge_index is None or value.shape != edge_index.shape:
@@ -255,7 +250,9 @@ class GraphPart(OfThisProcess):
         if not self.sets.is_one:
             raise ValueError(f"{call} is for a graph of one kind of nodes and edges.")
 
-    def _placed(self, call: str, given: Any, dim: int, axis: Axis) -> Tensor:
+    def _placed(self, call: str, given: Any, kind: Kind, dim: int, kinds: list[Kind]) -> Tensor:
+        kind, dim = (None, kind) if isinstance(kind, int) else (kind, dim)
+        axis = self._axis(call, kind, kinds)
         if self._slices is not None:
             rows = self._slices.rows(call, given, dim, axis.ids, axis.total, f"{axis.name} of the whole graph")
             return from_local(rows, axis, dim)
@@ -274,3 +271,69 @@ class GraphPart(OfThisProcess):
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} was given where dimension {dim} is to hold {expected} {what}."
             )
+
+
+class Slices:
+    """Takes this rank's slices and gives the rows that its part needs of all.
+
+    Args:
+        transport: Joins the ranks that share the graph.
+        device: Where the rows go.
+        owned: Whether the slice of each rank has to be the rows that it needs.
+    """
+
+    def __init__(self, transport: Transport, device: torch.device, owned: bool = False) -> None:
+        self._transport, self._device, self.owned = transport, device, owned
+        # Of each call the lengths of slices, the exchange for them, and where rows lie among the slice and what came:
+        # the slices of one step are most often those of the next.
+        self._fetches: dict[str, tuple[list[int], AdjointHalo, Tensor]] = {}
+
+    def rows(self, call: str, given: Tensor | npt.ArrayLike, dim: int, ids: Tensor, total: int, what: str) -> Tensor:
+        """Some rows of the tensor that the slices of all ranks make up. *Collective*, forward and backward.
+
+        Args:
+            call: Whose rows they are; the ids are the same in each call of a name.
+            given: This rank's slice.
+            dim: The dimension along which it was cut.
+            ids: Global ids of the rows, int64.
+            total: Rows of all slices together.
+            what: The rows in words.
+
+        Raises:
+            Refused: On all ranks alike, if the slices do not make up one tensor of so many rows.
+        """
+
+        def checked() -> tuple[Tensor, int, str]:
+            mine = tensor_given(given, f"what {call} takes")
+            if not -mine.dim() <= dim < mine.dim():
+                raise ValueError(f"{call}: a tensor of {tuple(mine.shape)} has no dimension {dim} to hold {what}.")
+            rest = [size for at, size in enumerate(mine.shape) if at != dim % mine.dim()]
+            words = f"of {rest} {str(mine.dtype).removeprefix('torch.')}, cut along dimension {dim}"
+            return mine, mine.size(dim), words
+
+        transport = self._transport
+        mine, length, row = on_all(transport, checked)
+        gradient = mine.requires_grad and torch.is_grad_enabled()  # its backward is an exchange of all
+        alike = {f"a slice of {call}": row, f"a gradient of {call}": "asked for" if gradient else "not"}
+        agree(transport, difference(transport, alike, _CUT))
+        if self.owned:
+            text = (
+                f"{call}: {length} rows were given where this rank has {len(ids)} {what}; give those, in their order."
+            )
+            agree(transport, None if length == len(ids) else text)
+            return mine.to(self._device).clone(memory_format=torch.contiguous_format)
+        lengths = gather(transport, length)
+        if sum(lengths) != total:
+            text = f"{call}: slices of {lengths} rows were given where all have {total} {what} together; {_CUT}."
+            agree(transport, text)
+        known = self._fetches.get(call)
+        if known is None or known[0] != lengths:
+            wanted, bounds = ids.cpu().numpy(), np.concatenate([[0], np.cumsum(lengths)])
+            plan = plan_slices(wanted, bounds, transport.rank, ask_owners(transport))
+            first, last = bounds[transport.rank : transport.rank + 2]
+            here = (wanted >= first) & (wanted < last)
+            places = np.where(here, wanted - first, length + np.searchsorted(plan.ghost_ids, wanted))
+            halo = AdjointHalo(plan, transport, self._device)
+            known = self._fetches[call] = lengths, halo, torch.from_numpy(places).to(self._device)
+        _, halo, where = known
+        return halo.extend(mine.to(self._device).movedim(dim, 0)).index_select(0, where).movedim(0, dim).contiguous()

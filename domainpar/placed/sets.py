@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from domainpar.placed.input_log import tensor_given, whole_number
+from domainpar.placed.input_log import array_given, whole_number
 from domainpar.plan import IntArray
 
 Kind = Any  # of nodes, any key of a dictionary; of edges a tuple (kind of src, relation, kind of dst)
@@ -101,53 +101,39 @@ def numbered_as_one(edge_index: Any, num_nodes: Any) -> tuple[Sets, IntArray, In
     if bad := [kind for kind in edge_index if kind in num_nodes]:
         raise ValueError(f"{name_of(bad[0])} is a kind of edges, and num_nodes takes kinds of nodes.")
     counts = {kind: whole_number(num_nodes[kind], f"split_graph's num_nodes of {kind!r}") for kind in num_nodes}
-    arrays = {}
-    for kind, ends in edge_index.items():
-        arrays[kind] = tensor_given(ends, f"the edge_index of {name_of(kind)}").detach().cpu().numpy()
-        _check(kind, arrays[kind])
+    arrays = {kind: array_given(ends, f"the edge_index of {name_of(kind)}") for kind, ends in edge_index.items()}
+    for kind, ends in arrays.items():
+        if ends.ndim != 2 or ends.shape[0] != 2 or not np.issubdtype(ends.dtype, np.integer):
+            raise ValueError(
+                f"the edge_index of {name_of(kind)} has shape {ends.shape} and dtype {ends.dtype}; "
+                "pass integers of shape [2, any number]."
+            )
     joined = dict.fromkeys(end for kind in arrays for end in kind[::2] if end in arrays)
     lengths = {**counts, **{kind: arrays[kind].shape[1] for kind in joined}}
     sets = Sets(_ranges(lengths), _ranges({kind: ends.shape[1] for kind, ends in arrays.items()}))
     for kind, ends in arrays.items():
-        _check_ends(kind, ends, lengths)
+        for end, numbers in zip(kind[::2], ends):
+            if end not in lengths:
+                known, one = ", ".join(map(name_of, lengths)), name_of(end)
+                raise ValueError(f"{name_of(kind)} joins {one}, of which num_nodes says nothing; it has {known}.")
+            if len(outside := np.flatnonzero((numbers < 0) | (numbers >= lengths[end]))):
+                at = outside[0]
+                raise ValueError(
+                    f"edge {at} of {name_of(kind)} names {name_of(end)} {numbers[at]}, of which there are "
+                    f"{lengths[end]}; they are counted from 0."
+                )
+
+    def depth(kind: Kind) -> int:
+        return 1 + max(map(depth, kind[::2])) if isinstance(kind, tuple) and len(kind) == 3 else 0
+
     homes = np.arange(sum(lengths.values()))
-    for kind in _outward(joined):
+    for kind in sorted(joined, key=depth):  # outward: a kind is longer than those that it names
         (first, last), end = sets.ends[kind], sets.starts(kind)[1][0]
         homes[first:last] = homes[end + arrays[kind][1]]
     pieces = [ends.astype(np.int64) + sets.starts(kind) for kind, ends in arrays.items()]
     return sets, np.concatenate([np.zeros((2, 0), np.int64), *pieces], axis=1), homes
 
 
-def _check(kind: Kind, ends: IntArray) -> None:
-    if ends.ndim != 2 or ends.shape[0] != 2 or not np.issubdtype(ends.dtype, np.integer):
-        raise ValueError(
-            f"the edge_index of {name_of(kind)} has shape {ends.shape} and dtype {ends.dtype}; "
-            "pass integers of shape [2, any number]."
-        )
-
-
-def _check_ends(kind: Kind, ends: IntArray, lengths: Mapping[Kind, int]) -> None:
-    for end, numbers in zip(kind[::2], ends):
-        if end not in lengths:
-            known = ", ".join(map(name_of, lengths))
-            raise ValueError(f"{name_of(kind)} joins {name_of(end)}, of which num_nodes says nothing; it has {known}.")
-        bad = np.flatnonzero((numbers < 0) | (numbers >= lengths[end]))
-        if len(bad):
-            raise ValueError(
-                f"edge {bad[0]} of {name_of(kind)} names {name_of(end)} {numbers[bad[0]]}, of which there are "
-                f"{lengths[end]}; they are counted from 0."
-            )
-
-
 def _ranges(lengths: Mapping[Kind, int]) -> dict[Kind, tuple[int, int]]:
     lasts = np.cumsum([0, *lengths.values()]).tolist()
     return dict(zip(lengths, pairwise(lasts)))
-
-
-def _outward(kinds: Iterable[Kind]) -> list[Kind]:
-    """Kinds of edges, those that join others behind these; a kind is longer than those that it names."""
-
-    def depth(kind: Kind) -> int:
-        return 1 + max(map(depth, kind[::2])) if isinstance(kind, tuple) and len(kind) == 3 else 0
-
-    return sorted(kinds, key=depth)

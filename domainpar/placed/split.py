@@ -1,20 +1,23 @@
-"""Split a graph into one part for each rank: a graph that every rank holds, or one of which each rank holds a slice."""
+"""Split a graph into one part for each rank: a graph that every rank holds, or one of which each rank holds a slice.
+
+Or take the parts of a program that owns its domains and ghosts itself, such as codes of molecular dynamics or weather.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from domainpar.common.agreement import agree, difference, gather, on_all
-from domainpar.parallel.halo import ask_owners, hand_over
+from domainpar.common.agreement import Refused, agree, difference, gather, on_all
+from domainpar.parallel.halo import HostExchange, HostHalo, ask_owners, hand_over
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
-from domainpar.placed.input_log import HINT, in_words, tensor_given, whole_number
+from domainpar.placed.input_log import HINT, array_given, in_words, whole_number
 from domainpar.placed.part import GraphPart
 from domainpar.placed.sets import Kind, Sets, fields_of, numbered_as_one
 from domainpar.plan import EdgePolicy, IntArray, LocalEdges, build_plan, select_edges
@@ -67,22 +70,39 @@ def split_graph(
     if world is None:
         raise TypeError("split_graph needs the ranks: split_graph(edge_index, num_nodes, world).")
     transport = world.transport if group == "all" else world.domain
-    graph = on_all(world.transport, lambda: _graph(edge_index, num_nodes, partitioner, position, seed))
-    topology, named = graph.topology, graph.partitioner
+    topology, ends, named, sets, homes = on_all(
+        world.transport, lambda: _graph(edge_index, num_nodes, partitioner, position, seed)
+    )
     if transport.size > 1:  # one rank needs no checksums, which take a look at every byte
         at = topology.position
         arguments = {
-            "split_graph's number of nodes": str(topology.num_nodes if graph.sets is None else graph.sets.ends),
-            "split_graph's edge_index": in_words(torch.from_numpy(graph.edge_index)),
+            "split_graph's number of nodes": str(topology.num_nodes if sets is None else sets.ends),
+            "split_graph's edge_index": in_words(torch.from_numpy(ends)),
             "split_graph's partitioner": named if isinstance(named, str) else in_words(torch.from_numpy(named)),
             "split_graph's position": "None" if at is None else in_words(torch.from_numpy(at)),
             "split_graph's seed": str(seed),
         }
         agree(world.transport, difference(transport, arguments, HINT))
-    owner = _assignment(graph, world, transport, seed)
-    local = on_all(world.transport, lambda: select_edges(graph.edge_index, owner, transport.rank, POLICY))
+
+    def parts() -> IntArray:
+        if not isinstance(named, str):
+            check_assignment(named, topology.num_nodes, transport.size)
+            return named
+        if named == "contiguous" and sets is not None:  # in one numbering each rank would have one kind
+            costs = topology.costs()
+            ranges = [slice(*sets.ends[kind]) for kind in sets.nodes]
+            return np.concatenate([split_evenly(costs[rows], transport.size) for rows in ranges])
+        return get_partitioner(named, seed)(topology, transport.size)
+
+    if isinstance(named, str) and named in ANYWHERE:
+        owner = on_all(world.transport, parts)
+    else:  # METIS repeats its bits on one machine only: the first rank of the group computes it
+        made = on_all(world.transport, lambda: b"" if transport.rank else parts().astype(np.int32).tobytes())
+        owner = np.frombuffer(transport.broadcast(made), dtype=np.int32)
+    owner = owner if homes is None else owner[homes]
+    local = on_all(world.transport, lambda: select_edges(ends, owner, transport.rank, POLICY))
     plan = build_plan(local, owner, transport.rank, transport.size, POLICY, ask_owners(transport))
-    return GraphPart(plan, transport, world.device, sets=graph.sets)
+    return GraphPart(plan, transport, world.device, sets=sets)
 
 
 def split_slices(
@@ -116,7 +136,19 @@ def split_slices(
     """
     _check_gone(gone)
     transport = world.transport if group == "all" else world.domain
-    mine, own_parts = on_all(world.transport, lambda: _slice(edge_index, num_nodes, assignment, transport.size))
+
+    def checked() -> tuple[IntArray, IntArray | None]:
+        count = whole_number(num_nodes, "split_slices' num_nodes")
+        mine = array_given(edge_index, "the edge_index of split_slices")
+        check_edge_index(mine, count)
+        mine = mine.astype(np.int64, copy=False)
+        if assignment is None:
+            return mine, None
+        parts = array_given(assignment, "the assignment of split_slices")
+        check_assignment(parts, len(parts), transport.size)
+        return mine, parts.astype(np.int32)
+
+    mine, own_parts = on_all(world.transport, checked)
     given = "None" if own_parts is None else "given"
     alike = {"split_slices' num_nodes": str(num_nodes), "split_slices' assignment": given}
     agree(world.transport, difference(transport, alike, "give every rank a slice of the same graph"))
@@ -133,58 +165,114 @@ def split_slices(
     return GraphPart(plan, transport, world.device, sliced=True)
 
 
-def _slice(edge_index: Any, num_nodes: int, assignment: Any, num_parts: int) -> tuple[IntArray, IntArray | None]:
-    """This rank's edges, int64 [2, n], and the parts of its nodes, int32 [m] or None, checked.
-
-    Raises:
-        ValueError: If they are not valid.
-    """
-    num_nodes = whole_number(num_nodes, "split_slices' num_nodes")
-    mine = tensor_given(edge_index, "the edge_index of split_slices").detach().cpu().numpy()
-    check_edge_index(mine, num_nodes)
-    if assignment is None:
-        return mine.astype(np.int64, copy=False), None
-    parts = tensor_given(assignment, "the assignment of split_slices").detach().cpu().numpy()
-    check_assignment(parts, len(parts), num_parts)
-    return mine.astype(np.int64, copy=False), parts.astype(np.int32)
-
-
 def _local_edges(mine: IntArray, owner: IntArray, transport: Transport) -> LocalEdges:
     """Send each edge of this rank's slice to the part where it ends; return the edges of this one. *Collective*."""
-    src, dst = mine
-    first = sum(gather(transport, len(src))[: transport.rank])
-    owner_of_dst = owner[dst]
+    first, owner_of_dst = sum(gather(transport, mine.shape[1])[: transport.rank]), owner[mine[1]]
     to = [np.flatnonzero(owner_of_dst == part) for part in range(transport.size)]
+
+    def handed(of_ranks: list[IntArray]) -> IntArray:
+        return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
+
     # From rank to rank ids ascend, as slices do.
-    edge_ids = _handed([first + at for at in to], transport)
-    return LocalEdges(edge_ids, *(_handed([ends[at] for at in to], transport) for ends in (src, dst)))
+    return LocalEdges(handed([first + at for at in to]), *(handed([ends[at] for at in to]) for ends in mine))
 
 
-def _handed(of_ranks: list[IntArray], transport: Transport) -> IntArray:
-    """The values that all ranks have for this one. *Collective*."""
-    return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
+def part_of_domain(
+    edge_index: Tensor | npt.ArrayLike,
+    owned_ids: Tensor | npt.ArrayLike,
+    ghost_ids: Tensor | npt.ArrayLike,
+    world: World,
+    *,
+    exchange: HostExchange | None = None,
+) -> GraphPart:
+    """This rank's part of a graph that another program, the host, has split into domains. *Collective*.
 
+    The host's local rows are [owned | ghosts], each in any order. That order stays: `part.nodes(x)` takes a row for
+    each owned node, `part.edges(e)` one for each edge, and `part.to_local(out)` gives such rows back. The rows of the
+    whole graph are those of all ranks, one rank after the other. Each rank holds a few integers for every node of it.
 
-class _Graph(NamedTuple):
-    """What is to be split, checked.
+    Args:
+        edge_index: Local rows in which each edge of this rank begins and ends, int64 [2, any number]. Each edge of the
+            graph is on one rank, the one that owns the node where it ends.
+        owned_ids: A name for each owned node, any distinct integers, [num_owned].
+        ghost_ids: The name of the node that each ghost row is a copy of, [num_ghosts]. A node may have several ghost
+            rows on a rank, also on its own: images in a periodic box. Ghosts without edges are allowed.
+        world: The ranks, those of the host: `World.from_mpi(comm)`, `World.from_process_group(group)`.
+        exchange: Two functions of the host, `(forward, reverse)`; None: rows travel over the world. Each takes a table
+            of the host's local rows, float64 or float32 [num_owned + num_ghosts, any width], contiguous on the world's
+            device, and changes it. `forward` copies owned rows to their ghost rows on all ranks. `reverse` adds ghost
+            rows to the owned rows; what it leaves in ghost rows does not matter. All ranks call them alike, also one
+            that owns nothing. Sums over ranks, integers, masks, and rows of nodes that are not ghosts travel over the
+            world.
 
-    Attributes:
-        topology: Its nodes, and edges between them.
-        edge_index: All its edges, int64 [2, E]; those that join edges are others in the topology.
-        partitioner: A name, or the part of each node.
-        sets: Its kinds; None if it names none.
-        homes: The node with which each row is owned, int64 [rows].
+    Returns:
+        This rank's part. It may own nothing.
+
+    Raises:
+        Refused: On all ranks alike, if a node is owned twice, nobody owns a ghost, an edge names no local row or ends
+            at a ghost, or a function of `exchange` brings other rows than the ids say.
     """
 
-    topology: Topology
-    edge_index: IntArray
-    partitioner: str | IntArray
-    sets: Sets | None = None
-    homes: IntArray | None = None
+    def checked() -> tuple[IntArray, IntArray, IntArray]:
+        owned, ghosts = _ids(owned_ids, "owned_ids"), _ids(ghost_ids, "ghost_ids")
+        edges = array_given(edge_index, "the edge_index of part_of_domain")
+        check_edge_index(edges, len(owned) + len(ghosts))
+        if len(at_ghosts := np.flatnonzero(edges[1] >= len(owned))):
+            at = at_ghosts[0]
+            raise ValueError(
+                f"edge {at} ends at local row {edges[1, at]}, a ghost: this rank owns the first {len(owned)}. Give "
+                "each rank the edges that end at its own nodes; if yours begin there, edge_index.flip(0), and "
+                "part.edge_index.flip(0) for the module."
+            )
+        if exchange is not None and (len(exchange) != 2 or not all(map(callable, exchange))):
+            raise ValueError("the exchange of part_of_domain is to be two functions, (forward, reverse).")
+        return edges.astype(np.int64, copy=False), owned, ghosts
+
+    transport = world.transport
+    (src, dst), owned, ghosts = on_all(transport, checked)
+    alike = {"part_of_domain's exchange": "None" if exchange is None else "given"}
+    agree(transport, difference(transport, alike, "every rank gives the functions of the host, or none does"))
+    # Nodes of each rank, and of all nodes their ids, ascending, with the number of each.
+    of_ranks = [np.frombuffer(ids, np.int64) for ids in transport.all_gather(owned.tobytes())]
+    counts, ids = np.array([len(ids) for ids in of_ranks]), np.concatenate(of_ranks)
+    order = np.argsort(ids, kind="stable")
+    names = ids[order]
+    if len(twice := np.flatnonzero(names[1:] == names[:-1])):
+        ranks = np.searchsorted(np.cumsum(counts), order[twice[0] : twice[0] + 2], side="right").tolist()
+        by = f"{'twice ' if ranks[0] == ranks[1] else ''}by {transport.name_ranks(sorted(set(ranks)))}"
+        raise Refused(f"node {names[twice[0]]} is owned {by}", "give each node to one rank; copies are ghosts")
+    number_of = np.searchsorted(names, ghosts)
+    known = number_of < len(names)
+    known[known] = names[number_of[known]] == ghosts[known]
+    text = None
+    if len(strangers := np.flatnonzero(~known)):
+        text = (
+            f"local row {len(owned) + strangers[0]} is a ghost of node {ghosts[strangers[0]]}, which no rank owns; so "
+            f"are {len(strangers)} of {len(ghosts)} ghosts. Give each ghost the id that its owner gave in owned_ids."
+        )
+    agree(transport, text)
+    first = int(counts[: transport.rank].sum())
+    numbers = np.concatenate([np.arange(first, first + len(owned)), order[number_of]])
+    owner = np.repeat(np.arange(transport.size, dtype=np.int32), counts)
+    first_edge = sum(gather(transport, len(src))[: transport.rank])
+    edges = LocalEdges(np.arange(first_edge, first_edge + len(src)), numbers[src], numbers[dst])
+    plan = build_plan(edges, owner, transport.rank, transport.size, POLICY, ask_owners(transport))
+    halo = None
+    if exchange is not None:
+        here = np.concatenate([owned, ghosts])
+        halo = HostHalo(plan, transport, world.device, numbers[len(owned) :], here, exchange)
+    return GraphPart(plan, transport, world.device, sliced="owned", halo=halo)
 
 
-def _graph(edge_index: Any, num_nodes: Any, partitioner: Any, position: Any, seed: Any) -> _Graph:
-    """The graph to be split.
+def _graph(
+    edge_index: Any, num_nodes: Any, partitioner: Any, position: Any, seed: Any
+) -> tuple[Topology, IntArray, str | IntArray, Sets | None, IntArray | None]:
+    """The graph to be split, checked.
+
+    Returns:
+        Its nodes, and edges between them; all its edges, int64 [2, E], of which those that join edges are others in the
+        topology; a partitioner's name, or the part of each node; its kinds, None if it names none; and then the node
+        with which each row is owned, int64 [rows].
 
     Raises:
         ValueError: If it is not valid.
@@ -199,12 +287,12 @@ def _graph(edge_index: Any, num_nodes: Any, partitioner: Any, position: Any, see
         between, total = homes[ends], sets.num_nodes
     else:
         total = whole_number(num_nodes, "split_graph's num_nodes")
-        ends = between = tensor_given(edge_index, "the edge_index of split_graph").detach().cpu().numpy()
+        ends = between = array_given(edge_index, "the edge_index of split_graph")
     if position is not None:
-        position = tensor_given(position, "the position of split_graph").detach().cpu().numpy()
+        position = array_given(position, "the position of split_graph")
     if not isinstance(partitioner, str):
-        partitioner = tensor_given(partitioner, "the partitioner of split_graph").cpu().numpy()
-    return _Graph(Topology(between, total, position, POLICY), ends, partitioner, sets, homes)
+        partitioner = array_given(partitioner, "the partitioner of split_graph")
+    return Topology(between, total, position, POLICY), ends, partitioner, sets, homes
 
 
 def _of_all(given: Any, sets: Sets, what: str) -> Any:
@@ -219,7 +307,7 @@ def _of_all(given: Any, sets: Sets, what: str) -> Any:
         raise ValueError(f"the {what} of a graph of several kinds is a dictionary with {sets.nodes}.")
     rows = []
     for kind in sets.nodes:
-        rows.append(tensor_given(given[kind], f"the {what} of {kind!r}").detach().cpu().numpy())
+        rows.append(array_given(given[kind], f"the {what} of {kind!r}"))
         first, last = sets.ends[kind]
         if len(rows[-1]) != last - first:
             raise ValueError(f"the {what} of {kind!r} has {len(rows[-1])} rows where there are {last - first} nodes.")
@@ -233,23 +321,10 @@ def _check_gone(gone: dict[str, Any]) -> None:
         raise TypeError(f"unexpected arguments {', '.join(gone)}.")
 
 
-def _assignment(graph: _Graph, world: World, transport: Transport, seed: int) -> IntArray:
-    """The part of each row. METIS repeats its bits on one machine only: the first rank of the group computes it."""
-    topology, named, sets = graph.topology, graph.partitioner, graph.sets
-
-    def parts() -> IntArray:
-        if not isinstance(named, str):
-            check_assignment(named, topology.num_nodes, transport.size)
-            return named
-        if named == "contiguous" and sets is not None:  # in one numbering each rank would have one kind
-            costs = topology.costs()
-            ranges = [slice(*sets.ends[kind]) for kind in sets.nodes]
-            return np.concatenate([split_evenly(costs[rows], transport.size) for rows in ranges])
-        return get_partitioner(named, seed)(topology, transport.size)
-
-    if isinstance(named, str) and named in ANYWHERE:
-        owner = on_all(world.transport, parts)
-    else:
-        made = on_all(world.transport, lambda: b"" if transport.rank else parts().astype(np.int32).tobytes())
-        owner = np.frombuffer(transport.broadcast(made), dtype=np.int32)
-    return owner if graph.homes is None else owner[graph.homes]
+def _ids(given: Any, what: str) -> IntArray:
+    ids = array_given(given, f"the {what} of part_of_domain")
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+        raise ValueError(
+            f"the {what} of part_of_domain have shape {ids.shape}, {ids.dtype}; pass integers [any number]."
+        )
+    return ids.astype(np.int64)
