@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from domainpar.parallel.digests import digest
 from domainpar.placed.input_log import InputLog, in_words
-from domainpar.placed.nested import flat
 from domainpar.placed.ranks import kept_now
 from domainpar.placed.tensor import Placed, is_rows, rows_in, settle
-from domainpar.placed.verification import Check
 
 FLOOR = 1e-3  # of the largest value so far: what cancels to less is judged against this, as it is rounding of that
 COARSE = "in less than float64"
+
+
+class Check(NamedTuple):
+    """One call of a layer, compared whole and split; or the gradient or buffer that differs most.
+
+    Attributes:
+        name: The layer's name in the model, as in `named_modules`; empty for the model itself. Or of the tensor.
+        kind: The layer's class; or `gradient`, `buffer`.
+        number: Which of its calls, from 1; 0 of a gradient or buffer.
+        difference: The largest difference of its results, relative to the largest value; `inf` where ranks differ, in
+            numbers, shapes, calls or random numbers; None if they were not compared.
+        note: Why they were not compared, or what differs and where.
+        rows: The kind of rows that its result has: nodes, edges; `graph` without rows.
+    """
+
+    name: str
+    kind: str
+    number: int = 1
+    difference: float | None = None
+    note: str = ""
+    rows: str = ""
+
+    def __str__(self) -> str:
+        which = f", call {self.number}" if self.number > 1 else ""
+        return f"{self.name or 'the model'} ({self.kind}{which})"
+
+    def agrees(self, tolerance: float) -> bool:
+        """Whether it differs by no more than rounding; a difference that is no number is more."""
+        return self.difference is None or self.difference <= tolerance
+
+    @property
+    def size(self) -> str:
+        """The difference in words."""
+        return "-" if self.difference is None else f"{self.difference:.1e}"
 
 
 class LayerRecord:
@@ -183,3 +217,35 @@ def compare_records(
 
 def _listed(*texts: str) -> str:
     return ", ".join(dict.fromkeys(text for text in texts if text))
+
+
+def flat(value: Any) -> list[Any]:
+    """What lies in lists, tuples, mappings, dataclasses and PyG `Data`, to any depth, always in the same order."""
+    nest = value if isinstance(value, (list, tuple, Mapping)) else _fields(value)
+    if nest is None:
+        return [value]
+    return [leaf for item in (nest.values() if isinstance(nest, Mapping) else nest) for leaf in flat(item)]
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest with everything changed that is no nest itself; the nest that was given stays as it is."""
+    if isinstance(value, (list, tuple)):
+        items = [rebuilt(item, change) for item in value]
+        # A namedtuple takes its fields one by one; torch's own return types, which have no `_fields`, take a list.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: rebuilt(item, change) for name, item in value.items()}
+    if (fields := _fields(value)) is None:
+        return change(value)
+    other = copy.copy(value)
+    put = object.__setattr__ if dataclasses.is_dataclass(value) else setattr  # a dataclass may be frozen
+    for name, item in fields.items():
+        put(other, name, rebuilt(item, change))
+    return other
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    # By what a PyG `Data` has: PyG itself need not be installed.
+    return value.to_dict() if hasattr(value, "to_dict") and hasattr(value, "edge_index") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,7 @@ from domainpar.common import timeouts
 from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
-from domainpar.placed.layer_record import COARSE, LayerRecord, compare_records
-from domainpar.placed.nested import flat, rebuilt
+from domainpar.placed.layer_record import COARSE, Check, LayerRecord, compare_records, flat, rebuilt
 from domainpar.placed.parallelize import parallelize
 from domainpar.placed.part import GraphPart
 from domainpar.placed.ranks import NotExact
@@ -29,7 +28,6 @@ from domainpar.placed.replicas import check_sizes
 from domainpar.placed.sets import Kind
 from domainpar.placed.split import split_graph
 from domainpar.placed.tensor import mapped, whole
-from domainpar.placed.verification import Check, Verification
 
 __all__ = ["Check", "Verification", "verify"]
 
@@ -84,8 +82,25 @@ def verify(
     draw = torch.Generator().manual_seed(seed)
     counts = dict(graph[1]) if isinstance(graph[1], Mapping) else int(graph[1])
     assignment = mapped(counts, int, lambda n: torch.randint(0, parts, (n,), generator=draw, device="cpu"))
+    trial = Trial(module, graph[0], assignment, inputs, backward, tolerance, seed, parts + (parts > 2))
     with _on_our_terms():
-        return _judged(Trial(module, graph[0], assignment, inputs, backward, tolerance, seed, parts + (parts > 2)))
+        bare = trial.alone()
+        if not bare.draws:
+            return _compared(trial, bare)
+        # One that draws random numbers against itself on one rank, and in evaluation against the bare module.
+        try:
+            alone = trial.alone(placed=True)
+        except NotExact as error:
+            return Verification(False, refused=str(error))
+        training = _compared(trial, alone, True)
+        trial = replace(trial, module=copy.deepcopy(module).eval())
+        bare = trial.alone()
+        if bare.draws:
+            return replace(training, remarks=(*training.remarks, f"{DRAWS} only, as it draws them in evaluation too."))
+        calm = _compared(trial, bare)
+    told, shown = (training, "training") if calm.exact else (calm, "evaluation")
+    remark = f"{DRAWS}; in evaluation (eval) with the module alone. This is the table in {shown}."
+    return replace(told, remarks=(*told.remarks, remark))
 
 
 @contextmanager
@@ -100,6 +115,104 @@ def _on_our_terms() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(num_threads)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The comparison of a model whole and split. Print it.
+
+    Attributes:
+        exact: Whether results, gradients and buffers agree within the tolerance.
+        rows: Every call of every layer, inner layers before those that contain them. Where all of them agree, also the
+            gradient that differs most (of parameters, and of fields of the graph that require one), and the buffer or
+            parameter after the pass.
+        first_difference: The layer in whose code the two differ first, or else the gradient or buffer; None if there is
+            none. Layers after it may be right and have been given wrong values.
+        refused: Why the model has no exact form (`NotExact`); None if it was not refused.
+        failed: Any other error of the model on the split graph, and where; None if there was none.
+        exchanges, sums: How often one forward pass fetched rows of other ranks, and summed something over ranks.
+        tolerance: The largest relative difference that counts as rounding.
+        ranks: The ranks that the graph was split over, in words.
+        remarks: Further remarks, one sentence each.
+    """
+
+    exact: bool
+    rows: tuple[Check, ...] = ()
+    first_difference: Check | None = None
+    refused: str | None = None
+    failed: str | None = None
+    exchanges: int = 0
+    sums: int = 0
+    tolerance: float = 0.0
+    ranks: str = ""
+    remarks: tuple[str, ...] = ()
+
+    def check(self) -> Verification:
+        """Return this if the model is exact, raise otherwise.
+
+        Raises:
+            NotExact: If the model was refused.
+            RuntimeError: If it is not exact. The text is the whole table.
+        """
+        if self.refused is not None:
+            raise NotExact(self.refused)
+        if not self.exact:
+            raise RuntimeError(str(self))
+        return self
+
+    @property
+    def conclusion(self) -> str:
+        """The finding, in one line."""
+        first, ended = self.first_difference, ""
+        if self.refused is not None:
+            ended = f"is refused: {self.refused}"
+        elif self.failed is not None:
+            ended = f"fails where the graph is split: {self.failed}"
+        if first is not None:
+            where, behind = f", {first.note}" if first.note else "", f" Behind it the model {ended}" if ended else ""
+            return f"not exact: the first difference, {first.size}, is in {first}{where}.{behind}"
+        if ended:
+            return f"not exact: it {ended}"
+        if not self.exact:
+            return "not known: the model returns nothing that could be compared."
+        return (
+            f"exact on {self.ranks}: no layer, gradient or buffer differs by more than {self.tolerance:g}; "
+            f"{self.exchanges} exchanges and {self.sums} sums over ranks in a forward pass."
+        )
+
+    @property
+    def advice(self) -> str:
+        """What to do next, in one line."""
+        if self.exact:
+            return "Next: domainpar.parallelize(model, world)."
+        if (first := self.first_difference) is None and self.failed is None:
+            return "Next: change the layer as said, and verify again."
+        if first is not None and "arguments" in first.note:
+            return "Next: look at `inputs`: rows must be taken by part.nodes and part.edges from tensors of all rows."
+        if first is not None and not first.number:
+            return (
+                "Next: look for .data, .detach(), hooks and autograd.Functions of your own on the way back to a "
+                "gradient, and where the model changes its buffers."
+            )
+        return (
+            f"Next: look in the code of {first or 'the layer that failed'} for what torch cannot see: globals, "
+            "counters, what was kept from an earlier call, x.local, part.plan, .data, numpy, ids of ranks or threads. "
+            "If it only calls torch functions, the fault is ours: send us this table."
+        )
+
+    def __str__(self) -> str:
+        lines = [("layer", "class", "rows", "difference", ""), *map(self._line, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        table = ["  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines]
+        return "\n".join([*table, *self.remarks, self.conclusion, self.advice])
+
+    def _line(self, row: Check) -> tuple[str, ...]:
+        """A line of the table; the layer of the first difference is pointed at."""
+        number = f" (call {row.number})" if row.number > 1 else ""
+        first, note = self.first_difference, row.note
+        if first is not None and row[:3] == first[:3]:
+            note = ", ".join(filter(None, ("<- first difference", first.note)))
+        return f"{row.name or 'the model'}{number}", row.kind, row.rows, row.size, note
 
 
 @dataclass(frozen=True)
@@ -167,24 +280,20 @@ class Trial:
         record.log.compare()  # every rank to the end of its forward pass, before one fails in backward
         parameters, buffers = dict(record.module.named_parameters()), dict(record.module.named_buffers())
         if self.backward:
-            _backward(result)
+            terms = []  # of a sum of all results, in which each number has a weight of its own
+            for number, tensor in enumerate(flat(result)):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    weights = torch.sin(1.7 * torch.arange(tensor.numel(), device="cpu") + number + 0.3)
+                    weighted = tensor * weights.view(tensor.shape)
+                    terms.append(weighted.abs().sum() if tensor.is_complex() else weighted.sum())
+            if terms:
+                sum(terms[1:], terms[0]).backward()
             tensors = {**parameters, **{f"argument {number}": value for number, value in enumerate(flat(arguments))}}
             leaves = {name: it for name, it in tensors.items() if getattr(it, "requires_grad", False)}
             zero = {name: torch.zeros_like(it) for name, it in leaves.items()}
             record.leave("gradient", {name: zero[name] if it.grad is None else it.grad for name, it in leaves.items()})
         record.leave("buffer", {**buffers, **parameters})
         record.log.compare()
-
-
-def _backward(result: Any) -> None:
-    """The backward pass of a sum of all results, in which each number has a weight of its own."""
-    terms = []
-    for number, tensor in enumerate(flat(result)):
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            weights = torch.sin(1.7 * torch.arange(tensor.numel(), device="cpu") + number + 0.3).view(tensor.shape)
-            terms.append((tensor * weights).abs().sum() if tensor.is_complex() else (tensor * weights).sum())
-    if terms:
-        sum(terms[1:], terms[0]).backward()
 
 
 def _doubled(module: nn.Module) -> nn.Module:
@@ -207,30 +316,19 @@ def _float64(value: Any) -> Any:
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
-def _judged(trial: Trial) -> Verification:
-    """Split against whole; a model that draws random numbers against itself on one rank, and in evaluation."""
-    bare = trial.alone()
-    if not bare.draws:
-        return _compared(trial, bare)
-    try:
-        alone = trial.alone(placed=True)
-    except NotExact as error:
-        return Verification(False, refused=str(error))
-    training = _compared(trial, alone, True)
-    calm_trial = replace(trial, module=copy.deepcopy(trial.module).eval())
-    bare = calm_trial.alone()
-    if bare.draws:
-        return replace(training, remarks=(*training.remarks, f"{DRAWS} only, as it draws them in evaluation too."))
-    calm = _compared(calm_trial, bare)
-    told, shown = (training, "training") if calm.exact else (calm, "evaluation")
-    remark = f"{DRAWS}; in evaluation (eval) with the module alone. This is the table in {shown}."
-    return replace(told, remarks=(*told.remarks, remark))
-
-
 def _compared(trial: Trial, alone: LayerRecord, placed: bool = False) -> Verification:
     """Runs on ranks against a run on the whole graph, of plain tensors or of placed ones."""
     runs, remarks = trial.on_ranks(alone), []
-    refused, failed = _failure(runs)
+    refused = failed = None
+    if errors := [run for run in runs if run.error is not None]:
+        # Refusals first; what a rank raised because another one had failed last.
+        run = min(errors, key=lambda run: (not isinstance(run.error, NotExact), isinstance(run.error, RanksFailed)))
+        here, places = run.running[-1], [run.running[-1] for run in runs]
+        others = ", ".join(f"rank {rank} in {place}" for rank, place in enumerate(places) if place != here)
+        if isinstance(run.error, NotExact):
+            refused = str(run.error)
+        else:
+            failed = f"{here}: {type(run.error).__name__}: {run.error}" + (f"; {others} then" if others else "")
     ended = refused is None and failed is None
     rows, first = compare_records(alone, runs, not ended, trial.tolerance)
     if first is not None:  # other reasons that the difference may have
@@ -254,18 +352,3 @@ def _compared(trial: Trial, alone: LayerRecord, placed: bool = False) -> Verific
         ranks=ranks.replace(" (", ", one of which owns nothing (") if len(runs) > 2 else ranks,
         remarks=tuple(remarks),
     )
-
-
-def _failure(runs: Sequence[LayerRecord]) -> tuple[str | None, str | None]:
-    """Why the model was refused, or else where it failed; both None if it did neither."""
-    failed = [run for run in runs if run.error is not None]
-    if not failed:
-        return None, None
-    # Refusals first; what a rank raised because another one had failed last.
-    run = min(failed, key=lambda run: (not isinstance(run.error, NotExact), isinstance(run.error, RanksFailed)))
-    if isinstance(run.error, NotExact):
-        return str(run.error), None
-    here, places = run.running[-1], [run.running[-1] for run in runs]
-    others = ", ".join(f"rank {rank} in {place}" for rank, place in enumerate(places) if place != here)
-    text = f"{here}: {type(run.error).__name__}: {run.error}"
-    return None, f"{text}; {others} then" if others else text
