@@ -252,29 +252,36 @@ def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     return mapped(out, Tensor, lambda local: Placed(local, ranks.same, strides=dense_strides(local)))
 
 
-def on_locals(func: Any, args: Any, kwargs: Any) -> Any:
-    """A call that writes into tensors that every rank holds, made in place on every rank."""
-    ranks = placed_in((args, kwargs))[0].ranks
-    writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
-    targets = [value for is_written, value in zip(writes, args) if is_written]
-    for target in placed_in(targets):
-        _settled_to_write(target)
-        target.local = writable(target.local)
-    func(*mapped(args, Tensor, lambda x: plain(x, ranks)), **mapped(kwargs, Tensor, lambda x: plain(x, ranks)))
-    for target in placed_in(targets):
-        _changed(target)
-    return targets[0] if len(targets) == 1 else tuple(targets) if len(func._schema.returns) else None
-
-
 def writing(func: Any) -> Rule:
     """The rule of a call that writes, or that gives a tensor another shape: the one that does not, and then that."""
     outs = [argument.name for argument in func._schema.arguments if argument.is_out]
     reshapes = torch.Tag.inplace_view in func.tags  # as `squeeze_` inside of matmul
-    new = _new_form(func)
+    # The overload that takes the same arguments and returns a new tensor.
+    name = func._schema.name.removeprefix("aten::")
+    name = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # m <<= 1 is __ilshift__
+    packet = getattr(aten, name, None) if func.namespace == "aten" else None
+    wanted = [str(argument.type) for argument in func._schema.arguments if not argument.is_out]
+    new: Any = None
+    for overload in () if packet is None else packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if not schema.is_mutable and [str(argument.type) for argument in schema.arguments] == wanted:
+            new = getattr(packet, overload)
+            break
+
+    writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
 
     def write(func: Any, args: Any, kwargs: Any) -> Any:
-        if not outs and not reshapes and not any(type(x.place) is Rows for x in placed_in((args, kwargs))):
-            return on_locals(func, args, kwargs)
+        placed = placed_in((args, kwargs))
+        if not outs and not reshapes and not any(type(x.place) is Rows for x in placed):  # in place on every rank
+            targets = [value for is_written, value in zip(writes, args) if is_written]
+            for target in placed_in(targets):
+                _settled_to_write(target)
+                target.local = writable(target.local)
+            here = mapped((args, kwargs), Tensor, lambda x: plain(x, placed[0].ranks))
+            func(*here[0], **here[1])
+            for target in placed_in(targets):
+                _changed(target)
+            return targets[0] if len(targets) == 1 else tuple(targets) if len(func._schema.returns) else None
         if new is None or len(outs) > 1:
             raise NotExact(
                 f"{name_of(func)} writes in place{' with out=' if outs else ''}, and has no form here that does not: "
@@ -288,19 +295,6 @@ def writing(func: Any) -> Rule:
         return return_and_correct_aliasing(func, args, kwargs, value)
 
     return write
-
-
-def _new_form(func: Any) -> Any:
-    """The overload that takes the same arguments and returns a new tensor, of a call that writes; None for none."""
-    name = func._schema.name.removeprefix("aten::")
-    name = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # m <<= 1 is __ilshift__
-    packet = getattr(aten, name, None) if func.namespace == "aten" else None
-    wanted = [str(argument.type) for argument in func._schema.arguments if not argument.is_out]
-    for overload in () if packet is None else packet.overloads():
-        schema = getattr(packet, overload)._schema
-        if not schema.is_mutable and [str(argument.type) for argument in schema.arguments] == wanted:
-            return getattr(packet, overload)
-    return None
 
 
 def written(target: Any, value: Any, made_of: Any) -> Any:
@@ -375,6 +369,13 @@ def writable(local: Tensor) -> Tensor:
     return local.clone(memory_format=torch.contiguous_format) if repeats else local
 
 
+def ready(x: Placed) -> Placed:
+    """A tensor of which a view is taken: nothing waits, but in backward, where no view is written."""
+    if x.fresh is not None or (0 in x._local.stride() and x.is_contiguous()):
+        x.local = writable(x.local)  # all its numbers may be one in memory
+    return settle(x) if x.place.pending and not x.ranks.in_backward else x
+
+
 def viewed(
     x: Placed, local: Tensor, dim: int, call: Any, names: Any = None, axis: Any = None, strides: Any = None
 ) -> Placed:
@@ -393,6 +394,26 @@ def viewed(
     if type(place) is Rows and (dim != place.dim or axis is not None):
         place = (place.axis if axis is None else axis).rows(dim, place.pending)
     return Placed(local, place, names, strides, *_shared(x, place, call))
+
+
+def copied(
+    x: Placed, local: Tensor, place: Any, put_back: Callable[[Placed], Any], names: Any = None, strides: Any = None
+) -> Placed:
+    """A copy where torch has a view: what is written into it, or into a view of it, is put back.
+
+    Args:
+        x: What it is a copy of.
+        local: The copy, in memory of its own.
+        place: Its placement.
+        put_back: Makes the changed `x` from the changed copy.
+        names: What its values number.
+        strides: Those of torch's view in the whole graph; None if it is contiguous.
+    """
+
+    def put(_: Placed) -> None:
+        written(x, put_back(Placed(local, place)), (x,))
+
+    return Placed(local, place, names, strides, SharedMemory(((lambda: x), put, x.memory.generation)))
 
 
 def _shared(x: Placed, place: Any, call: Any) -> tuple[SharedMemory, Any]:

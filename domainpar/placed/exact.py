@@ -101,11 +101,6 @@ def _largest(tables: list[_Table], ranks: GraphRanks) -> Tensor:
     return bits
 
 
-def _bits_for(most: int, terms: int) -> int:
-    """Bits of integers of which so many terms fit into 63."""
-    return min(most, 61 - max(1, terms).bit_length())
-
-
 def _wide(x: Tensor) -> Tensor:
     """Numbers as they are summed: half precision in float32."""
     if x.is_complex():
@@ -144,13 +139,6 @@ def summed(local: Tensor, dims: Sequence[int], keepdim: bool, ranks: GraphRanks,
     return added_at(rows, places, 1, ranks, count, lambda sums: ranks.added(sums, any_order=True)).view(shape)
 
 
-def _as_floats(sums: Tensor, bits: int, table: _Table) -> Tensor:
-    """Sums [n, integers, C] as floats of the table's type, [n, C]."""
-    out = table.rows.new_empty(len(sums), sums.size(2))
-    kernels.as_floats(sums.contiguous().numpy(), 2.0**bits, _power(table.exponents - bits).numpy(), out.numpy())
-    return out
-
-
 def added_at(
     what: Tensor, rows: Tensor, places: int, ranks: GraphRanks, terms: int, home: Callable[..., Tensor]
 ) -> Tensor:
@@ -166,15 +154,18 @@ def added_at(
     """
     wide = _wide(what)
     (table,) = _tables([wide], ranks)
-    bits, integers = _bits_for(SUM_BITS, terms), 1 if wide.dtype is torch.float32 else 2
-    out = wide.new_zeros(places, integers, wide.size(1), dtype=torch.int64)
-    kernels.add_integers(table.rows.numpy(), table.scales(bits), 2.0**bits, rows.contiguous().numpy(), out.numpy())
+    bits = min(SUM_BITS, 61 - max(1, terms).bit_length())  # of integers of which so many fit into 63
+    integers = 1 if wide.dtype is torch.float32 else 2
+    sums = wide.new_zeros(places, integers, wide.size(1), dtype=torch.int64)
+    kernels.add_integers(table.rows.numpy(), table.scales(bits), 2.0**bits, rows.contiguous().numpy(), sums.numpy())
     rest = None
     if table.rest is not None:
         rest = home(table.rest.new_zeros(places, table.rest.size(1)).index_add_(0, rows, table.rest))
-    total = home(out.view(places, integers * wide.size(1)))
-    total = total.view(len(total), integers, wide.size(1))
-    return _with_rest(_as_floats(total, bits, table), rest).to(what.dtype)
+    total = home(sums.view(places, integers * wide.size(1)))
+    total = total.view(len(total), integers, wide.size(1)).contiguous()
+    out = table.rows.new_empty(len(total), wide.size(1))
+    kernels.as_floats(total.numpy(), 2.0**bits, _power(table.exponents - bits).numpy(), out.numpy())
+    return _with_rest(out, rest).to(what.dtype)
 
 
 def contracted(a: Tensor, b: Tensor, ranks: GraphRanks, terms: int) -> Tensor:

@@ -38,7 +38,7 @@ class WholeGradients:
         self._named, self._parameters, self._world = dict(parameters), list(parameters.values()), world
         self._several = world.num_data_groups > 1
         self._buffers = list(buffers) if self._several else []
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._step = StepBuffers(self._buffers)
         self._waiting: dict[int, Tensor] = {}
         self._started: list[tuple[Any, Callable[[], list[Tensor] | None]]] = []
         self._size = 0  # of what waits and was not started
@@ -77,12 +77,9 @@ class WholeGradients:
             return
         gradient.ranks.after_backward[id(self)] = self._finish
         self._size += parameter.numel()
-        if self._size >= BUCKET and not self._several:
-            self._start(gradient.ranks)
-
-    def _start(self, ranks: GraphRanks) -> None:
-        """Start the sum of the shares that are there, while backward goes on. *Collective*."""
-        ranks.log.compare()
+        if self._size < BUCKET or self._several:
+            return
+        gradient.ranks.log.compare()  # the sum of the shares that are there starts while backward goes on
         self._size = 0
         shares: list[Any] = [(p, p.grad) for p in self._waiting.values() if _is_share(p.grad)]
         if shares:
@@ -147,11 +144,10 @@ class WholeGradients:
         if len({of_rank[:4] for of_rank in of_ranks}) > 1:
             differing = what_differs(self._named, transport)
             raise RanksDiffer(str(differing and differing[0]), "change parameters on every rank alike")
-        changes = StepBuffers(self._buffers, self._before)
-        with changes.sample(counts=self._world.rank == self._world.groups[self._world.data_group][0]):
+        with self._step.sample(counts=self._world.rank == self._world.groups[self._world.data_group][0]):
             pass  # it was before this
-        changes.end(transport, self._world.num_data_groups)
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._step.end(transport, self._world.num_data_groups)
+        self._step = StepBuffers(self._buffers)
         any_has = map(max, zip(*(of_rank[4:] for of_rank in of_ranks)))
         return [parameter for parameter, has in zip(self._parameters, any_has) if has]
 

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from domainpar.placed.axes import Axis, Names, Reach
-from domainpar.placed.dispatch import bound, forget, name_of, on_whole
-from domainpar.placed.dispatch import rule as internal_rule
+from domainpar.placed.dispatch import bound, forget, name_of, rule_of_rows
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.rules.each_row import share
 from domainpar.placed.rules.indexing import reach_of
-from domainpar.placed.tensor import (
-    Placed,
-    brought_home,
-    is_rows,
-    local_rows,
-    mapped,
-    placed_in,
-    plain,
-    rows_in,
-    same,
-    settle,
-    table_of,
-)
+from domainpar.placed.tensor import Placed, brought_home, is_rows, local_rows, mapped, placed_in, plain, table_of
 
 _ARGUMENT, _RESULT = re.compile(r"\.|([a-z])(?:>([a-z]))?"), re.compile(r"\.|(\+?)([a-z]?)")
 
 
-class Argument(NamedTuple):
-    """What an argument has: rows of a letter, and values that number rows of another; empty for none."""
+class Word(NamedTuple):
+    """Of a signature: the letter of its rows, that of rows which an argument's values number; if a result is shares."""
 
     rows: str
-    names: str
-
-
-class Result(NamedTuple):
-    """What a result has: rows of a letter, and whether ranks have shares of it."""
-
-    rows: str
-    shares: bool
+    names: str = ""
+    shares: bool = False
 
 
 def rule(operator: Any, signature: str) -> None:
@@ -73,24 +55,6 @@ def rule(operator: Any, signature: str) -> None:
     if hasattr(operator, "overloads"):
         operator = getattr(operator, operator.overloads()[0])
     schema = operator._schema
-    arguments, results = _parsed(signature, schema)
-    if operator.namespace in ("aten", "prims") or schema.is_mutable:
-        why = "writes into its arguments" if schema.is_mutable else "is torch's own"
-        raise ValueError(f"{schema.name} {why}, and takes no rule.")
-
-    def by_signature(func: Any, args: Any, kwargs: Any) -> Any:
-        return _called(func, bound(func, args, kwargs), arguments, results)
-
-    internal_rule(operator)(by_signature)
-    forget(operator)
-
-
-def _parsed(signature: str, schema: Any) -> tuple[list[Argument], list[Result]]:
-    """The words of a signature.
-
-    Raises:
-        ValueError: If one means nothing, or there are more or fewer than the operator has arguments and results.
-    """
     given, arrow, got = signature.partition("->")
     ones, others = (
         [word.fullmatch(text) for text in part.split()] for word, part in ((_ARGUMENT, given), (_RESULT, got))
@@ -102,43 +66,63 @@ def _parsed(signature: str, schema: Any) -> tuple[list[Argument], list[Result]]:
             f"{signature!r} has {len(ones)} arguments and {len(others)} results, and {schema.name} has "
             f"{len(schema.arguments)} and {len(schema.returns)}."
         )
-    arguments = [Argument(one[1] or "", one[2] or "") for one in ones if one is not None]
-    return arguments, [Result(other[2] or "", bool(other[1])) for other in others if other is not None]
+    if operator.namespace in ("aten", "prims") or schema.is_mutable:
+        why = "writes into its arguments" if schema.is_mutable else "is torch's own"
+        raise ValueError(f"{schema.name} {why}, and takes no rule.")
+    arguments = [Word(one[1] or "", names=one[2] or "") for one in ones if one is not None]
+    results = [Word(other[2] or "", shares=bool(other[1])) for other in others if other is not None]
+    rule_of_rows(operator)(lambda func, args, kwargs: _called(func, bound(func, args, kwargs), arguments, results))
+    forget(operator)
 
 
-def _called(func: Any, given: list[Any], arguments: list[Argument], results: list[Result]) -> Any:
+def _called(func: Any, given: list[Any], arguments: list[Word], results: list[Word]) -> Any:
     """An operator with what this rank holds. *Collective* if it reads rows of others, or sums over ranks."""
     names = [argument.name for argument in func._schema.arguments]
     first = sum(not argument.kwarg_only for argument in func._schema.arguments)  # argument that has to be named
-    placed = placed_in(given)
-    if not any(map(is_rows, placed)):
-        return on_whole(func, given[:first], dict(zip(names[first:], given[first:])))
-    if placed[0].ranks.same_bits:  # its kernel may take other ways for other numbers of rows
+    ranks = placed_in(given)[0].ranks
+    if ranks.same_bits:  # its kernel may take other ways for other numbers of rows
         raise NotExact(f"{name_of(func)}, an operator with a rule of its own, where bits are to be the same")
     axes = _axes(func, given, arguments)
     rows, halos = _reached(func, given, arguments, axes)
-    ranks = placed[0].ranks
+    behind = {letter: 0 if halo is None else int(halo.plan.num_ghosts) for letter, halo in halos.items()}
 
-    def here_of(at: int, one: Argument, value: Any) -> Any:
-        axis = axes.get(one.rows)
+    def here_of(at: int, one: Word, value: Any) -> Any:
+        axis, halo = axes.get(one.rows), halos.get(one.rows)
         if at in rows:
             return rows[at]
-        if isinstance(value, int) and axis is not None:
-            return axis.length + _behind(halos[one.rows])
-        return mapped(value, Tensor, lambda x: plain(x, ranks) if axis is None else _table(x, axis, halos[one.rows]))
+        if axis is None:
+            return mapped(value, Tensor, lambda x: plain(x, ranks))
+        if isinstance(value, int):
+            return axis.length + behind[one.rows]
+
+        def table(x: Any) -> Tensor:
+            own = is_rows(x) and x.place.axis is axis
+            return table_of(x if own else Placed(local_rows(x, axis, 0), axis.rows(0)), halo)
+
+        return mapped(value, Tensor, table)
 
     values = [here_of(at, one, value) for at, (one, value) in enumerate(zip(arguments, given))]
     out = func(*values[:first], **dict(zip(names[first:], values[first:])))
-    outs = (out,) if len(results) == 1 else out
 
-    def held(one: Result) -> Any:
-        return lambda local: _held(func, local, one, axes.get(one.rows), halos.get(one.rows), ranks)
+    def held(one: Word, local: Tensor) -> Placed:
+        axis, halo = axes.get(one.rows), halos.get(one.rows)
+        if axis is None:
+            return share(local, ranks) if one.shares else Placed(local, ranks.same)
+        count = axis.length + behind[one.rows]
+        if not local.dim() or len(local) != count:
+            what = f"a tensor of shape {tuple(local.shape)} for {count} rows '{one.rows}' of this rank."
+            raise RuntimeError(f"{name_of(func)} gave {what}")
+        if halo is None or not one.shares:
+            return Placed(local.narrow(0, 0, axis.length).contiguous(), axis.rows(0))
+        if halo is axis.halo and local.is_floating_point():
+            return Placed(local.contiguous(), axis.rows(0, True))
+        return Placed(brought_home(local, axis, 0, halo), axis.rows(0))
 
-    placed_outs = [mapped(local, Tensor, held(one)) for one, local in zip(results, outs)]
-    return placed_outs[0] if len(results) == 1 else tuple(placed_outs)
+    outs = [mapped(each, Tensor, partial(held, one)) for one, each in zip(results, out if len(results) != 1 else [out])]
+    return outs[0] if len(results) == 1 else tuple(outs)
 
 
-def _axes(func: Any, given: list[Any], arguments: list[Argument]) -> dict[str, Axis]:
+def _axes(func: Any, given: list[Any], arguments: list[Word]) -> dict[str, Axis]:
     """The axis of each letter; none for one whose rows every rank holds.
 
     Raises:
@@ -146,10 +130,7 @@ def _axes(func: Any, given: list[Any], arguments: list[Argument]) -> dict[str, A
     """
     axes: dict[str, Axis] = {}
     for one, value in zip(arguments, given):
-        for x in placed_in(value):
-            place = settle(x).place
-            if not is_rows(x):
-                continue
+        for place in (x.place for x in placed_in(value) if is_rows(x)):
             if not one.rows or place.dim:
                 says = f"rows {one.rows} along dimension 0" if one.rows else "no rows"
                 raise NotExact(f"{name_of(func)} of {place}, where its rule has {says}")
@@ -166,7 +147,7 @@ def _axes(func: Any, given: list[Any], arguments: list[Argument]) -> dict[str, A
 
 
 def _reached(
-    func: Any, given: list[Any], arguments: list[Argument], axes: dict[str, Axis]
+    func: Any, given: list[Any], arguments: list[Word], axes: dict[str, Axis]
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
     """Where the rows lie that indices name, by argument, and by letter the exchange that brings those of other ranks.
 
@@ -182,12 +163,10 @@ def _reached(
         for at, (one, x) in enumerate(zip(arguments, given)):
             if one.names != letter or not isinstance(x, Tensor):
                 continue
-            if not is_rows(x):
-                if one.rows not in axes:
-                    raise NotExact(f"{name_of(func)} with an index that every rank holds, into rows of {axis}")
-                of = axes[one.rows]
-                x = Placed(rows_in(plain(x, of.ranks), of, 0), of.rows(0))
-            indices[at] = x
+            if not is_rows(x) and one.rows not in axes:
+                raise NotExact(f"{name_of(func)} with an index that every rank holds, into rows of {axis}")
+            of = axes[one.rows]
+            indices[at] = x if is_rows(x) else Placed(local_rows(x, of, 0), of.rows(0))  # type: ignore[assignment]
         reaches = {at: reach_of(x, axis) for at, x in indices.items()}
         needed = {reach.halo for reach in reaches.values()} - {None}
         if len(needed) > 1:  # one exchange for all
@@ -200,30 +179,3 @@ def _reached(
         rows |= {at: reaches[at].rows.expand(x.local.shape) for at, x in indices.items()}
         halos[letter] = next(iter(needed), None)
     return rows, halos
-
-
-def _behind(halo: Any) -> int:
-    """How many rows lie behind the owned ones."""
-    return 0 if halo is None else int(halo.plan.num_ghosts)
-
-
-def _table(x: Tensor, axis: Axis, halo: Any) -> Tensor:
-    """This rank's rows, and behind them those that an exchange brings. *Collective* if it does."""
-    own = isinstance(x, Placed) and is_rows(x) and x.place.axis is axis
-    return table_of(settle(x) if own else Placed(local_rows(x, axis, 0), axis.rows(0)), halo)  # type: ignore[arg-type]
-
-
-def _held(func: Any, local: Tensor, one: Result, axis: Axis | None, halo: Any, ranks: Any) -> Placed:
-    """A result of which this rank holds what an operator gave. *Collective* if it is a sum over ranks."""
-    if axis is None:
-        return share(local, ranks) if one.shares else same(local, ranks)
-    count = axis.length + _behind(halo)
-    if not local.dim() or len(local) != count:
-        raise RuntimeError(
-            f"{name_of(func)} gave a tensor of shape {tuple(local.shape)} for {count} rows '{one.rows}' of this rank."
-        )
-    if halo is None or not one.shares:
-        return Placed(local.narrow(0, 0, axis.length).contiguous(), axis.rows(0))
-    if halo is axis.halo and local.is_floating_point():
-        return Placed(local.contiguous(), axis.rows(0, True))
-    return Placed(brought_home(local, axis, 0, halo), axis.rows(0))

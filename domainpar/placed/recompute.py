@@ -147,7 +147,16 @@ def _split(axis: Axis, length: int) -> _Blocks:
     pieces = [axis.part(first, last) for first, last in pairwise(bounds)]
 
     def cut(x: Tensor, number: int) -> Tensor:
-        return _block(x, axis, pieces[number], bounds[number]) if isinstance(x, Placed) and is_rows(x) else x
+        if not isinstance(x, Placed) or not is_rows(x):
+            return x
+        place: Any = settle(x).place
+        if place.axis is not axis:
+            raise NotExact(f"in_blocks was given {place} beside {axis.rows(0)}; name what stays whole in whole=")
+        piece = pieces[number]
+        rows = to_local(x, axis, place.dim).narrow(place.dim, bounds[number], piece.length)
+        block = from_local(rows.clone(), piece, place.dim)
+        block.names = x.names
+        return block
 
     def joined(results: list[Tensor]) -> Tensor:
         places: list[Any] = [settle(result).place if isinstance(result, Placed) else None for result in results]
@@ -158,18 +167,3 @@ def _split(axis: Axis, length: int) -> _Blocks:
         return from_local(torch.cat(rows, dim), axis, dim)
 
     return _Blocks(count, cut, joined)
-
-
-def _block(x: Placed, axis: Axis, piece: Axis, first: int) -> Tensor:
-    """The rows of one block of a tensor of edges.
-
-    Raises:
-        NotExact: If it has other rows.
-    """
-    place: Any = settle(x).place
-    if place.axis is not axis:
-        raise NotExact(f"in_blocks was given {place} beside {axis.rows(0)}; name what stays whole in whole=")
-    rows = to_local(x, axis, place.dim).narrow(place.dim, first, piece.length)
-    block = from_local(rows.clone(), piece, place.dim)
-    block.names = x.names
-    return block

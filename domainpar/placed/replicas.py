@@ -61,13 +61,12 @@ class StepBuffers:
     does.
 
     Args:
-        buffers: The buffers of the module that may change.
-        before: Their values at the beginning of the step; None: their values now.
+        buffers: The buffers of the module that may change, as they are at the beginning of the step.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], before: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
         self._buffers = list(buffers)
-        self._before = [buffer.clone() for buffer in self._buffers] if before is None else list(before)
+        self._before = [buffer.clone() for buffer in self._buffers]
         self._changes = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
 
     @contextmanager

@@ -130,9 +130,16 @@ class Placed(Tensor):
 
     @property
     def local(self) -> Tensor:
-        """What this rank holds."""
+        """What this rank holds; refused of a copy where torch has a view, once what was copied has changed."""
         if self._memory is not None and self._memory.origin is not None:
-            _check_origin(self._memory)
+            of, _, generation = self._memory.origin
+            parent = of()
+            if parent is not None:
+                parent.local  # noqa: B018  # which may be a copy itself
+                if parent.memory.generation != generation:
+                    raise NotExact(
+                        "rows that were taken from a tensor are read after it was changed in place; write clone() there"
+                    )
         return self._local
 
     @local.setter
@@ -292,6 +299,9 @@ def dense_strides(x: Tensor) -> tuple[int, ...] | None:
     return None if x.layout is not torch.strided or x.is_contiguous() else strides_of(torch.empty_like, (x,))
 
 
+_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}  # in the layout of what they copy
+
+
 class Shape(NamedTuple):
     """A tensor without its numbers."""
 
@@ -315,6 +325,17 @@ def strides_of(func: Any, args: Any, kwargs: Any = None) -> tuple[int, ...]:
     return _strides_of(func, tuple(map(_without_numbers, args)), named)
 
 
+def layout_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """The strides that torch gives a result on the whole graph; None if it is contiguous."""
+    if func in _COPIES:
+        kept = kwargs.get("memory_format") in (None, torch.preserve_format)
+        return dense_strides(args[0]) if kept else None
+    try:
+        return strides_of(func, args, kwargs)
+    except (TypeError, RuntimeError):  # an argument without a hash; a call that has no form without numbers
+        return None
+
+
 def _without_numbers(x: Any) -> Any:
     x = tuple(x) if isinstance(x, list) else x
     return Shape(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x
@@ -325,18 +346,6 @@ def _strides_of(func: Any, args: tuple[Any, ...], named: tuple[Any, ...]) -> tup
     given = [x.empty if type(x) is Shape else x for x in args]
     out: Tensor = func(*given, **{name: x.empty if type(x) is Shape else x for name, x in named})
     return out.stride()
-
-
-def _check_origin(memory: SharedMemory) -> None:
-    """Refuse to read what was copied where torch has a view, if what it was copied from has changed since."""
-    assert memory.origin is not None
-    of, _, generation = memory.origin
-    parent = of()
-    if parent is None:
-        return
-    parent.local  # noqa: B018  # which may be a copy itself
-    if parent.memory.generation != generation:
-        raise NotExact("rows that were taken from a tensor are read after it was changed in place; write clone() there")
 
 
 class OnlyShapes(Exception):
@@ -408,13 +417,15 @@ def whole_local(x: Any) -> Tensor:
     place = settle(x).place
     if type(place) is not Rows or place.ranks.size == 1:
         return x.local
-    axis, dim, ranks = place.axis, place.dim, place.ranks
+    return gathered_at(x.local, place.axis.ids, place.axis.total, place.dim, place.ranks)
+
+
+def gathered_at(local: Tensor, places: Tensor, total: int, dim: int, ranks: GraphRanks) -> Tensor:
+    """The rows of all ranks along a dimension, each at its place among so many, on every rank. *Collective*."""
     ranks.num_sums += 1
-    rows = x.local.movedim(dim, 0).contiguous()
-    tables = ranks.gathered_rows(rows)
-    numbers = ranks.gathered_rows(axis.ids)
-    out = rows.new_empty(axis.total, *rows.shape[1:])
-    out[torch.cat(numbers)] = torch.cat(tables)
+    rows = torch.cat(ranks.gathered_rows(local.movedim(dim, 0).contiguous()))
+    out = rows.new_empty(total, *rows.shape[1:])
+    out[torch.cat(ranks.gathered_rows(places))] = rows
     return out.movedim(0, dim)
 
 
@@ -425,6 +436,14 @@ def rows_in(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
     if tensor.stride(dim) == 0 and tensor.size(dim):
         return tensor.narrow(dim, 0, 1).expand(*tensor.shape[:dim], axis.length, *tensor.shape[dim + 1 :])
     return tensor.index_select(dim, axis.ids)
+
+
+def each_once(tensor: Tensor) -> Tensor:
+    """Numbers that repeat along dimensions, each once there: as they lie in memory."""
+    for dim, (step, size) in enumerate(zip(tensor.stride(), tensor.shape)):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def plain(x: Any, ranks: GraphRanks) -> Tensor:
@@ -458,6 +477,11 @@ def local_rows(x: Any, axis: Axis, dim: int) -> Tensor:
             f"dimension {dim}: rows of {axis} meet rows of {place.axis}."
         )
     return moved_to(x, axis)
+
+
+def as_rows(x: Any, axis: Axis, dim: int) -> Placed:
+    """A tensor with rows as it is, and one that every rank holds as rows of an axis."""
+    return x if is_rows(x) else Placed(rows_in(plain(x, axis.ranks), axis, dim), axis.rows(dim))
 
 
 def moved_to(x: Placed, axis: Axis) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from domainpar.placed import exact
-from domainpar.placed.axes import Axis, Rows
+from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import argument, aten, bound, name_of, rule, rule_of_rows
 from domainpar.placed.ranks import GraphRanks, NotExact
-from domainpar.placed.tensor import Placed, is_rows, local_rows, placed_in, plain, same, whole_local
+from domainpar.placed.tensor import Placed, as_rows, is_rows, local_rows, placed_in, plain, same, whole_local
 
 WITHIN: dict[str, int] = {
     name: count
@@ -99,18 +99,13 @@ def each_row(func: Any, args: Any, kwargs: Any) -> Any:
     x = next(x for x in placed_in((args, kwargs)) if is_rows(x))
     if x.place.dim >= x.dim() - WITHIN[func._schema.name.removeprefix("aten::")]:
         raise _along_rows(func, x)
-    if func is aten._linalg_solve_ex.default:
-        args = (*_systems(args[0], args[1], x.place.axis, x.place.dim), *args[2:])
+    if func is aten._linalg_solve_ex.default:  # a system for each row: one for many would leave one result for many
+        a, b, *rest = args
+        if b.dim() > 1 and b.shape != a.shape[:-1]:  # matrices, not vectors
+            batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            a, b = (each.expand([*batch, *each.shape[-2:]]) for each in (a, b))
+        args = [*(as_rows(each, x.place.axis, x.place.dim) for each in (a, b)), *rest]
     return of_each(func, args, kwargs, x.place)
-
-
-def _systems(a: Any, b: Any, axis: Axis, at: int) -> tuple[Any, Any]:
-    """Matrices and right sides, one of each for each row: one for many would leave one result for many."""
-    if b.dim() > 1 and b.shape != a.shape[:-1]:  # matrices, not vectors
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        a, b = (x.expand([*batch, *x.shape[-2:]]) for x in (a, b))
-    a, b = (x if is_rows(x) else Placed(local_rows(x, axis, at), axis.rows(at)) for x in (a, b))
-    return a, b
 
 
 rule_of_rows(*(getattr(aten, name) for name in WITHIN if hasattr(aten, name)))(each_row)

@@ -10,17 +10,7 @@ from torch import Tensor
 from domainpar.placed.axes import Axis, Names, Reach, Rows
 from domainpar.placed.dispatch import aten, name_of, rule, rule_of_rows
 from domainpar.placed.ranks import NotExact
-from domainpar.placed.tensor import (
-    Placed,
-    is_rows,
-    local_rows,
-    placed_in,
-    plain,
-    same,
-    settle,
-    table_of,
-    whole_local,
-)
+from domainpar.placed.tensor import Placed, each_once, gathered_at, is_rows, local_rows, plain, same, settle, table_of
 
 
 def reach_of(index: Placed, axis: Axis, wrap: bool = False) -> Reach:
@@ -38,10 +28,7 @@ def reach_of(index: Placed, axis: Axis, wrap: bool = False) -> Reach:
         numbers = index.local
         if index.dtype is not torch.int64:
             numbers = numbers.to(torch.int64)
-        small = numbers
-        for dim in range(numbers.dim()):
-            if numbers.stride(dim) == 0 and numbers.size(dim) > 1:
-                small = small.narrow(dim, 0, 1)
+        small = each_once(numbers)
         names = index.names
         known = names.known if isinstance(names, Names) and names.axis is axis else ""
         if wrap and not known:
@@ -69,6 +56,12 @@ def moved_names(names: Any, stays: bool, ranks: Any) -> Any:
     return Names(names.axis, "")
 
 
+def check_numbers(ids: Tensor, axis: Axis) -> None:
+    """Refuse numbers of rows, which every rank has, of which one is none of a row."""
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= axis.total):
+        raise IndexError(f"index out of range: there are {axis}, and it has {int(ids.min())} to {int(ids.max())}.")
+
+
 def numbered(x: Placed, dim: int, ids: Tensor) -> Placed:
     """Rows by their numbers in the whole graph, which every rank knows; each comes from its owner. *Collective*."""
     settle(x)
@@ -77,17 +70,10 @@ def numbered(x: Placed, dim: int, ids: Tensor) -> Placed:
     axis, ranks = place.axis, place.ranks
     if ranks.size == 1:
         return same(x.local.index_select(dim, ids), ranks)
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= axis.total):
-        raise IndexError(f"index out of range: there are {axis}, and it has {int(ids.min())} to {int(ids.max())}.")
-    ranks.num_sums += 1
+    check_numbers(ids, axis)
     rows = axis.table[ids]
     here = ((rows >= 0) & (rows < axis.length)).nonzero().view(-1)
-    mine = x.local.index_select(dim, rows[here]).movedim(dim, 0).contiguous()
-    places = torch.cat(ranks.gathered_rows(here))
-    pieces = torch.cat(ranks.gathered_rows(mine))
-    out = pieces.new_empty(len(ids), *pieces.shape[1:])
-    out[places] = pieces
-    return same(out.movedim(0, dim), ranks)
+    return same(gathered_at(x.local.index_select(dim, rows[here]), here, len(ids), dim, ranks), ranks)
 
 
 def wrapped(ids: Tensor, total: int) -> Tensor:
@@ -115,7 +101,7 @@ def select_rows(x: Any, dim: int, index: Any, wrap: bool) -> Any:
         ids = index.local
         table = plain(x, place.ranks)
         return Placed(table.index_select(dim, wrapped(ids, x.size(dim)) if wrap else ids), place.axis.rows(dim))
-    ranks = placed_in((x, index))[0].ranks
+    ranks = (x if isinstance(x, Placed) else index).ranks
     ids = plain(index, ranks)
     ids = wrapped(ids, x.size(dim)) if wrap else ids
     if not is_rows(x):
@@ -159,16 +145,6 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     if is_rows(weight):
         return select_rows(weight, 0, index.reshape(-1), False).view([*index.shape, *weight.shape[1:]])
     return Placed(func(plain(weight, index.ranks), index.local), index.place)
-
-
-@rule(aten.embedding_renorm_)
-def embedding_renorm_(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows of a table that any rank reads are shortened on all of them."""
-    table, ids, *how = args
-    if isinstance(table, Placed):
-        raise NotExact(f"{name_of(func)} of {table.place}: give the table no max_norm")
-    func(table, whole_local(ids).contiguous(), *how)
-    return table
 
 
 def mask_axis(mask: Placed) -> Axis:
@@ -219,24 +195,20 @@ def _index(func: Any, args: Any, kwargs: Any) -> Any:
         if not is_rows(one) and is_rows(x) and x.place.dim == at:
             one = Placed(local_rows(one, x.place.axis, 0), x.place.axis.rows(0))
         if is_rows(one):
-            return _masked(x, at, one)
+            part, axis = mask_axis(one), one.place.axis
+            names = None
+            if is_rows(x) and not (isinstance(x.names, tuple) and at == 0):
+                names = x.names if x.place.axis is axis else moved_names(x.names, False, x.ranks)
+            rows = local_rows(x, axis, at).index_select(at, one.local.nonzero().view(-1))
+            return Placed(rows, part.rows(at), names)
         one = plain(one, x.ranks).nonzero().view(-1)
     found = select_rows(x, at, one if one.dim() == 1 else one.reshape(-1), True)
     return found if one.dim() == 1 else found.view([*x.shape[:at], *one.shape, *x.shape[at + 1 :]])
 
 
-def _masked(x: Any, at: int, mask: Placed) -> Placed:
-    part = mask_axis(mask)
-    axis: Axis = mask.place.axis
-    names = None
-    if is_rows(x) and not (isinstance(x.names, tuple) and at == 0):
-        names = x.names if x.place.axis is axis else moved_names(x.names, False, x.ranks)
-    return Placed(local_rows(x, axis, at).index_select(at, mask.local.nonzero().view(-1)), part.rows(at), names)
-
-
 def _several(func: Any, x: Any, indices: list[Any], given: list[Any]) -> Any:
     """By indices of several dimensions at once."""
-    ranks = placed_in((x, indices))[0].ranks
+    ranks = next(each for each in (x, *indices) if isinstance(each, Placed)).ranks
     rows = next((one for _, one in given if is_rows(one)), None)
     together = given[-1][0] - given[0][0] < len(given)
     shape = torch.broadcast_shapes(*(tuple(one.shape) for _, one in given))

@@ -42,20 +42,14 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
             locals_.append(piece.local.to(dtype))
             names.append(piece.names)
             continue
-        dealt = axis.dealt(piece.size(dim))
+        given, dealt = plain(piece, axis.ranks), axis.dealt(piece.size(dim))
         axes.append(dealt)
-        local = rows_in(plain(piece, axis.ranks), dealt, dim).to(dtype)
-        locals_.append(local)
-        counts = dtype == torch.int64 and piece.size(dim) > 0 and _counts_rows(plain(piece, axis.ranks), dim)
+        locals_.append(rows_in(given, dealt, dim).to(dtype))
+        counts = dtype == torch.int64 and given.size(dim) > 0  # 0, 1, 2 ... along the dimension, as those of self-loops
+        counts = counts and bool((given.movedim(dim, -1) == torch.arange(given.size(dim), device=given.device)).all())
         names.append(Names(dealt, "owned") if counts else None)
     axis = axes[0] if len(axes) == 1 else joined(axes)
     return Placed(torch.cat(locals_, dim), axis.rows(dim), _all_names(names))
-
-
-def _counts_rows(ids: torch.Tensor, dim: int) -> bool:
-    """Whether numbers are 0, 1, 2 ... along a dimension, as those of self-loops."""
-    rows = ids.movedim(dim, -1)
-    return bool((rows == torch.arange(rows.size(-1), device=rows.device)).all())
 
 
 def _all_names(names: list[Any]) -> Any:

@@ -13,17 +13,7 @@ from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import aten, decided, name_of, on_whole, rule
 from domainpar.placed.exact import ROUNDED_ONCE, by_rows
 from domainpar.placed.ranks import NotExact, Sum
-from domainpar.placed.tensor import (
-    Placed,
-    dense_strides,
-    is_rows,
-    local_rows,
-    plain,
-    same,
-    settle,
-    strides_of,
-    whole_local,
-)
+from domainpar.placed.tensor import Placed, each_once, is_rows, layout_of, local_rows, plain, same, settle, whole_local
 
 ADDS = {aten.add.Tensor, aten.sub.Tensor}
 SCALES = {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default,
@@ -54,7 +44,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         if not plainly:
             return _of_any(func, args, kwargs)
     names = first.names if func is _CLONE else None
-    layout = None if contiguous else _layout(func, args, kwargs)
+    layout = None if contiguous else layout_of(func, args, kwargs)
     if place.ranks.same_bits and func not in ROUNDED_ONCE:
         at = [place.dim if type(value) is Placed else None for value in args]
         return Placed(by_rows(func, here, kwargs, place.ranks, at, place.dim), place, names, layout)
@@ -79,7 +69,8 @@ def _of_any(func: Any, args: Any, kwargs: Any) -> Any:
         scalars = [repr(x) for x in args if not isinstance(x, Tensor)]
         ranks.log.call(f"{name_of(func)}({', '.join(scalars)})")
     if len(operands) == 1 and isinstance(args[0], Placed) and 0 in args[0]._local.stride():
-        return _of_repeated(func, args, kwargs, ranks)
+        local = settle(args[0]).local  # of numbers that repeat: no rank holds a table of all rows
+        return same(func(each_once(local), *args[1:], **kwargs).expand(local.shape), ranks)
     return on_whole(func, args, kwargs)
 
 
@@ -128,16 +119,6 @@ def _scales(func: Any, args: Any, kwargs: Any) -> bool:
         by = by._local if isinstance(by, Placed) else by
         return bool(by.isfinite().all()) and (func is aten.mul.Tensor or bool(by.all()))
     return cmath.isfinite(by) and (by != 0 or func not in (aten.div.Tensor, aten.div.Scalar))
-
-
-def _of_repeated(func: Any, args: Any, kwargs: Any, ranks: Any) -> Any:
-    """Of numbers that repeat along a dimension, each once: no rank holds a table of all rows."""
-    local = settle(args[0]).local
-    small = local
-    for dim, (step, size) in enumerate(zip(local.stride(), local.shape)):
-        if step == 0 and size > 1:
-            small = small.narrow(dim, 0, 1)
-    return same(func(small, *args[1:], **kwargs).expand(local.shape), ranks)
 
 
 def _crossing(func: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
@@ -203,18 +184,7 @@ def _rows(func: Any, args: Any, kwargs: Any, operands: list[Any], first: Any) ->
     out = by_rows(func, values, named, axis.ranks, dims, out_dim)
     names = first.names if func is _TO or func is _CLONE else None
     contiguous = all(x.is_contiguous() for x in operands)
-    return Placed(out, axis.rows(out_dim), names, None if contiguous else _layout(func, args, kwargs))
-
-
-def _layout(func: Any, args: Any, kwargs: Any) -> Any:
-    """The strides that torch gives a result on the whole graph; None if it is contiguous."""
-    if func is _TO or func is _CLONE:
-        kept = kwargs.get("memory_format") in (None, torch.preserve_format)
-        return dense_strides(args[0]) if kept else None
-    try:
-        return strides_of(func, args, kwargs)
-    except (TypeError, RuntimeError):  # an argument without a hash; a call that has no form without numbers
-        return None
+    return Placed(out, axis.rows(out_dim), names, None if contiguous else layout_of(func, args, kwargs))
 
 
 @rule(aten.copy.default)

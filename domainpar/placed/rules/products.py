@@ -50,14 +50,10 @@ def _mm(func: Any, args: Any, kwargs: Any) -> Any:
             "graph, has no form on a split graph; write it with edges, or pool one side first"
         )
     one, other = (x.local if x is rows else plain(x, ranks) for x in (a, b))
-    out = Placed(_of_rows(func, one, other, rows is a, ranks), axis.rows(last - 1 if rows is a else last))
-    return out if ranks.same_bits else decided(func, args, out)
-
-
-def _of_rows(func: Any, a: Tensor, b: Tensor, rows_first: bool, ranks: Any) -> Tensor:
-    """A product of each row of `a`, or of each column of `b`."""
-    out: Tensor = exact.times(a, b, rows_first) if ranks.same_bits else func(a, b)
-    return out
+    to = axis.rows(last - 1 if rows is a else last)
+    if ranks.same_bits:
+        return Placed(exact.times(one, other, rows is a), to)
+    return decided(func, args, Placed(func(one, other), to))
 
 
 def _over_rows(func: Any, a: Tensor, b: Tensor, axis: Any) -> Placed:

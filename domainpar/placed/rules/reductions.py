@@ -17,8 +17,6 @@ from domainpar.placed.rules.each_row import dims_of, of_each, share
 from domainpar.placed.tensor import Placed, is_rows, local_rows, mapped, plain, rows_in, same, settle, whole_local
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)  # which torch sums as int64
-
-
 MEAN, SUM = 1, 2  # reductions in ATen's words; 0: none
 
 
@@ -110,11 +108,6 @@ def _extreme(func: Any, args: Any, kwargs: Any, dims: list[int], keepdim: bool) 
     values = values.to(torch.uint8) if values.dtype is torch.bool else values
     out = extreme_of(values, dims, keepdim, x.ranks, name in ("amax", "max", "any"))
     return same(out.to(torch.bool if name in ("any", "all") else x.dtype), x.ranks)
-
-
-@rule(aten.allclose)
-def _allclose(func: Any, args: Any, kwargs: Any) -> Any:
-    return bool(torch.isclose(*args, **kwargs).all())
 
 
 @along_rows(aten.max.dim, aten.min.dim, aten.argmax, aten.argmin)
@@ -220,20 +213,11 @@ def by_order(func: Any, args: Any, kwargs: Any) -> Any:
     return mapped(func(*args, **kwargs), Tensor, held)
 
 
-@rule(aten._local_scalar_dense)
-def _item(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(whole_local(args[0]))
-
-
-@rule(aten.is_same_size, aten._has_same_storage_numel)
-def _is_same_size(func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0].shape == args[1].shape
-
-
-@rule(aten.equal)
-def _equal(func: Any, args: Any, kwargs: Any) -> Any:
-    one, other = args
-    return one.shape == other.shape and bool((one == other).all())
+# What a program asks, with the same answer on every rank.
+rule(aten._local_scalar_dense)(lambda func, args, kwargs: func(whole_local(args[0])))
+rule(aten.allclose)(lambda func, args, kwargs: bool(torch.isclose(*args, **kwargs).all()))
+rule(aten.is_same_size, aten._has_same_storage_numel)(lambda func, args, kwargs: args[0].shape == args[1].shape)
+rule(aten.equal)(lambda func, args, kwargs: args[0].shape == args[1].shape and bool((args[0] == args[1]).all()))
 
 
 @rule_of_rows(aten.mse_loss.default, aten.mse_loss_backward.default)

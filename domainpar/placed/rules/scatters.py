@@ -10,24 +10,13 @@ from torch import Tensor
 
 from domainpar.placed import exact
 from domainpar.placed.axes import Axis, Names, Rows
-from domainpar.placed.dispatch import argument, aten, bound, rule, rule_of_rows, writing, written
+from domainpar.placed.dispatch import argument, aten, bound, name_of, rule, rule_of_rows, writing, written
 from domainpar.placed.ranks import GraphRanks, NotExact, OneBlock
 from domainpar.placed.rules.each_row import share
-from domainpar.placed.rules.indexing import expand_masks, reach_of, select_rows, wrapped
+from domainpar.placed.rules.indexing import check_numbers, expand_masks, reach_of, select_rows, wrapped
 from domainpar.placed.rules.reductions import lowest
 from domainpar.placed.rules.views import select
-from domainpar.placed.tensor import (
-    Placed,
-    brought_home,
-    is_rows,
-    local_rows,
-    placed_in,
-    plain,
-    rows_in,
-    same,
-    settle,
-    whole_local,
-)
+from domainpar.placed.tensor import Placed, as_rows, brought_home, is_rows, local_rows, plain, same, settle, whole_local
 
 
 def one_dimensional(index: Any, dim: int) -> Any:
@@ -180,10 +169,9 @@ def _target(x: Any, dim: int, axis: Axis, names: Names | None) -> tuple[Placed, 
     if not is_rows(x):
         fitting = [other for other in axis.family if other.total == x.size(dim) > 1]
         target = names.axis if names is not None and names.axis.total == x.size(dim) else [*fitting, None][0]
-        local = plain(x, axis.ranks)
         if target is None:
-            return same(local, axis.ranks), None
-        x = Placed(rows_in(local, target, dim), target.rows(dim))
+            return same(plain(x, axis.ranks), axis.ranks), None
+        x = as_rows(x, target, dim)
     return settle(x), x.place.axis
 
 
@@ -257,9 +245,17 @@ def _set(x: Placed, dim: int, index: Placed, what: Tensor, axis: Axis) -> Any:
 
 def _along_features(x: Any, dim: int, index: Any, source: Any, how: str) -> Any:
     """Along a dimension that is not that of the rows; or at rows by numbers that every rank has."""
-    ranks = placed_in((x, index, source))[0].ranks
+    ranks = next(each for each in (x, index, source) if isinstance(each, Placed)).ranks
     if is_rows(x) and x.place.dim == dim and not is_rows(index) and not is_rows(source):
-        return _numbers_at(x, dim, plain(index, ranks), plain(source, ranks), how)
+        ids, source = plain(index, ranks), plain(source, ranks)
+        axis = settle(x).place.axis
+        check_numbers(ids, axis)
+        rows = axis.table[ids] if ranks.size > 1 else ids
+        # Each rank takes what is for its rows; what is for those of others goes to one behind, which is cut off again.
+        rows = torch.where((rows >= 0) & (rows < axis.length), rows, axis.length)
+        out = torch.cat([x.local, x.local.new_zeros([1 if at == dim else n for at, n in enumerate(x.shape)])], dim)
+        _put(out, dim, rows, source, how)
+        return Placed(out.narrow(dim, 0, axis.length), x.place)
     if not any(map(is_rows, (x, index, source))):
         out = plain(x, ranks).clone(memory_format=torch.contiguous_format)
         _put(out, dim, plain(index, ranks), plain(source, ranks), how)
@@ -280,19 +276,6 @@ def _along_features(x: Any, dim: int, index: Any, source: Any, how: str) -> Any:
         what = what[tuple(slice(0, size) for size in rows.shape)]
     _put(out, dim, rows, what, how)
     return Placed(out, axis.rows(at))
-
-
-def _numbers_at(x: Placed, dim: int, ids: Tensor, source: Tensor, how: str) -> Placed:
-    """At rows by numbers that every rank has, what every rank has: each rank takes what is for its rows."""
-    settle(x)
-    axis: Axis = x.place.axis
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= axis.total):
-        raise IndexError(f"index out of range: there are {axis}, and it has {int(ids.min())} to {int(ids.max())}.")
-    rows = axis.table[ids] if axis.ranks.size > 1 else ids
-    rows = torch.where((rows >= 0) & (rows < axis.length), rows, axis.length)  # those of others: to be cut off again
-    out = torch.cat([x.local, x.local.new_zeros([1 if at == dim else n for at, n in enumerate(x.shape)])], dim)
-    _put(out, dim, rows, source, how)
-    return Placed(out.narrow(dim, 0, axis.length), x.place)
 
 
 @rule(aten.index_add, aten.scatter_add)
@@ -343,15 +326,10 @@ def _added_to_zeros(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, 
 _WRITES = {func: writing(func) for func in (aten.scatter_add_.default, aten.index_add_.default)}
 
 
-@rule(aten.scatter.src, aten.scatter.value, aten.index_copy, aten.index_fill)
-def _setting(func: Any, args: Any, kwargs: Any) -> Any:
-    x, dim, index, source = args[:4]
-    return scatter(x, dim, index, source, "set")
-
-
-@rule(aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_reduce, aten.index_reduce)
-def _reducing(func: Any, args: Any, kwargs: Any) -> Any:
-    x, dim, index, source, how, *more = bound(func, args, kwargs)
+@rule(aten.scatter, aten.index_copy, aten.index_fill, aten.scatter_reduce, aten.index_reduce)
+def _combining(func: Any, args: Any, kwargs: Any) -> Any:
+    x, dim, index, source, *more = bound(func, args, kwargs)
+    how, *more = more or ["set"]
     return scatter(x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(how, how), *more)
 
 
@@ -369,8 +347,8 @@ def _index_put(func: Any, args: Any, kwargs: Any) -> Any:
     for at, one in given:
         if one.dtype in (torch.bool, torch.uint8):  # then it is the only one
             mask, rest = one if one.dtype is torch.bool else one != 0, x.dim() - at
-            if is_rows(x) and x.place.dim == at and not is_rows(mask):
-                mask = Placed(local_rows(mask, x.place.axis, 0), x.place.axis.rows(0))
+            if is_rows(x) and x.place.dim == at:
+                mask = as_rows(mask, x.place.axis, 0)
             if not accumulate and not is_rows(values) and (values.dim() < rest or values.size(-rest) == 1):
                 out = torch.where(mask.view([-1] + [1] * (rest - 1)), values.to(x.dtype), x)  # the same for each row
                 return out.reshape(shape)
@@ -388,6 +366,16 @@ def _index_put(func: Any, args: Any, kwargs: Any) -> Any:
 @rule(aten._index_put_impl_.default)
 def _index_put_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     return written(args[0], aten.index_put(*args[:4]), args)
+
+
+@rule(aten.embedding_renorm_)
+def embedding_renorm_(func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows of a table that any rank reads are shortened on all of them."""
+    table, ids, *how = args
+    if isinstance(table, Placed):
+        raise NotExact(f"{name_of(func)} of {table.place}: give the table no max_norm")
+    func(table, whole_local(ids).contiguous(), *how)
+    return table
 
 
 @rule(aten.masked_scatter)

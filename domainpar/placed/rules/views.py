@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
@@ -13,58 +12,10 @@ import torch
 from torch import Tensor
 
 from domainpar.placed.axes import Axis, Names, Rows
-from domainpar.placed.dispatch import (
-    argument,
-    aten,
-    bound,
-    decided,
-    name_of,
-    rule,
-    rule_of_rows,
-    viewed,
-    writable,
-    written,
-)
+from domainpar.placed.dispatch import aten, bound, copied, decided, name_of, ready, rule, rule_of_rows, viewed
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.rules.indexing import numbered
-from domainpar.placed.tensor import (
-    Placed,
-    SharedMemory,
-    is_rows,
-    local_rows,
-    plain,
-    same,
-    settle,
-    strides_of,
-    whole_local,
-)
-
-
-def ready(x: Placed) -> Placed:
-    """A tensor of which a view is taken: nothing waits, but in backward, where no view is written."""
-    if x.fresh is not None or (0 in x._local.stride() and x.is_contiguous()):
-        x.local = writable(x.local)  # all its numbers may be one in memory
-    return settle(x) if x.place.pending and not x.ranks.in_backward else x
-
-
-def copied(
-    x: Placed, local: Tensor, place: Any, put_back: Callable[[Placed], Any], names: Any = None, strides: Any = None
-) -> Placed:
-    """A copy where torch has a view: what is written into it, or into a view of it, is put back.
-
-    Args:
-        x: What it is a copy of.
-        local: The copy, in memory of its own.
-        place: Its placement.
-        put_back: Makes the changed `x` from the changed copy.
-        names: What its values number.
-        strides: Those of torch's view in the whole graph; None if it is contiguous.
-    """
-
-    def put(_: Placed) -> None:
-        written(x, put_back(Placed(local, place)), (x,))
-
-    return Placed(local, place, names, strides, SharedMemory(((lambda: x), put, x.memory.generation)))
+from domainpar.placed.tensor import Placed, as_rows, is_rows, local_rows, plain, same, settle, strides_of, whole_local
 
 
 def _one_name(x: Placed) -> Names | None:
@@ -276,7 +227,7 @@ def _slice_scatter(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_rows(x):
         if source.place.dim == dim:
             return same(func(plain(x, source.ranks), whole_local(source), dim, *where), source.ranks)
-        x = Placed(local_rows(x, source.place.axis, source.place.dim), source.place)
+        x = as_rows(x, source.place.axis, source.place.dim)
     place = x.place
     if place.dim != dim:
         return Placed(func(x.local, local_rows(source, place.axis, place.dim), dim, *where), place)
@@ -332,11 +283,11 @@ def conjugate(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule_of_rows(aten.diagonal_scatter)
 def _into_diagonals(func: Any, args: Any, kwargs: Any) -> Any:
-    x, source, *where = args
+    x, source, offset, *both = bound(func, args, kwargs)
     first = x if is_rows(x) else source
-    gone = [int(argument(func, args, kwargs, which)) % x.dim() for which in ("dim1", "dim2")]
+    gone = [dim % x.dim() for dim in both]
     at = x.place.dim if is_rows(x) else [dim for dim in range(x.dim()) if dim not in gone][source.place.dim]
     if at in gone:
         raise NotExact(f"{name_of(func)} along {first.place}")
     axis, behind = first.place.axis, at - sum(dim < at for dim in gone)
-    return Placed(func(local_rows(x, axis, at), local_rows(source, axis, behind), *where, **kwargs), axis.rows(at))
+    return Placed(func(local_rows(x, axis, at), local_rows(source, axis, behind), offset, *both), axis.rows(at))
