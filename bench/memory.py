@@ -9,8 +9,7 @@ inputs of stages and recomputes each tile; the same with whole iterations recomp
 domainpar on several ranks. Each in processes of its own, one thread each, all with one setting of the allocator. The
 program fails if domainpar's parameters are not the same in all of them.
 
-Beside it what formulas say: `systems.Network.plain_bytes` (plain) and `domainpar.nn.memory.ModelSize` (domainpar), by
-which `domainpar.estimate` says how many devices hold a training.
+Beside it what formulas say: `systems.Network.plain_bytes` (plain) and `systems.Network.split_bytes` (domainpar).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from measuring import Columns, Row, ranks_of
 from on_ranks import Job
 from systems import GIB, Measured, Network, System
 
-from domainpar.nn.memory import ModelSize
 from domainpar.tracking.events.store import EventStore
 from partitioners import group
 from partitioners.quality import measure
@@ -104,8 +102,7 @@ class Split:
 
 def largest_part(network: Network, split: Split, ranks: int) -> int:
     """Predicted bytes of the rank that holds most."""
-    size = ModelSize(network.hidden, network.graph_iters, network.item_bytes)
-    return int(size.bytes_of(*split.parts(ranks)).max())
+    return int(network.split_bytes(*split.parts(ranks)).max())
 
 
 # --- rows and tables -------------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ def show(results: measuring.Results, rows: Sequence[Row], options: argparse.Name
     }
     note = (
         "GiB: peak of the fullest process less what it held before the store was opened. of one rank: this over that "
-        "of one rank; share: the same of owned nodes, ghosts and local edges, weighed as the estimate weighs them. "
+        "of one rank; share: the same of owned nodes, ghosts and local edges, weighed as the formula weighs them. "
         "* more ranks than cores: seconds show nothing about scaling."
     )
     results.show(f"One training step, hidden {options.hidden}, {options.graph_iters} iterations", columns, rows, note)

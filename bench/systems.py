@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import measuring
+import numpy as np
 import on_ranks
 import psutil
 from cases import Case
@@ -19,9 +20,10 @@ from measuring import Columns, Spread, of, ranks_of, slowest
 from on_ranks import Job, Work
 
 from domainpar.common.words import several
-from domainpar.nn.memory import ModelSize
+from domainpar.nn.stages import MOST_BYTES_OF_LAYERS
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.cost.memory import DATA_BYTES
 from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.training.network import DTYPES
 
@@ -39,10 +41,7 @@ LARGEST_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class Network:
-    """An interaction network of two-layer MLPs on an event: all that the memory of a plain step depends on.
-
-    Memory of domainpar's form is `domainpar.nn.memory.ModelSize`.
-    """
+    """An interaction network of two-layer MLPs on an event: all that the memory of a step depends on."""
 
     num_nodes: int
     num_edges: int
@@ -72,6 +71,37 @@ class Network:
         grad_nodes = 4 + (inside + self.node_updates if checkpointed else (inside + 1) * self.node_updates)
         raw = self.num_edges * 40
         return (self.num_edges * grad_edges + self.num_nodes * grad_nodes) * state + raw
+
+    def split_bytes(self, num_nodes: Any, num_edges: Any, recompute_every: int | None = None) -> Any:
+        """Predicted peak of domainpar's step above the bare process, on a part, or several, of such sizes.
+
+        `train` weighs pieces of an event instead; this says the same of sizes that nobody has. The peak comes early in
+        backward. Kept are the edge states that iterations begin with, but for the first one of the edge-first order,
+        which begins with features; of each iteration, per node, its state, the same with ghosts, and two sums. Besides,
+        a gradient of edge states, and the working memory of one stage: per node two products of its state, two
+        gradients of sums, one of the state and a partial sum. In the node-first order the head takes node states, too:
+        one more state of nodes and edges is kept, and products, gradients and partial sums are there twice. Stages keep
+        their layers where these are few, if nothing is recomputed.
+
+        Args:
+            num_nodes: Owned nodes and ghosts.
+            num_edges: Local edges.
+            recompute_every: Iterations of which only the first one's input is kept.
+        """
+        length, first, state = recompute_every or self.graph_iters, self.node_first, self.hidden * self.item_bytes
+        starts = range(0, self.graph_iters, length)
+        kept = max(number + min(length, self.graph_iters - start) for number, start in enumerate(starts))
+        taken = (num_edges * (kept + first) + num_nodes * (4 * kept + 6 + 6 * first)) * state
+        mlp = (
+            2 * (self.hidden + 1) * self.item_bytes
+        )  # of a row; edges: the encoder with an iteration, the head with one
+        of_edges = [mlp] * (self.graph_iters + first)
+        of_edges[0] += 0 if first else mlp
+        of_edges[-1] += mlp + (16 + 1) * self.item_bytes
+        for rows, of_row in [*((num_edges, it) for it in of_edges), *((num_nodes, mlp) for _ in of_edges)]:
+            if recompute_every is None:
+                taken = taken + np.where(rows * of_row <= MOST_BYTES_OF_LAYERS, rows * of_row, 0)
+        return taken + DATA_BYTES * (num_nodes + num_edges)
 
     def plain_scoring_bytes(self) -> int:
         """Predicted peak of a plain pass without gradients, above the bare process.
@@ -135,8 +165,7 @@ class System:
                 return network.plain_scoring_bytes()
             return network.plain_bytes(checkpointed=self.form == "checkpoint")
         every = self.changes.get("recompute_every")
-        size = ModelSize(network.hidden, network.graph_iters, network.item_bytes, recompute_every=every)
-        return int(size.bytes_of(network.num_nodes, network.num_edges))
+        return int(network.split_bytes(network.num_nodes, network.num_edges, every))
 
 
 @dataclass

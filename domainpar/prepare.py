@@ -296,11 +296,26 @@ def _work(config: PrepareConfig) -> int:
         if world.is_root:
             _say_what_is_there(directory, facts, config.module_map)
             if config.report:
-                from domainpar.nn.memory import ModelSize
-                from domainpar.tracking.cost.cuts import print_report
-
-                print_report(directory, ModelSize().bytes_of, str(ModelSize()))
+                _report(directory)
     return 0
+
+
+def _report(directory: Path) -> None:
+    """Print what a store holds and how it can be cut, with the memory of the network that `train` takes by default."""
+    from domainpar.parallel.world import World
+    from domainpar.tracking.config import TrainConfig
+    from domainpar.tracking.cost.cuts import median_event, print_report
+    from domainpar.tracking.cost.pieces import PerRow, Weight
+    from domainpar.tracking.events.store import EventStore
+    from domainpar.tracking.training.forecast import weight_of
+    from domainpar.tracking.training.network import make_network
+
+    config, store = TrainConfig(), EventStore(directory)
+    weight, record = Weight(0.0, PerRow()), median_event(store)
+    if record is not None:
+        weight = weight_of(config, make_network(config, store), store, record, World.alone(), shared=True)
+    network = f"hidden {config.hidden}, {config.graph_iters} iterations"
+    print_report(directory, lambda nodes, edges: weight.of(nodes, 0, edges), network)
 
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: str | None) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from domainpar.nn.heads import EDGE, Head, Readings
-from domainpar.nn.memory import ModelSize
 from domainpar.parallel.halo import CompleteHalo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
@@ -51,7 +50,6 @@ class EdgeClassifier(nn.Module, ABC):
 
     Attributes:
         heads: What it is read for.
-        size: The sizes that its memory depends on; None where there is no formula.
         sums: Sums over all ranks in the last forward pass.
         recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
         products: Type of products of matrices, if not that of the parameters.
@@ -59,7 +57,6 @@ class EdgeClassifier(nn.Module, ABC):
     """
 
     heads: Sequence[Head] = (EDGE,)
-    size: ModelSize | None = None
     sums: int = 0
     recompute_every: int | None = None
     products: torch.dtype | None = None

@@ -1,10 +1,13 @@
-"""Floating-point operations of a step, by formula: 2 m n k for each matrix product, and 0 for everything else."""
+"""Floating-point operations of a step, by formula: 2 m n k for each matrix product, and 0 for everything else.
+
+Beside them the layers that its stages could keep.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -21,10 +24,12 @@ class Flops:
     Attributes:
         of_stages: Of MLPs of stages, as if no number were padded.
         of_torch: Of products that torch was asked for.
+        layers: Of each call of stages its rows, and the bytes of the layers of a row.
     """
 
     of_stages: int = 0
     of_torch: int = 0
+    layers: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -60,6 +65,12 @@ class _Products(UncompiledMode):
 def _counting() -> list[Flops]:
     """Those that count in this thread; torch takes their modes along into the threads of a GPU's backward."""
     return [mode.flops for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Products)]
+
+
+def count_layers(rows: int, of_row: int) -> None:
+    """Note the layers that a call of stages could keep, so many bytes a row."""
+    for flops in _counting():
+        flops.layers.append((rows, of_row))
 
 
 def count_flops(mlp: MLP, rows: int, times: int, columns: int | None = None, num_nodes: int = 0) -> None:

@@ -18,7 +18,6 @@ from domainpar.nn.classifier import EdgeClassifier, Exactness
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.heads import Readings, pooled
 from domainpar.nn.interaction_module import InteractionModule, Standardise
-from domainpar.nn.memory import ModelSize
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import key_of
 from domainpar.nn.options import DEFAULTS, NetworkOptions
@@ -101,17 +100,16 @@ class OnStages(EdgeClassifier):
 
     @property
     def ways_to_recompute(self) -> Sequence[int | None]:
-        """Of one iteration no more than what it begins with is kept in any case."""
-        return (None, *range(self.options.graph_iters - 1, 1, -1))
+        """Down to segments that are about as long as they are many: then least of all is kept at once."""
+        count = self.options.graph_iters
+        return (None, *range(count - 1, max(round(count**0.5), 2) - 1, -1))
 
     def recompute(self, every: int | None) -> None:
-        """As of any network; stages that recompute keep no layers, and memory is predicted with it."""
+        """As of any network; stages that recompute keep no layers."""
         super().recompute(every)
         for module in self.layers.modules():
             if isinstance(module, Stage):
                 module.keeps_layers = every is None
-        if self.size is not None:
-            self.size = replace(self.size, recompute_every=every)
 
     @property
     def layers(self) -> nn.Module:
@@ -200,16 +198,6 @@ class InteractionNetwork(OnStages):
         options = replace(options, **changes)
         plain = InteractionModule(node_features, edge_features, options)
         super().__init__(plain, options, plain.head, plain.other_heads.items())
-        self.size: ModelSize = ModelSize(
-            options.hidden,
-            options.graph_iters,
-            options.dtype.itemsize,
-            None if self.products is None else self.products.itemsize,
-            options.recompute_every,
-            options.layers,
-            self.node_first,
-            max(self.num_readouts, 1),
-        )
         self.to(options.dtype)  # drawn in torch's default type before: networks of a seed begin alike in any type
 
 

@@ -14,13 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from domainpar.nn import COLUMN_BLOCK
+from domainpar.nn.flops import count_layers
 from domainpar.nn.gradients import GradSink
-from domainpar.nn.memory import MOST_BYTES_OF_LAYERS, bytes_of_layers
 from domainpar.nn.mlp import MLP
 from domainpar.nn.options import Aggregate
 from domainpar.nn.tilewise import EdgeGradients, EdgeResults, EdgeTiles, Link, NodeTiles, noise_of, pieces_of
 from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
+
+MOST_BYTES_OF_LAYERS = 2**27
+"""Of the layers that one stage may keep for backward on a rank."""
 
 
 class Stage(GradSink):
@@ -222,9 +226,12 @@ def _summing(stages: Sequence[EdgeStage]) -> int | None:
 def _keeps_layers(stages: Sequence[Stage], rows: int) -> bool:
     """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
     widths = [layer.linear.out_features for stage in stages for layer in stage.mlp.layers]
-    item_bytes = stages[0].mlp.layers[0].linear.weight.itemsize
+    # Of layers before activations, padded, and with each row the inverse of its standard deviation.
+    padded = sum(-(-width // COLUMN_BLOCK) * COLUMN_BLOCK + 1 for width in widths)
+    of_row = padded * stages[0].mlp.layers[0].linear.weight.itemsize
+    count_layers(rows, of_row)
     keep = all(stage.keeps_layers for stage in stages)
-    return keep and torch.is_grad_enabled() and bytes_of_layers(rows, widths, item_bytes) <= MOST_BYTES_OF_LAYERS
+    return keep and torch.is_grad_enabled() and rows * of_row <= MOST_BYTES_OF_LAYERS
 
 
 def _check_fits(stage: Stage, columns: int, width: int, graph: LocalGraph) -> None:

@@ -6,43 +6,29 @@ import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from domainpar.common.agreement import gather
-from domainpar.nn.memory import ModelSize, data_bytes
 from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.gpus import free_memory, uuid_of
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.world import World
-from domainpar.plan import IntArray
-from domainpar.tracking.cost.pieces import Line
+from domainpar.tracking.cost.pieces import Weight
 
 OF_PROCESS = 2**24
 """Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
 
-Size = ModelSize | Line
-"""The memory of a step on a rank, above its bare process: by the formula of a network, or a line through two pieces of
-an event."""
+DATA_BYTES = 72
+"""Of a local edge of a part that stays in memory from step to step: features, ends, pair, ids, label, class and weight;
+and of a node: features, id, degrees, scales, and its pairs."""
 
-
-def bytes_of_step(size: Size, nodes: IntArray, edges: IntArray, pairs: IntArray | None = None) -> IntArray:
-    """The most bytes of a training step, of each part.
-
-    Args:
-        size: The memory of a step.
-        nodes: Owned nodes and ghosts of each part.
-        edges: Local edges of each part.
-        pairs: (tile, owned `src`) pairs of each part. Default: as many as nodes.
-    """
-    if isinstance(size, Line):
-        return np.asarray(size.at(np.asarray(edges)), np.int64)
-    return size.bytes_of(nodes, edges, pairs)
+LOADING_BYTES = 200
+"""Of a local edge while a part is read and planned, and of a node where the event is scored; seen, not derived."""
 
 
 def peak_rss_bytes() -> int:
@@ -168,48 +154,47 @@ class MemoryMeter:
 
     def expect(
         self,
-        size: Size,
+        weight: Weight,
         sample: str,
         graph: LocalGraph,
         world: World,
         kept: tuple[int, int] = (0, 0),
         recompute_every: int | None = None,
         ways: Sequence[int | None] = (None,),
-        then: Size | None = None,
+        then: Weight | None = None,
         share: float = 1.0,
         of_whole: int = 0,
+        in_files: bool = False,
     ) -> Expectation:
         """The bytes of all ranks at their peaks, with this rank's part of the largest sample. *Collective*.
 
         Args:
-            size: The memory of a step.
+            weight: The memory of a step, with the data of the part.
             sample: Its name.
             graph: This rank's part of it.
             world: The ranks.
             kept: Nodes and local edges of all samples whose data this rank will keep from step to step.
             recompute_every: Iterations of a segment that is computed again.
-            ways: Choices of that, the last of which takes least, where there is no formula.
+            ways: Choices of that, the last of which takes least.
             then: The memory of a second network, which gets a `share` of the edges when the first is done.
             share: That share.
             of_whole: Bytes that this rank takes beside them, of whole events.
+            in_files: Whether tables lie in files.
         """
         owned, ghosts, edges = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
-        counts = [np.array([count]) for count in (owned + ghosts, edges, len(graph.tiles.pair_rows))]
-        in_files = 0
-        if isinstance(size, ModelSize) and size.in_files:
-            in_files = int(replace(size, in_files=False).bytes_of(*counts)[0])
-        of_others = data_bytes(*(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges))))
-        expected = int(bytes_of_step(size, *counts)[0])
+        pairs = len(graph.tiles.pair_rows)
+        of_others = DATA_BYTES * sum(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges)))
+        of_tables = expected = int(weight.of(owned, ghosts, edges, pairs))
         if then is not None:  # what the first one had is used again
-            left = [counts[0], *((count * share).astype(np.int64) for count in counts[1:])]
-            expected = max(expected, int(bytes_of_step(then, *left)[0]))
+            expected = max(expected, int(then.of(owned, ghosts, int(edges * share), int(pairs * share))))
+        if in_files:  # at most what a part is made from, and some rows of tables
+            expected = LOADING_BYTES * edges + int(weight.through_files(owned + ghosts, edges))
         expected += of_others + of_whole + OF_PROCESS
         where, free = free_memory(self._device)
         card = uuid_of(self._device) if self._of_gpu else ""
-        own = Share(owned, ghosts, edges, expected, self._bare, where, free, in_files, card)
+        own = Share(owned, ghosts, edges, expected, self._bare, where, free, of_tables * in_files, card)
         shares = tuple(Share(**each) for each in gather(world.transport, asdict(own)))
-        leanest = size.leanest_recompute() if isinstance(size, ModelSize) else ways[-1]
-        return Expectation(sample, shares, recompute_every, None if leanest == recompute_every else leanest)
+        return Expectation(sample, shares, recompute_every, None if ways[-1] == recompute_every else ways[-1])
 
     def taken(self, world: World) -> list[int | None]:
         """Bytes of each rank's peak above its bare process; None where it held more before. *Collective*."""

@@ -25,8 +25,7 @@ import numpy as np
 
 from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
 from domainpar.tracking.cost.machine import Machine
-from domainpar.tracking.cost.memory import Size, bytes_of_step
-from domainpar.tracking.cost.pieces import Line
+from domainpar.tracking.cost.pieces import Line, Weight
 from domainpar.tracking.events.graph import IntArray
 
 MOST_STEPS = 64
@@ -54,7 +53,7 @@ class Way(NamedTuple):
     """A step of one event on one rank, if segments of so many iterations are computed again: seconds and memory."""
 
     seconds: Line
-    memory: Size
+    memory: Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +187,8 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
     # Work that is spread evenly over all ranks would take this long.
     even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
     scale = work.largest / max(work.edges, 1)
-    largest = [(count * scale).astype(np.int64) for count in (nodes, parts.incident_edges)]
-    of_rank = int(bytes_of_step(work.ways[every].memory, *largest).max())
+    sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
+    of_rank = int(work.ways[every].memory.of(*((count * scale).astype(np.int64) for count in sizes)).max())
     held = of_rank
     if not machine.gpus:
         of_rank += work.bare

@@ -30,6 +30,7 @@ from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.diagnosis.layouts import PRECISIONS, SMALL, layouts, trained
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.forecast import weight_of
 from domainpar.tracking.training.sampler import samples_of
 
 CERTIFICATE_VERSION = 1
@@ -205,10 +206,11 @@ def fastest_step(config: TrainConfig, store: EventStore, world: World) -> dict[s
     memory = MemoryMeter(world.device)
     trainer, records = trained(config, store, one_domain, NUM_STEPS)
     taken = memory.taken(one_domain)
-    part, size = trainer.loader.load(samples_of(store.events(), None)[0]), trainer.model.size
+    sample = samples_of(store.events(), None)[0]
+    part = trainer.loader.load(sample)
     assert part is not None, "nothing is left out here"
-    assert size is not None, "of networks on stages there is a formula"
-    expected = memory.expect(size, part.name, part.graph, one_domain)
+    weight = weight_of(config, trainer.model, store, sample.record, one_domain)
+    expected = memory.expect(weight, part.name, part.graph, one_domain)
     fastest = min(records, key=lambda record: float(record["seconds"]))
     return {**fastest, "expected_bytes": [share.expected for share in expected.shares], "taken_bytes": taken}
 

@@ -15,7 +15,7 @@ from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
 from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
-from domainpar.tracking.training.forecast import size_of
+from domainpar.tracking.training.forecast import weight_of
 from domainpar.tracking.training.network import DTYPES
 
 OF_TRACKS = 300
@@ -57,8 +57,8 @@ def expected_memory(
     if part is None or missing[0]:  # scoring says why
         return None
     keeps_freed = config.allocator in ("auto", "keep")
-    sizes = [
-        size_of(it.trained, it.model, store, call[0], world, keeps_freed=keeps_freed, trains=False) for it in networks
+    weights = [
+        weight_of(it.trained, it.model, store, call[0], world, keeps_freed=keeps_freed, trains=False) for it in networks
     ]
     memory.forget_peak()
     hits, edges = sum(record.num_nodes for record in call), sum(record.num_edges for record in call)
@@ -66,9 +66,9 @@ def expected_memory(
     most = (last.record.store.surveyed or {}).get("edges_per_hit")
     share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
     of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if config.tracks or config.ckf else 0
-    then = sizes[1] if len(sizes) > 1 else None
+    then = weights[1] if len(weights) > 1 else None
     name = ", ".join(record.event for record in call)
-    return memory.expect(sizes[0], name, part.graph, world, (hits, edges), then=then, share=share, of_whole=of_tracks)
+    return memory.expect(weights[0], name, part.graph, world, (hits, edges), then=then, share=share, of_whole=of_tracks)
 
 
 def _part(

@@ -20,7 +20,7 @@ from domainpar.tracking.cost.cuts import stored_tiling, tilings_of
 from domainpar.tracking.cost.machine import this_machine
 from domainpar.tracking.cost.model import StepWork, Way, best, divisors, grids
 from domainpar.tracking.cost.pieces import Line, sectors_of, weighed
-from domainpar.tracking.training.forecast import memory_size
+from domainpar.tracking.training.forecast import weight_of
 from domainpar.tracking.training.inputs import open_lessons, steps_of
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.run import make_trainer
@@ -88,7 +88,8 @@ def work_of(
     model, sample = trainer.model, max(training_data.train, key=lambda sample: sample.cost)
     ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)
     # All is weighed before the first step: afterwards a network may know its ranks.
-    memory = {every: memory_size(config, trainer, training_data, sample, every) for every in ways}
+    where = training_data.store, sample.record, alone
+    memory = {every: weight_of(config, model, *where, every=every, shared=True) for every in ways}
     of_one, of_two = (
         weighed(model, training_data.store, sample.record, ranks=ranks, dtype=trainer.loader.dtype) for ranks in (1, 2)
     )

@@ -1,27 +1,25 @@
-"""The memory of a run before its first step: by formula or weighed on pieces of an event, and what is made of it."""
+"""The memory of a run before its first step: weighed on pieces of an event, and what is made of it."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from domainpar.common.agreement import Refused, agree, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.memory import DATA_BYTES, LOADING_BYTES, ModelSize
+from domainpar.nn.on_stages import OnStages
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import pieces, scratch
-from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Size
-from domainpar.tracking.cost.pieces import Line
+from domainpar.tracking.cost.memory import DATA_BYTES, LOADING_BYTES, Expectation, MemoryMeter
+from domainpar.tracking.cost.pieces import PerRow, Weight
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer, kept_on_host
@@ -43,13 +41,11 @@ def expected_memory(
 
     Its part is loaded, and kept for its step.
     """
-    found = _largest(trainer, training_data, step)
     try:
-        return (
-            None
-            if found is None
-            else _expected(config, trainer, training_data, memory, found, trainer.model.recompute_every)
-        )
+        found = _largest(config, trainer, training_data, step)
+        if found is None:
+            return None
+        return _expected(trainer, training_data, memory, *found, trainer.model.recompute_every)
     except Refused:  # it cannot be run: its first step says why, with all that is said of a step
         return None
 
@@ -65,17 +61,22 @@ def choose_recompute(
     Raises:
         Refused: On all ranks alike, if no way fits, with the least that would; or if files will not do.
     """
+    on_stages = isinstance(trainer.model, OnStages)
     if config.scratch is not None:
-        refusal = scratch.refusal(Path(config.scratch), trainer.world.device, trainer.model.size is not None)
+        refusal = scratch.refusal(Path(config.scratch), trainer.world.device, on_stages)
         agree(trainer.world.transport, refusal)
-    found = _largest(trainer, training_data, 0)
+    found = _largest(config, trainer, training_data, 0)
     if found is None:
         return None
+    sample, weights = found[0], {trainer.model.recompute_every: found[1]}
     model, is_auto = trainer.model, config.recompute_every == "auto"
     expectation: Expectation | None = None
     recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
     for in_files, every in product((False,) if config.scratch is None else (False, True), recomputing):
-        way = _expected(config, trainer, training_data, memory, found, every, in_files)
+        if every not in weights:
+            where = training_data.store, sample.record, trainer.world
+            weights[every] = weight_of(config, model, *where, every=every)
+        way = _expected(trainer, training_data, memory, sample, weights[every], every, in_files)
         # Of ways that do not fit, the least of all is to be told.
         if expectation is None or way.fits(config.memory_limit) or way.largest < expectation.largest:
             expectation = way
@@ -90,7 +91,7 @@ def choose_recompute(
     if config.memory_limit is not None and not expectation.fits(config.memory_limit):
         share = expectation.shares[expectation.fullest]
         saves = not is_auto and model.recompute_every is None and model.ways_to_recompute[1:]
-        files = "--scratch DIR on a disk, " if config.scratch is None and model.size is not None else ""
+        files = "--scratch DIR on a disk, " if config.scratch is None and on_stages else ""
         problem = Problem(
             f"--memory-limit {config.memory_limit:g} GiB: event {expectation.sample} will take "
             f"{byte_size(expectation.largest)} on rank {expectation.fullest}, {byte_size(share.bare)} of the bare "
@@ -102,61 +103,56 @@ def choose_recompute(
     return expectation
 
 
-def _largest(trainer: Trainer, training_data: TrainingData, step: int) -> Sample | None:
-    """The sample that will take most, of those that can be read, once it is loaded; None, on all ranks alike, if there
-    is none. *Collective*."""
-    world = trainer.world
+def _largest(
+    config: TrainConfig, trainer: Trainer, training_data: TrainingData, step: int
+) -> tuple[Sample, Weight] | None:
+    """The sample that will take most, of those that can be read, once it is loaded, with the memory of a step of the
+    network as it is; None, on all ranks alike, if there is none. *Collective*.
+
+    Raises:
+        Refused: On all ranks alike, if the network cannot be run.
+    """
+    world, ranks = trainer.world, trainer.world.domain.size
     world.mark("load", step)
     readable = [sample for sample in training_data.train if sample.record.event not in training_data.store.unreadable]
     if not readable:
         return None
-    size, ranks = trainer.model.size, world.domain.size
-
-    def bytes_of(sample: Sample) -> int:
-        nodes, edges = np.array([sample.num_nodes]) // ranks, np.array([sample.cost]) // ranks
-        return sample.cost if size is None else int(size.bytes_of(nodes, edges)[0])
-
+    of_most_edges = max(readable, key=lambda sample: sample.cost)
+    if not _loaded(trainer, of_most_edges):
+        return None
+    where, every = (training_data.store, of_most_edges.record, world), trainer.model.recompute_every
+    weight = weight_of(config, trainer.model, *where, every=every)
     # Not that of most edges: stages keep their layers where these are few, so that a smaller event may take more.
-    sample = max(readable, key=bytes_of)
+    most = max(readable, key=lambda sample: int(weight.of(sample.num_nodes // ranks, 0, sample.cost // ranks)))
+    return (most, weight) if most is of_most_edges or _loaded(trainer, most) else None
+
+
+def _loaded(trainer: Trainer, sample: Sample) -> bool:
+    """Whether all ranks have their parts of a sample. *Collective*."""
     # Groups of ranks load it each for itself; one that must leave it out leaves all without a prediction.
-    missing = world.step_boundary(torch.tensor([int(trainer.loader.load(sample) is None)], dtype=torch.int64))
-    return None if missing[0] else sample
+    missing = torch.tensor([int(trainer.loader.load(sample) is None)], dtype=torch.int64)
+    return not trainer.world.step_boundary(missing)[0]
 
 
 def _expected(
-    config: TrainConfig,
     trainer: Trainer,
     training_data: TrainingData,
     memory: MemoryMeter,
     sample: Sample,
-    every: int | None,
+    weight: Weight,
+    every: int | None = None,
     in_files: bool = False,
 ) -> Expectation:
-    """What all ranks will hold if segments have so many iterations, and tables lie in files or not. *Collective*."""
-    size = memory_size(config, trainer, training_data, sample, every)
-    if isinstance(size, ModelSize):
-        size = replace(size, in_files=in_files)
-    if trainer.model.size is None:
-        memory.forget_peak()  # of the piece
+    """What all ranks will hold by the memory of a step, if tables lie in files or not. *Collective*."""
+    memory.forget_peak()  # of the pieces
     part = trainer.loader.load(sample)
     assert part is not None
     kept = trainer.loader.kept(training_data.train + training_data.val)
-    return memory.expect(size, part.name, part.graph, trainer.world, kept, every, trainer.model.ways_to_recompute)
+    ways = trainer.model.ways_to_recompute
+    return memory.expect(weight, part.name, part.graph, trainer.world, kept, every, ways, in_files=in_files)
 
 
-def memory_size(
-    config: TrainConfig, trainer: Trainer, training_data: TrainingData, sample: Sample, every: int | None
-) -> Size:
-    """The memory of a rank by its part, if segments have so many iterations. *Collective*.
-
-    By formula where the network has one, else by a line through two pieces of the sample's event.
-    """
-    keeps_freed = config.allocator in ("auto", "keep")
-    where = training_data.store, sample.record, trainer.world
-    return size_of(config, trainer.model, *where, every=every, keeps_freed=keeps_freed)
-
-
-def size_of(
+def weight_of(
     config: TrainConfig,
     model: EdgeClassifier,
     store: EventStore,
@@ -164,35 +160,42 @@ def size_of(
     world: World,
     *,
     every: int | None = None,
-    keeps_freed: bool = True,
+    keeps_freed: bool | None = None,
     trains: bool = True,
-) -> Size:
+    shared: bool = False,
+) -> Weight:
     """The memory of a rank that trains a network, or scores events with it, by its part. *Collective*.
 
     Args:
         config: How the network is trained.
         model: The network.
-        store, record: An event whose pieces are weighed where there is no formula.
+        store, record: An event whose pieces are weighed.
         world: The ranks.
         every: Iterations of a segment that is computed again in backward.
-        keeps_freed: Whether the C library keeps the memory that is freed.
+        keeps_freed: Whether the C library keeps the memory that is freed; None: as in training.
         trains: Whether there is a backward pass.
+        shared: Whether ranks will share an event that do not here.
+
+    Raises:
+        Refused: On all ranks alike, if the network cannot be run.
     """
-    if model.size is not None:
-        return replace(model.size, recompute_every=every, trains=trains)
     world.mark("measure", 0)
-    # Statistics over ranks take more than on one. Two share the piece, as threads, where ranks share an event.
-    ranks = 2 if world.domain.size > 1 and world.device.type == "cpu" else 1
+    # A table with room for ghosts is another one, and statistics over ranks take more than on one. Two share the piece,
+    # as threads, where ranks share an event.
+    ranks = 2 if (shared or world.domain.size > 1) and world.device.type == "cpu" else 1
+    on_stages = isinstance(model, OnStages)
     how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains}
+    how |= {"sizes": (pieces.EDGES_OF_ONE,) if on_stages else ()}
     how |= {"dtype": DTYPES[config.dtype], "around": kept_on_host if config.offload else nullcontext}
 
-    def weigh() -> tuple[tuple[int, int], tuple[int, int]]:
-        few, many = pieces.weighed(model, store, record, **how)
-        return (few.edges, few.bytes), (many.edges, many.bytes)
+    def weigh() -> list[Any]:
+        weight = Weight.of_pieces(pieces.weighed(model, store, record, **how))
+        return [weight.fixed, weight.rows, weight.layers, weight.widest]
 
-    tensors = Line.through(*on_root(world.transport, weigh))
+    fixed, rows, layers, widest = on_root(world.transport, weigh)
+    weight = Weight(fixed, PerRow(*rows), [(of_edges, of_row) for of_edges, of_row in layers], (widest[0], widest[1]))
     # Stages have tables of their own, and torch has its own allocator on a GPU.
-    of_torch = not config.is_bitwise and world.device.type == "cpu"
+    of_torch = not (config.is_bitwise or on_stages) and world.device.type == "cpu"
+    keeps_freed = config.allocator in ("auto", "keep") if keeps_freed is None else keeps_freed
     gaps = GAPS if of_torch and keeps_freed else 1.0
-    of_data = DATA_BYTES if trains else LOADING_BYTES
-    return Line(tensors.fixed * gaps + (OF_TORCH if of_torch else 0), tensors.of_edge * gaps + of_data)
+    return weight.plus(OF_TORCH if of_torch else 0, DATA_BYTES if trains else LOADING_BYTES, gaps)

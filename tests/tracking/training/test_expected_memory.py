@@ -1,4 +1,4 @@
-"""Memory of networks without a formula, and runs that are held to a limit."""
+"""Memory of any network, weighed before its first step, and runs that are held to a limit."""
 
 import json
 
@@ -15,7 +15,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
 from domainpar.tracking.cost import pieces
 from domainpar.tracking.cost.memory import OF_PROCESS
-from domainpar.tracking.cost.pieces import Piece
+from domainpar.tracking.cost.pieces import PerRow, Piece, Weight
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.training import forecast
@@ -73,7 +73,9 @@ def taken(of_edge, fixed=0):
     """Two pieces of an event of which an edge took so many bytes, by how much is computed again."""
 
     def weighed(*_, every, **__):
-        return [Piece(edges, int(fixed + of_edge[every] * edges), 0, 0, 0.0) for edges in (500, 1500)]
+        return [
+            Piece(edges, 0, 0, 0, 0.0, Weight(int(fixed + of_edge[every] * edges), PerRow())) for edges in (500, 1500)
+        ]
 
     return weighed
 
@@ -81,8 +83,8 @@ def taken(of_edge, fixed=0):
 def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "weighed", taken({None: 300}, 7000))
     _, about = trained(store, tmp_path / "run", model="acorn2", allocator="system")
-    edges, nodes = 3000 + 37, 400 + 10
-    data = 72 * (edges + 3 * 3000 + 3 * 37 - edges + 3 * 400 + 30 - nodes)  # those of the other events, too
+    edges = 3000 + 37
+    data = 72 * (3 * 3000 + 3 * 37 + 3 * 400 + 30)  # those of the other events, too
     fixed = 7000 + OF_PROCESS + forecast.OF_TORCH
     assert about["memory"]["expected_bytes"][0] == pytest.approx(fixed + 300 * edges + data, abs=16)
 
@@ -120,12 +122,12 @@ def test_of_built_in_networks_as_little_as_possible_is_computed_again(store, tmp
 @pytest.mark.parametrize(
     ("model", "num_ranks", "every", "hint"),
     [
-        ("acorn", 1, "auto", "more ranks, a smaller"),
-        ("acorn", 2, None, "--recompute-every auto, more ranks"),
+        ("acorn", 1, "auto", "--scratch DIR on a disk, more ranks, a smaller"),
+        ("acorn", 2, None, "--recompute-every auto, --scratch DIR on a disk, more ranks"),
         ("acorn2", 2, None, "--recompute-every auto, more ranks, a smaller"),
         ("own_models:evolving", 2, None, "more ranks, a smaller"),
-        slow("acorn", 2, "auto", "more ranks, a smaller"),
-        slow("acorn", 1, None, "--recompute-every auto, more ranks"),
+        slow("acorn", 2, "auto", "--scratch DIR on a disk, more ranks, a smaller"),
+        slow("acorn", 1, None, "--recompute-every auto, --scratch DIR on a disk, more ranks"),
     ],
 )
 def test_a_limit_that_cannot_be_met_is_refused_before_a_file_is_touched(store, tmp_path, model, num_ranks, every, hint):

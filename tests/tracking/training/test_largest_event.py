@@ -7,10 +7,9 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph
 
-from domainpar.nn import memory as formula
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost import memory
+from domainpar.tracking.cost import memory, pieces
 from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.training import forecast
 from domainpar.tracking.training.inputs import open_lessons
@@ -71,7 +70,8 @@ def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tm
 def _largest(world, store):
     config = TrainConfig(hidden=16, graph_iters=1)
     training_data = open_lessons(config, store, world)
-    return forecast._largest(make_trainer(config, training_data, world), training_data, 0).name
+    sample, _ = forecast._largest(config, make_trainer(config, training_data, world), training_data, 0)
+    return sample.name
 
 
 def test_an_event_of_fewer_edges_may_take_more_since_its_stages_keep_their_layers(tmp_path, monkeypatch):
@@ -79,5 +79,5 @@ def test_an_event_of_fewer_edges_may_take_more_since_its_stages_keep_their_layer
     records = [write_graph(tmp_path, graph, random_assignment(0, 100, 4), 4, "train") for graph in graphs]
     write_manifest(tmp_path, records, {})
     assert run_ranks(_largest, 1, tmp_path) == ["000000000"]
-    monkeypatch.setattr(formula, "MOST_BYTES_OF_LAYERS", 400_000)  # of some 840 edges, in this network
+    monkeypatch.setattr(pieces, "MOST_BYTES_OF_LAYERS", 400_000)  # of some 840 edges, in this network
     assert run_ranks(_largest, 1, tmp_path) == [LARGE]

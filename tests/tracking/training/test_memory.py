@@ -13,12 +13,12 @@ from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
 from domainpar.common import limits
-from domainpar.nn.memory import ModelSize, data_bytes
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import memory
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Share, free_memory
+from domainpar.tracking.cost.pieces import PerRow, Weight
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.parts import PartLoader
@@ -37,20 +37,21 @@ def store(tmp_path_factory):
 # --- expected ---------------------------------------------------------------------------------------------------------
 
 
-def _expect(world, store, size, kept):
+WEIGHT = Weight(5000, PerRow(owned=400, ghost=100, edge=300, pair=50), [(True, 64), (False, 32)])
+
+
+def _expect(world, store, kept):
     samples = samples_of(EventStore(store).events("train"), None)
     part = PartLoader(EventStore(store), world).load(samples[-1])
-    expected = MemoryMeter(CPU).expect(size, part.name, part.graph, world, kept)
-    graph = part.graph
-    bytes_of_part = size.bytes_of(
-        np.array([graph.plan.num_local]), np.array([graph.num_edges]), np.array([len(graph.tiles.pair_rows)])
-    )
-    return expected, (graph.num_owned, graph.plan.num_ghosts, graph.num_edges), int(bytes_of_part[0])
+    expected = MemoryMeter(CPU).expect(WEIGHT, part.name, part.graph, world, kept)
+    counts = part.graph.num_owned, part.graph.plan.num_ghosts, part.graph.num_edges
+    owned, ghosts, edges = counts
+    of_rows = 400 * owned + 100 * ghosts + 300 * edges + 50 * len(part.graph.tiles.pair_rows)
+    return expected, counts, 5000 + of_rows + 64 * edges + 32 * owned
 
 
 def test_every_rank_knows_what_all_ranks_will_hold(store):
-    size = ModelSize(hidden=16, graph_iters=2)
-    found = run_ranks(_expect, 3, store, size, (0, 0))
+    found = run_ranks(_expect, 3, store, (0, 0))
     assert len({expected for expected, _, _ in found}) == 1
     for share, (_, counts, of_part) in zip(found[0][0].shares, found):
         assert (share.owned, share.ghosts, share.edges) == counts
@@ -59,23 +60,23 @@ def test_every_rank_knows_what_all_ranks_will_hold(store):
 
 
 def test_data_of_other_events_that_stay_in_memory_are_counted(store):
-    size = ModelSize(hidden=16, graph_iters=2)
     (alone, (nodes, _, edges), _), (among, _, _) = (
-        run_ranks(_expect, 1, store, size, kept)[0] for kept in ((0, 0), (50_000, 100_000))
+        run_ranks(_expect, 1, store, kept)[0] for kept in ((0, 0), (50_000, 100_000))
     )
-    others = data_bytes(50_000 - nodes, 100_000 - edges)
+    others = 72 * (50_000 - nodes + 100_000 - edges)
     assert among.shares[0].expected - alone.shares[0].expected == others
 
 
-@pytest.mark.parametrize(("then", "share"), [({"hidden": 16}, 0.4), ({"hidden": 64}, 0.4), ({"hidden": 64}, 1.0)])
-def test_of_two_networks_the_one_that_takes_more_is_expected(store, then, share):
-    first, then = (ModelSize(graph_iters=2, trains=False, **of) for of in ({"hidden": 32}, then))
+@pytest.mark.parametrize(("times", "share"), [(0.5, 0.4), (2.0, 0.4), (2.0, 1.0)])
+def test_of_two_networks_the_one_that_takes_more_is_expected(store, times, share):
+    first, then = WEIGHT, WEIGHT.plus(times=times)
 
     def expect(world):
         part = PartLoader(EventStore(store), world).load(samples_of(EventStore(store).events("train"), None)[-1])
         graph = part.graph
-        nodes, edges, pairs = graph.plan.num_local, graph.num_edges, len(graph.tiles.pair_rows)
-        of_both = first.bytes_of(nodes, edges, pairs), then.bytes_of(nodes, int(edges * share), int(pairs * share))
+        nodes = graph.num_owned, graph.plan.num_ghosts
+        edges, pairs = graph.num_edges, len(graph.tiles.pair_rows)
+        of_both = first.of(*nodes, edges, pairs), then.of(*nodes, int(edges * share), int(pairs * share))
         meter = MemoryMeter(CPU)
         return meter.expect(first, "7", graph, world, then=then, share=share, of_whole=1000), max(map(int, of_both))
 
