@@ -113,7 +113,7 @@ def test_a_step_takes_the_tables_that_pieces_told(store, monkeypatch, flags, ord
     keep_layers_up_to(monkeypatch, 2**27 if keeps_layers else 0)
     weight = weight_of(store, network(store, order=order, **flags))
     ((held, sizes),) = run_ranks(taken, 1, store, network(store, order=order, **flags), lambda: Tables(monkeypatch))
-    assert 0.99 <= weight.of(*sizes) / held < 1.08
+    assert 0.98 < (weight.of(*sizes) - weight.fixed) / held < 1.08, "weights are no tables"
 
 
 @pytest.mark.parametrize("edges_per_node", [1.2, 10])
@@ -140,7 +140,8 @@ def test_each_rank_takes_what_its_own_part_says_however_uneven(tmp_path, order, 
     run = run_ranks(taken, 3, store, network(store, **flags), lambda: pieces._Tensors("cpu"), True, "random")
     assert len({sizes for _, sizes in run}) > 1
     for held, sizes in run:
-        assert 0.97 < weight.of(*sizes) / held < (1.1 if reach else 1.2), sizes
+        ratio = weight.of(*sizes) / held
+        assert 0.97 < ratio < 1.1 if reach else 0.93 < ratio < 1.2, sizes
 
 
 def test_an_edge_takes_what_is_kept_of_it(store):
