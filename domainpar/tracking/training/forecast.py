@@ -13,7 +13,7 @@ from domainpar.common.agreement import Refused, agree, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.on_stages import OnStages
+from domainpar.nn.interaction import OnStages
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
