@@ -305,13 +305,13 @@ def _report(directory: Path) -> None:
     from domainpar.parallel.world import World
     from domainpar.tracking.config import TrainConfig
     from domainpar.tracking.cost.cuts import median_event, print_report
-    from domainpar.tracking.cost.pieces import PerRow, Weight
+    from domainpar.tracking.cost.pieces import PartMemory, PerRow
     from domainpar.tracking.events.store import EventStore
     from domainpar.tracking.training.forecast import weight_of
     from domainpar.tracking.training.network import make_network
 
     config, store = TrainConfig(), EventStore(directory)
-    weight, record = Weight(0.0, PerRow()), median_event(store)
+    weight, record = PartMemory(0.0, PerRow()), median_event(store)
     if record is not None:
         weight = weight_of(config, make_network(config, store), store, record, World.alone(), shared=True)
     network = f"hidden {config.hidden}, {config.graph_iters} iterations"

@@ -9,6 +9,7 @@ sentence holds some words, or simply all:
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import sys
@@ -50,6 +51,10 @@ class Mistake:
         count = (ROOT / self.file).read_text().count(self.old)
         if count != 1 or self.old == self.new:
             yield f"{self.old!r} stands {count} times in {self.file}, and becomes {self.new!r}"
+        try:
+            ast.parse((ROOT / self.file).read_text().replace(self.old, self.new))
+        except SyntaxError as error:
+            yield f"{self.file} is no Python with it: {error}"
         for test in self.tests:
             path, _, name = test.partition("::")
             if f"def {name}(" not in (ROOT / path).read_text():

@@ -7,7 +7,7 @@ import numpy as np
 from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.model import StepWork, Way
-from domainpar.tracking.cost.pieces import Line, PerRow, Weight
+from domainpar.tracking.cost.pieces import Line, PartMemory, PerRow
 from domainpar.tracking.training.sampler import Sample
 from partitioners import TileGraph
 
@@ -26,7 +26,7 @@ def ring():
     return Tiling(STORED, edge_index, TileGraph.from_assignment(edge_index, tile, TILES), tile)
 
 
-MEMORY = Weight(0, PerRow(edge=1e6)), Weight(0, PerRow(edge=3e5))
+MEMORY = PartMemory(0, PerRow(edge=1e6)), PartMemory(0, PerRow(edge=3e5))
 
 
 def ways(*lines, memory=MEMORY):

@@ -1,5 +1,6 @@
 """Programs over tiles: every row once, errors come back, and the bits do not know of threads, strips or memory."""
 
+import gc
 import sys
 import threading
 import time
@@ -362,11 +363,14 @@ def _python_calls(world, num_tiles):
 
     for _ in range(2):  # the first one compiles
         calls = Counter()
+        gc.collect()  # destructors of what other tests left are calls, too
+        gc.disable()
         sys.setprofile(lambda frame, what, argument, calls=calls: calls.update([what]))
         try:
             step()
         finally:
             sys.setprofile(None)
+            gc.enable()
         counted.append(calls["call"])
     return counted[1]
 

@@ -18,7 +18,7 @@ from domainpar.parallel.allocator import give_back_freed
 from domainpar.parallel.gpus import free_memory, uuid_of
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.pieces import Weight
+from domainpar.tracking.cost.pieces import PartMemory
 
 OF_PROCESS = 2**24
 """Bytes that do not grow with an event: blocks that tiles are computed in, the optimiser, code not yet touched."""
@@ -154,14 +154,14 @@ class MemoryMeter:
 
     def expect(
         self,
-        weight: Weight,
+        weight: PartMemory,
         sample: str,
         graph: LocalGraph,
         world: World,
         kept: tuple[int, int] = (0, 0),
         recompute_every: int | None = None,
         ways: Sequence[int | None] = (None,),
-        then: Weight | None = None,
+        then: PartMemory | None = None,
         share: float = 1.0,
         of_whole: int = 0,
         in_files: bool = False,

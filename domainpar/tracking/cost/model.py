@@ -25,7 +25,7 @@ import numpy as np
 
 from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
 from domainpar.tracking.cost.machine import Machine
-from domainpar.tracking.cost.pieces import Line, Weight
+from domainpar.tracking.cost.pieces import Line, PartMemory
 from domainpar.tracking.events.graph import IntArray
 
 MOST_STEPS = 64
@@ -53,7 +53,7 @@ class Way(NamedTuple):
     """A step of one event on one rank, if segments of so many iterations are computed again: seconds and memory."""
 
     seconds: Line
-    memory: Weight
+    memory: PartMemory
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,7 @@ class PerRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Weight:
+class PartMemory:
     """The memory of a pass over a part, as a function of its sizes.
 
     Attributes:
@@ -86,7 +86,7 @@ class Weight:
     widest: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def of_pieces(pieces: Sequence[Piece]) -> Weight:
+    def of_pieces(pieces: Sequence[Piece]) -> PartMemory:
         """The memory of two pieces: rows as in the larger one, and a line through what has none; of one, that is
         fixed."""
         few, many, weight = pieces[0], pieces[-1], pieces[-1].weight
@@ -94,7 +94,7 @@ class Weight:
         rows = weight.rows._replace(edge=weight.rows.edge + grows)
         return replace(weight, fixed=max(weight.fixed - grows * many.edges, 0.0), rows=rows)
 
-    def plus(self, fixed: float = 0.0, of_row: float = 0.0, times: float = 1.0) -> Weight:
+    def plus(self, fixed: float = 0.0, of_row: float = 0.0, times: float = 1.0) -> PartMemory:
         """The same with all tensors so many times as large, and more bytes: fixed ones, and of each node and edge."""
         owned, ghost, edge, pair = (each * times for each in self.rows)
         rows = PerRow(owned + of_row, ghost + of_row, edge + of_row, pair)
@@ -137,7 +137,7 @@ class Piece(NamedTuple):
     operations: int
     exchanges: int
     bytes_of_ghost: float
-    weight: Weight
+    weight: PartMemory
 
 
 def sectors_of(record: EventRecord, ranks: int = 1, sizes: Sequence[int] = ()) -> list[Sector]:
@@ -231,14 +231,14 @@ def _kinds(graph: LocalGraph) -> dict[int, list[int]]:
     return {length: kind for length, kind in kinds.items() if length > 1}
 
 
-def _by_rows(tensors: _Tensors, kinds: Mapping[int, Sequence[int]], layers: Sequence[tuple[bool, int]]) -> Weight:
+def _by_rows(tensors: _Tensors, kinds: Mapping[int, Sequence[int]], layers: Sequence[tuple[bool, int]]) -> PartMemory:
     """What tensors took at their peak, by the kinds of their rows."""
     rows, widest = [0.0] * len(PerRow._fields), [0] * len(PerRow._fields)
     for length, of in kinds.items():
         for kind in of:
             rows[kind] += tensors.at_peak.get(length, 0) / length
             widest[kind] = max(widest[kind], tensors.widest.get(length, 0))
-    return Weight(tensors.at_peak.get(0, 0), PerRow(*rows), layers, (widest[OWNED], widest[EDGE]))
+    return PartMemory(tensors.at_peak.get(0, 0), PerRow(*rows), layers, (widest[OWNED], widest[EDGE]))
 
 
 class _Tensors(UncompiledMode):

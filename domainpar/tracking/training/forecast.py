@@ -19,7 +19,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import pieces, scratch
 from domainpar.tracking.cost.memory import DATA_BYTES, LOADING_BYTES, Expectation, MemoryMeter
-from domainpar.tracking.cost.pieces import PerRow, Weight
+from domainpar.tracking.cost.pieces import PartMemory, PerRow
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer, kept_on_host
@@ -105,7 +105,7 @@ def choose_recompute(
 
 def _largest(
     config: TrainConfig, trainer: Trainer, training_data: TrainingData, step: int
-) -> tuple[Sample, Weight] | None:
+) -> tuple[Sample, PartMemory] | None:
     """The sample that will take most, of those that can be read, once it is loaded, with the memory of a step of the
     network as it is; None, on all ranks alike, if there is none. *Collective*.
 
@@ -139,7 +139,7 @@ def _expected(
     training_data: TrainingData,
     memory: MemoryMeter,
     sample: Sample,
-    weight: Weight,
+    weight: PartMemory,
     every: int | None = None,
     in_files: bool = False,
 ) -> Expectation:
@@ -163,7 +163,7 @@ def weight_of(
     keeps_freed: bool | None = None,
     trains: bool = True,
     shared: bool = False,
-) -> Weight:
+) -> PartMemory:
     """The memory of a rank that trains a network, or scores events with it, by its part. *Collective*.
 
     Args:
@@ -189,11 +189,13 @@ def weight_of(
     how |= {"dtype": DTYPES[config.dtype], "around": kept_on_host if config.offload else nullcontext}
 
     def weigh() -> list[Any]:
-        weight = Weight.of_pieces(pieces.weighed(model, store, record, **how))
+        weight = PartMemory.of_pieces(pieces.weighed(model, store, record, **how))
         return [weight.fixed, weight.rows, weight.layers, weight.widest]
 
     fixed, rows, layers, widest = on_root(world.transport, weigh)
-    weight = Weight(fixed, PerRow(*rows), [(of_edges, of_row) for of_edges, of_row in layers], (widest[0], widest[1]))
+    weight = PartMemory(
+        fixed, PerRow(*rows), [(of_edges, of_row) for of_edges, of_row in layers], (widest[0], widest[1])
+    )
     # Stages have tables of their own, and torch has its own allocator on a GPU.
     of_torch = not (config.is_bitwise or on_stages) and world.device.type == "cpu"
     keeps_freed = config.allocator in ("auto", "keep") if keeps_freed is None else keeps_freed

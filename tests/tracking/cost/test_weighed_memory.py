@@ -15,7 +15,7 @@ from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.tables import BlockPool
 from domainpar.testing import run_ranks
 from domainpar.tracking.cost import pieces
-from domainpar.tracking.cost.pieces import PerRow, Piece, Weight
+from domainpar.tracking.cost.pieces import PartMemory, PerRow, Piece
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.part_loading import load_part
 
@@ -62,7 +62,7 @@ def network(store, **flags):
 
 def weight_of(store, model, **how):
     how = {"every": model.recompute_every, "sizes": (8000,), **how}
-    return Weight.of_pieces(pieces.weighed(model, store, store.events()[0], **how))
+    return PartMemory.of_pieces(pieces.weighed(model, store, store.events()[0], **how))
 
 
 def keep_layers_up_to(monkeypatch, most):
@@ -189,7 +189,7 @@ def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(
 
     def layers_within(most):
         monkeypatch.setattr(pieces, "MOST_BYTES_OF_LAYERS", most)
-        return Weight(0, PerRow(), layers).of(num_nodes, 0, num_edges).tolist()
+        return PartMemory(0, PerRow(), layers).of(num_nodes, 0, num_edges).tolist()
 
     of_nodes = 4 * graph_iters * 3 * (64 + 1)
     assert layers_within(10**9) == [sum(of_edges) * e + of_nodes * n for e, n in ((100, 50), (1000, 100))]
@@ -217,10 +217,10 @@ def test_the_memory_that_pieces_tell_grows_with_the_model(store, larger):
 
 
 def test_what_has_no_rows_is_a_line_through_the_pieces():
-    few, many = (Piece(edges, 0, 0, 0, 0.0, Weight(700 + 3 * edges, PerRow(5, 1, 10, 2))) for edges in (100, 400))
-    weight = Weight.of_pieces([few, many])
+    few, many = (Piece(edges, 0, 0, 0, 0.0, PartMemory(700 + 3 * edges, PerRow(5, 1, 10, 2))) for edges in (100, 400))
+    weight = PartMemory.of_pieces([few, many])
     assert weight.of(50, 20, 1000, 60) == 700 + 50 * 5 + 20 * 1 + 1000 * 13 + 60 * 2
     assert weight.of(50, 20, 1000) == weight.of(50, 20, 1000, 70)
     more = weight.plus(9, 72, 2.0)
     assert more.of(50, 20, 1000, 60) == 9 + 2 * weight.of(50, 20, 1000, 60) + 72 * 1070
-    assert Weight.of_pieces([many]).of(0, 0, 800) == 700 + 3 * 400 + 10 * 800, "of one nothing else grows"
+    assert PartMemory.of_pieces([many]).of(0, 0, 800) == 700 + 3 * 400 + 10 * 800, "of one nothing else grows"

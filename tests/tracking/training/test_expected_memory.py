@@ -15,7 +15,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
 from domainpar.tracking.cost import pieces
 from domainpar.tracking.cost.memory import OF_PROCESS
-from domainpar.tracking.cost.pieces import PerRow, Piece, Weight
+from domainpar.tracking.cost.pieces import PartMemory, PerRow, Piece
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import ORDERS
 from domainpar.tracking.training import forecast
@@ -74,7 +74,8 @@ def taken(of_edge, fixed=0):
 
     def weighed(*_, every, **__):
         return [
-            Piece(edges, 0, 0, 0, 0.0, Weight(int(fixed + of_edge[every] * edges), PerRow())) for edges in (500, 1500)
+            Piece(edges, 0, 0, 0, 0.0, PartMemory(int(fixed + of_edge[every] * edges), PerRow()))
+            for edges in (500, 1500)
         ]
 
     return weighed

@@ -18,7 +18,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import memory
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Share, free_memory
-from domainpar.tracking.cost.pieces import PerRow, Weight
+from domainpar.tracking.cost.pieces import PartMemory, PerRow
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.parts import PartLoader
@@ -37,7 +37,7 @@ def store(tmp_path_factory):
 # --- expected ---------------------------------------------------------------------------------------------------------
 
 
-WEIGHT = Weight(5000, PerRow(owned=400, ghost=100, edge=300, pair=50), [(True, 64), (False, 32)])
+WEIGHT = PartMemory(5000, PerRow(owned=400, ghost=100, edge=300, pair=50), [(True, 64), (False, 32)])
 
 
 def _expect(world, store, kept):
