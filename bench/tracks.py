@@ -8,7 +8,7 @@ One forward pass of the interaction network over the whole event, against buildi
 method, on rank 0 however many there are. Seconds of the slowest rank. `stitching`, which joins pieces of one helix,
 comes on top. `infer` builds the tracks of as many events at a time as there are ranks.
 
-How long a walk takes depends on the scores. Without `--run` the pass is that of fresh weights, and scores are drawn
+How long `greedy` takes depends on the scores. Without `--run` the pass is that of fresh weights, and scores are drawn
 from the labels: logits of true edges around 3.5, of false ones around -7, with a spread of `--spread` each, much as a
 network with an AUC of 0.996 gives them. `passing` is the share of the edges that exceed 0.01.
 """
@@ -36,7 +36,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.part_loading import Part, load_part
-from domainpar.tracking.reco.tracks import METHODS, TrackOptions, build_tracks, finished, logit
+from domainpar.tracking.reco.tracks import SCORE_CUT, TrackOptions, build_tracks, finished
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scores import score_event
 from domainpar.tracking.training.network import load_network, make_network
@@ -96,7 +96,7 @@ def row_of(ranks: list[dict[str, Any]], method: str, case: str, num_ranks: int) 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = flags.parser(__doc__, "tracks", case="large")
     parser.add_argument("--run", type=Path, help="take network and scores from this run; its features must fit")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=SCORE_CUT, default=list(SCORE_CUT))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1])
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--graph-iters", type=int, default=4)
@@ -152,7 +152,7 @@ def measure(world: World, job: Job) -> dict[str, Any]:
         "seconds": seconds,
         "stitching": stitching,
         "edges": int(owned.sum()),
-        "passing": int((logits[owned] > logit(0.01)).sum()),
+        "passing": int((logits[owned] > np.log(0.01 / 0.99)).sum()),
         "tracks": {method: int(of_method.max(initial=-1)) + 1 for method, of_method in names.items()},
     }
 

@@ -38,7 +38,7 @@ def _work(config: ImportAcornConfig) -> int:
     if network.edge_features and not math.isclose(phi, math.pi, rel_tol=1e-6):
         where = f"acorn wraps differences of phi after its scale, {phi:g}, which is right for pi alone"
         print(f"note    : edge features that files lack differ from acorn's for edges across phi = pi: {where}")
-    print(f"go on   : python -m domainpar.infer --run {shlex.quote(str(run))} --store STORE --tracks walk")
+    print(f"go on   : python -m domainpar.infer --run {shlex.quote(str(run))} --store STORE --tracks greedy")
     return 0
 
 

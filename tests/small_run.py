@@ -161,7 +161,7 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
         ),
         "metrics": {},
         "events": listed,
-        "tracks": {"method": "walk", "matching_style": "atlas", "performance": performance} if tracks else None,
+        "tracks": {"method": "greedy", "matching_style": "atlas", "performance": performance} if tracks else None,
     }
     (directory / "scores.json").write_text(json.dumps(content))
 

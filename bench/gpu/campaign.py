@@ -278,7 +278,7 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
 
         run, logits, last = options.out / "flags" / "as-it-is" / "cuda", [], {}
         for device in ("cpu", "cuda"):
-            words = ["--run", str(run), "--split", "val", "--device", device, "--tracks", "walk", "--overwrite"]
+            words = ["--run", str(run), "--split", "val", "--device", device, "--tracks", "greedy", "--overwrite"]
             out = options.out / "scores" / device
             last[device] = program(["-m", "domainpar.infer", *words, "--out", str(out)])[-400:]
             with zarr.storage.ZipStore(next(out.glob("*.zarr.zip")), mode="r") as file:

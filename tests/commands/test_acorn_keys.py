@@ -121,9 +121,8 @@ def test_infer_takes_tracks_cuts_and_matching(read):
     config = read(InferConfig, TRACKS)
     target = config.track_target
     assert changed(config) == {
-        "run": "data/gnn/", "out": "data/tracks/", "tracks": "walk", "double_hits": False,
-        "score_cut": 0.02, "walk_min": 0.15,
-        "walk_add": 0.7, "matching_fraction": 0.6, "matching_style": "two_way", "min_track_length": 4,
+        "run": "data/gnn/", "out": "data/tracks/", "tracks": "greedy", "score_cut": 0.02,
+        "matching_fraction": 0.6, "matching_style": "two_way", "min_track_length": 4,
         "track_target": target,
     }  # fmt: skip
     assert Conditions(target).value == {"pt": [0.5, INF], "nhits": [3, INF], "eta": [-4, 4]}
@@ -137,15 +136,19 @@ def test_a_plain_number_of_target_tracks_means_at_least_and_a_truth_value_itself
 
 
 @pytest.mark.parametrize(
-    ("text", "tracks", "style"),
+    ("text", "tracks", "style", "said"),
     [
-        ("model: ConnectedComponents\nscore_cut: 0.8\nmatching_style: ATLAS", "cc", "atlas"),
-        ("model: CCandJunctionRemoval\nscore_cut: 0.8\nmatching_style: one_way", "junction", "one_way"),
+        ("model: ConnectedComponents\nmatching_style: ATLAS", "cc", "atlas", 0),
+        ("model: CCandJunctionRemoval\nmatching_style: one_way", "greedy", "one_way", 1),
+        ("model: CCandWalk\nscore_cut_walk: {min: 0.1, add: 0.6}\ntracks: cc", "cc", "atlas", 0),
     ],
 )
-def test_track_builders_have_our_names(read, text, tracks, style):
-    config = read(InferConfig, f"stage: track_building\n{text}")
+def test_track_builders_are_ours_and_it_is_said_where_they_find_other_tracks(read, capsys, text, tracks, style, said):
+    config = read(InferConfig, f"stage: track_building\nscore_cut: 0.8\n{text}")
     assert (config.tracks, config.score_cut, config.matching_style) == (tracks, 0.8, style)
+    printed = capsys.readouterr().out
+    assert printed.count("# CCandJunctionRemoval is not built in; greedy") == printed.count("not built in") == said
+    assert ("score_cut_walk" in printed.split("not used: ")[1]) == ("score_cut_walk" in text)
 
 
 def test_a_network_of_the_edge_classifier_is_scored_where_it_was_trained(read):
@@ -303,14 +306,9 @@ def test_all_that_has_no_equal_is_refused_together(read):
 
 
 def test_tracks_that_have_no_equal_are_refused(read):
-    for text, hint in (
-        ("score_guided_walk: True", "not guided"),
-        ("score_cut_walk: 0.5", "min: 0.1"),
-        ("on_true_graph: True", "not by truth"),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            read(InferConfig, f"stage: track_building\n{text}\n")
-        assert hint in refused.value.hint
+    with pytest.raises(ConfigError) as refused:
+        read(InferConfig, "stage: track_building\non_true_graph: True\n")
+    assert "not by truth" in refused.value.hint
     with pytest.raises(ConfigError, match="expected one of atlas, one_way, two_way"):
         read(InferConfig, "stage: track_building\nmatching_style: loose\n")
 

@@ -137,7 +137,7 @@ REFUSED_FILES = {
         "quote it",
     ),
     "keys of another command": ("tiles: 3\nhits: 600\n", "tiles, hits are flags of prepare, not of train", "--help"),
-    "a key of another command": ("tracks: walk\n", "tracks is a flag of infer, not of train", "--help"),
+    "a key of another command": ("tracks: cc\n", "tracks is a flag of infer, not of train", "--help"),
     "another file": ("config: more.yaml\n", "unknown key config", "--help"),
     "values that exclude each other": ("mode: naive\n", "--mode naive means nothing without --sectors", "--sectors"),
 }
@@ -418,15 +418,6 @@ def test_prepare_refuses_what_cannot_be_prepared(given, error):
     with pytest.raises(ConfigError, match=error) as refused:
         PrepareConfig(**given)
     assert refused.value.hint
-
-
-@pytest.mark.parametrize("given", [{"tracks": "cc", "walk_min": 0.3}, {"tracks": "junction", "walk_add": 0.3}])
-def test_what_only_walking_reads_is_refused_without_it(given):
-    with pytest.raises(
-        ConfigError, match=rf"--walk-{[*given][1][5:]} 0.3 means nothing with --tracks {given['tracks']}"
-    ):
-        InferConfig(**given)
-    assert InferConfig(**given | {"tracks": "walk"}).tracks == "walk"
 
 
 def test_the_first_step_has_no_less_time_than_the_others():

@@ -145,11 +145,11 @@ WAYS = {
     "halo": {},
     "naive": {"mode": "naive", "sectors": 3},
     "cc": {"tracks": "cc"},
-    "walk": {"tracks": "walk"},
-    "junction, naive": {"tracks": "junction", "mode": "naive", "sectors": 3},
+    "greedy": {"tracks": "greedy"},
+    "cc, naive": {"tracks": "cc", "mode": "naive", "sectors": 3},
 }
-ALWAYS = {"halo": ((3, None), (4, 2)), "naive": ((4, 2),), "cc": ((4, 2),), "walk": ((3, None),)}
-ALWAYS |= {"junction, naive": ((3, None),)}
+ALWAYS = {"halo": ((3, None), (4, 2)), "naive": ((4, 2),), "cc": ((4, 2),), "greedy": ((3, None),)}
+ALWAYS |= {"cc, naive": ((3, None),)}
 ON_GRIDS = [
     pytest.param(*grid, flags, id=f"{way}-{grid[0]}-{grid[1]}", marks=[] if grid in ALWAYS[way] else pytest.mark.slow)
     for way, flags in WAYS.items()

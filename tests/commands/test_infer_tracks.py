@@ -30,10 +30,10 @@ def place(tmp_path_factory):
 
 
 def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place, tmp_path, capsys):
-    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", ckf=True, checkpoint="last")
-    assert listed["tracks"]["method"] == "walk"
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="greedy", ckf=True, checkpoint="last")
+    assert listed["tracks"]["method"] == "greedy"
     assert listed["tracks"]["options"] == {
-        "score_cut": 0.01, "min_hits": 3, "walk_min": 0.1, "walk_add": 0.6, "double_hits": True, "double_cut": 0.5,
+        "score_cut": 0.1, "max_chi2": 1.0, "min_hits": 3,
         "refine": False, "stitch": True, "extend": False, "min_quality": 0.0,
     }  # fmt: skip
     assert listed["tracks"]["found_by"] == ["ckf", "network", "upper_bound"]
@@ -76,7 +76,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     ],
 )
 def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
-    flags = {**flags, "tracks": "walk", "ckf": True, "split": "test"}
+    flags = {**flags, "tracks": "greedy", "ckf": True, "split": "test"}
     _, one = inferred(place, tmp_path / "one", **flags)
     _, many = inferred(place, tmp_path / "many", 4, **flags, grouping="random")
     assert not differences(one, many, tmp_path)
@@ -123,8 +123,8 @@ def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_pa
 
 
 def test_naive_mode_finds_fewer_even_with_perfect_scores(place, tmp_path):
-    halo, _ = inferred(place, tmp_path / "halo", tracks="walk")
-    naive, _ = inferred(place, tmp_path / "naive", tracks="walk", mode="naive", sectors=8)
+    halo, _ = inferred(place, tmp_path / "halo", tracks="greedy")
+    naive, _ = inferred(place, tmp_path / "naive", tracks="greedy", mode="naive", sectors=8)
     assert naive["tracks"]["border_sectors"] == 8
     found = [
         sum(performance["upper_bound"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
@@ -149,13 +149,13 @@ def test_times_are_kept_apart_from_what_is_hashed(place, tmp_path):
 
 
 def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):
-    inferred(place, tmp_path / "out", tracks="walk", format="csv", split="test")
+    inferred(place, tmp_path / "out", tracks="greedy", format="csv", split="test")
     (path,) = (tmp_path / "out").glob("*-tracks.csv")
     rows = [line.split(",") for line in path.read_text().splitlines()]
     (scores,) = (tmp_path / "out").glob("*.scores.zarr.zip")
     assert rows[0] == ["event_id", "hit_id", "track_id"]
     assert [int(row[2]) - 1 for row in rows[1:]] == opened(scores)["track_id"][...].tolist()
-    _, again = inferred(place, tmp_path / "out", tracks="walk", split="test", overwrite=True)
+    _, again = inferred(place, tmp_path / "out", tracks="greedy", split="test", overwrite=True)
     assert not list((tmp_path / "out").glob("*-tracks.csv"))
     assert set(again) == {"scores.json", scores.name}
 
@@ -164,11 +164,11 @@ def test_files_for_acorn_are_written_on_request(place, tmp_path):
     pytest.importorskip("torch_geometric")
     from domainpar.tracking.events.sources import open_source
 
-    inferred(place, tmp_path / "out", 2, tracks="walk", format="acorn")
+    inferred(place, tmp_path / "out", 2, tracks="greedy", format="acorn")
     names = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"trainset", "trainset_tracks", "testset", "testset_tracks", "scores.json"} <= names
     assert len(open_source("acorn", directory=tmp_path / "out").names) == 3
-    inferred(place, tmp_path / "out", 2, tracks="walk", overwrite=True)
+    inferred(place, tmp_path / "out", 2, tracks="greedy", overwrite=True)
     assert not (tmp_path / "out" / "trainset").exists()
 
 
@@ -176,17 +176,17 @@ def test_events_without_truth_have_tracks_all_the_same(place, tmp_path, capsys):
     graph = random_event(5, 100, 400, labels=False)
     store = write_store(tmp_path / "store", [graph], ["test"])
     trained(write_store(tmp_path / "trained on", [random_event(1)], ["train"]), tmp_path / "run", epochs=1)
-    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
+    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="greedy", store=str(store))
     assert listed["tracks"]["performance"] == {}
     assert listed["events"][0]["tracks"] is not None
     assert "1 event without truth" in capsys.readouterr().out
 
 
-def test_a_walk_through_events_without_positions_is_refused_before_work(tmp_path):
+def test_greedy_tracks_of_events_without_positions_are_refused_before_work(tmp_path):
     store = write_store(tmp_path / "store", [random_event(0, positions=False)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
-    with pytest.raises(Refused, match="its hits have no positions"):
-        inferred(tmp_path, tmp_path / "out", 2, tracks="walk")
+    with pytest.raises(Refused, match=r"its hits have no positions(.|\n)*--tracks cc"):
+        inferred(tmp_path, tmp_path / "out", 2, tracks="greedy")
     assert not (tmp_path / "out").exists()
     with pytest.raises(Refused, match="--shared-hits, --ckf and --format acorn need them"):
         inferred(tmp_path, tmp_path / "out", 2, tracks="cc", shared_hits=True)
@@ -199,18 +199,18 @@ def test_tracks_along_surfaces_need_the_detector_they_know(tmp_path, flag):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     with pytest.raises(Refused, match="TrackML"):
-        inferred(tmp_path, tmp_path / "out", 2, tracks="walk", **{flag: True})
+        inferred(tmp_path, tmp_path / "out", 2, tracks="greedy", **{flag: True})
     assert not (tmp_path / "out").exists()
 
 
 def test_a_target_that_nobody_understands_is_refused_before_work(place, tmp_path):
     with pytest.raises(Refused, match="target condition on 'ptt', which is unknown"):
-        inferred(place, tmp_path / "out", 2, tracks="walk", track_target="ptt: [1, .inf]")
+        inferred(place, tmp_path / "out", 2, tracks="greedy", track_target="ptt: [1, .inf]")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_target_that_the_events_do_not_know_is_said(place, tmp_path, capsys):
-    listed, _ = inferred(place, tmp_path / "out", 2, tracks="walk", track_target="pdgId: [in, [13, -13]]")
+    listed, _ = inferred(place, tmp_path / "out", 2, tracks="greedy", track_target="pdgId: [in, [13, -13]]")
     assert listed["tracks"]["performance"] == {}
     told = "tracks of 3 events were not counted: target condition on 'pdgId', but the source of these events does not"
     assert told in capsys.readouterr().out
@@ -220,7 +220,7 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
     whole, blind = (build_graph(simulate_event(seed, 1500), Cuts()) for seed in range(2))
     store = write_store(tmp_path / "store", [whole, replace(blind, label=None)], ["test", "test"])
     trained(write_store(tmp_path / "other", [whole], ["train"]), tmp_path / "run", epochs=1)
-    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="walk", store=str(store))
+    listed, _ = inferred(tmp_path, tmp_path / "out", tracks="greedy", store=str(store))
     assert set(listed["tracks"]["performance"]["test"]) == {"network"}
     assert "upper_bound is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
 
@@ -235,10 +235,10 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
         ),
         ({"ckf": True}, "--ckf means nothing without --tracks"),
         ({"format": "csv"}, "--format csv means nothing without --tracks"),
-        ({"tracks": "walk", "score_cut": 1.0}, "--score-cut is 1.0"),
-        ({"tracks": "walk", "min_hits": 0}, "--min-hits is 0"),
-        ({"tracks": "walk", "matching_fraction": 0.4}, "--matching-fraction is 0.4; it must be from 0.5 to 1"),
-        ({"tracks": "walk", "track_target": "pt"}, "--track-target 'pt': not a mapping"),
+        ({"tracks": "greedy", "score_cut": 1.0}, "--score-cut is 1.0"),
+        ({"tracks": "greedy", "min_hits": 0}, "--min-hits is 0"),
+        ({"tracks": "greedy", "matching_fraction": 0.4}, "--matching-fraction is 0.4; it must be from 0.5 to 1"),
+        ({"tracks": "greedy", "track_target": "pt"}, "--track-target 'pt': not a mapping"),
     ],
 )
 def test_impossible_requests_are_refused(flags, said):

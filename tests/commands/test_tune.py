@@ -126,22 +126,26 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
 
 
 def test_later_inferences_take_them_unless_told_otherwise(place):
-    tuning.keep(place / "run", TrackOptions("walk"), {"cuts": {"walk_min": 0.3, "walk_add": 0.7}})
-    extended = {"cuts": {"walk_min": 0.5, "min_quality": 7.0}, "quality": list(REASONS)}
-    tuning.keep(place / "run", TrackOptions("walk", extend=True), extended)
-    tuning.keep(place / "run", TrackOptions("cc"), {"cuts": {"score_cut": 0.8}})
-    listed, _ = inferred(place, place / "out", tracks="walk", split="test")
-    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.7)
-    listed, _ = inferred(place, place / "told", tracks="walk", walk_add=0.9, split="test")
-    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.3, 0.9)
-    listed, _ = inferred(
-        place, place / "refined", tracks="walk", refine=True, split="test"
-    )  # other tracks have other cuts
-    assert (options_of(listed)["walk_min"], options_of(listed)["walk_add"]) == (0.1, 0.6)
-    listed, _ = inferred(place, place / "followed", tracks="walk", extend=True, split="test")
-    assert (options_of(listed)["walk_min"], options_of(listed)["min_quality"]) == (0.5, 7.0)
-    listed, _ = inferred(place, place / "other", tracks="junction", split="test")
-    assert options_of(listed)["score_cut"] == 0.5
+    tuning.keep(place / "run", TrackOptions(), {"cuts": {"score_cut": 0.3, "max_chi2": 0.7}})
+    extended = {"cuts": {"score_cut": 0.2, "min_quality": 7.0}, "quality": list(REASONS)}
+    tuning.keep(place / "run", TrackOptions(extend=True), extended)
+    for name, flags, score_cut, max_chi2, min_quality in (
+        ("out", {}, 0.3, 0.7, 0.0),
+        ("told", {"score_cut": 0.9}, 0.9, 0.7, 0.0),
+        ("refined", {"refine": True}, 0.1, 1.0, 0.0),  # other tracks have other cuts
+        ("extended", {"extend": True}, 0.2, 1.0, 7.0),
+    ):
+        options = options_of(inferred(place, place / name, tracks="greedy", split="test", **flags)[0])
+        assert (options["score_cut"], options["max_chi2"], options["min_quality"]) == (score_cut, max_chi2, min_quality)
+    assert options_of(inferred(place, place / "cc", tracks="cc", split="test")[0])["score_cut"] == 0.5
+
+
+def test_cuts_of_methods_that_have_left_stay_with_their_run(tmp_path):
+    before = {"walk": {"cuts": {"walk_min": 0.3}}, "junction, refined": {"cuts": {"score_cut": 0.8}}}
+    (tmp_path / "tracks.json").write_text(json.dumps(before))
+    chosen = {"cuts": {"score_cut": 0.3}}
+    tuning.keep(tmp_path, TrackOptions(), chosen)
+    assert tuning.read(tmp_path) == before | {"greedy": chosen}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -183,7 +187,7 @@ def test_what_is_given_is_not_tuned(place, monkeypatch):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"walk": {}}', '{"walk": {"cuts": {"walk_min": 3}}}', '{"no": 1}', '{"cc, no": {"cuts": {}}}'],
+    ["{", "[]", '{"cc": {}}', '{"cc": {"cuts": {"score_cut": 3}}}', '{"no": 1}', '{"cc, no": {"cuts": {}}}'],
 )
 def test_a_damaged_choice_is_refused(tmp_path, content):
     (tmp_path / "tracks.json").write_text(content)

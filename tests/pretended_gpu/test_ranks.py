@@ -80,7 +80,7 @@ def test_scores_and_tracks_of_two_ranks_are_those_of_one(store, tmp_path):
     assert trained.code == 0, trained.text
     tables = []
     for ranks in (1, 2):
-        words = ["infer", "--run", tmp_path / "run", "--split", "val", "--device", "cuda", "--tracks", "walk"]
+        words = ["infer", "--run", tmp_path / "run", "--split", "val", "--device", "cuda", "--tracks", "greedy"]
         done = run(tmp_path / f"infer{ranks}", *words, "--out", tmp_path / f"scores{ranks}", ranks=ranks)
         assert done.code == 0, done.text
         assert ranks == 1 or done.problems() == []

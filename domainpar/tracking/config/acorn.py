@@ -25,6 +25,7 @@ NOT_USED = (
     "dataset_class", "data_split", "variable_with_prefix", "add_variable_name_prefix", "checkpointing",
     "max_training_graph_size", "plots", "dataset", "min_particle_length", "saveMatchingDF", "reprocess_classifier",
     "n_node_encoder_layers", "n_edge_encoder_layers", "n_node_decoder_layers", "skip_existing", "compressed",
+    "score_cut_walk", "score_guided_walk",
 )  # fmt: skip
 """Nothing that is computed here depends on these, or acorn itself reads them nowhere."""
 
@@ -36,7 +37,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "batch_size": ((1,), "say how many events of all ranks make a step with events_per_step"),
     "transform": ((None, []), "features cannot be transformed by code that a file names"),
     "cc_only": ((False,), "take the tracks with tracks: cc"),
-    "score_guided_walk": ((False,), "tracks: walk is not guided by scores"),
     "on_true_graph": ((False,), "tracks are found by scores, not by truth"),
     "on_true_graph_edges": ((False,), "tracks are found by scores, not by truth"),
     "on_truth_particle_edges": ((False,), "tracks are found by scores, not by truth"),
@@ -70,7 +70,8 @@ _MAY_BE_ABSENT = {
     "InteractionGNN2": {*_OF_BOTH},
 }
 
-TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "walk", "CCandJunctionRemoval": "junction"}
+TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "greedy", "CCandJunctionRemoval": "greedy"}
+"""Ours of each of acorn's; greedy is the nearest to those that take components with branches apart."""
 
 
 def default_store(source: str, directory: str) -> Path:
@@ -126,8 +127,7 @@ def _model(value: Any, file: _File) -> Values:
     if file.command == "train" and value in NETWORKS:
         return {"model": NETWORKS[value][0]}
     if file.builds_tracks and value in TRACK_BUILDERS:
-        # acorn gives a hit to no track but those that were built of it.
-        return {"tracks": TRACK_BUILDERS[value], "double_hits": False}
+        return {"tracks": TRACK_BUILDERS[value]}
     if file.command == "prepare" or (file.command == "infer" and not file.builds_tracks):
         return {}  # which was trained is known from the run
     raise ConfigError(
@@ -152,12 +152,6 @@ def _schedule(_: Any, file: _File) -> Values:
             "omit both and choose lr_schedule: step is times 0.9 every 10 epochs",
         )
     return {"lr_schedule": "step"}
-
-
-def _walk(value: Any, _: _File) -> Values:
-    if not isinstance(value, dict) or set(value) != {"min", "add"}:
-        raise ConfigError(f"score_cut_walk is {value!r}, not min and add", "write min: 0.1 and add: 0.6 under it")
-    return {"walk_min": value["min"], "walk_add": value["add"]}
 
 
 def _score_cut(value: Any, file: _File) -> Values:
@@ -219,7 +213,6 @@ TRANSLATIONS: dict[str, _Translation] = {
     "factor": _schedule,
     "patience": _schedule,
     "score_cut": _score_cut,
-    "score_cut_walk": _walk,
 }
 """Keys with an equal here: from the value to values of our own fields."""
 
@@ -358,6 +351,8 @@ def converted(
     lines += [_line(name, of, []) for name, of in own.items()]
     if "weighting" in values and "target" not in {*values, *own}:
         lines.append("# no single rule gives weight to true edges, so metrics take all of them for targets\n")
+    if values.get("tracks") == "greedy" and "tracks" not in own:
+        lines.append(f"# {keys['model']} is not built in; greedy, the nearest to it, finds other tracks\n")
     return "".join(lines), [f"{what}: {', '.join(names)}" for what, names in about.items() if names]
 
 

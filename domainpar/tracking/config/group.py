@@ -60,7 +60,7 @@ class MeansNothing:
     """A rule: some flags are of no effect without, or beside, some others.
 
     Flags are fields with commas between them. A field alone is given if it has another value than its default; a field
-    with a value, `tracks walk`, if it has that one.
+    with a value, `tracks cc`, if it has that one.
 
     Attributes:
         flags: What must not be given in vain.
@@ -218,7 +218,7 @@ class Group:
                 check(self)
 
     def has(self, term: str) -> bool:
-        """Whether a field has this value, `tracks walk`; of a field alone: another value than its default."""
+        """Whether a field has this value, `tracks cc`; of a field alone: another value than its default."""
         name, _, value = term.partition(" ")
         own = getattr(self, name)
         return str(own) == value if value else own != getattr(type(self), name)

@@ -73,39 +73,27 @@ class ScoringFlags(Group):
 class TrackFlags(Group):
     """Tracks, built from the scores"""
 
-    tracks: Literal["greedy", "cc", "walk", "junction"] | None = None
+    tracks: Literal["greedy", "cc"] | None = None
     """greedy: segments join hits in the order of their scores, as long as one helix fits all hits of the track. cc:
-    connected components. walk: components without branches as they are, in others the longest paths along good
-    segments. junction: components without branches as they are, in others one way into and one way out of each hit."""
+    connected components, also of hits without positions."""
 
     tune: bool = False
-    """Choose --score-cut, --max-chi2, --walk-min, --walk-add and --min-quality on validation events first, and keep
-    them with the run. From then on they are the defaults for this run."""
+    """Choose --score-cut, --max-chi2 and --min-quality on validation events first, and keep them with the run. From
+    then on they are the defaults for this run."""
 
     max_fake_rate: float | None = None
     """With --tune: choose the cuts of the largest efficiency among those whose fake rate and unlabelled rate together
     are at most this. Default: the cuts of the largest efficiency less fake rate, unlabelled rate and duplicates."""
 
     score_cut: float | None = None
-    """Use only segments with a score above this. Default: as tuned, else 0.1 for greedy, 0.01 for walk and 0.5 for the
-    others."""
+    """Use only segments with a score above this. Default: as tuned, else 0.1 for greedy and 0.5 for cc."""
 
     max_chi2: float | None = None
     """For greedy, --refine and --shared-hits: largest mean square distance of a track's hits from its helix, in units
     of the errors that are allowed. Default: as tuned, else 1."""
 
-    walk_min: float | None = None
-    """walk: a path follows its best segment if the score of that is above this. Default: as tuned, else 0.1."""
-
-    walk_add: float | None = None
-    """walk: a path branches to every other segment with a score above this. Default: as tuned, else 0.6."""
-
     min_hits: int = 3
     """Smallest number of hits of a track that is kept."""
-
-    double_hits: bool = True
-    """walk, junction: where modules overlap, give a free hit to the track that has the other hit of the same surface,
-    beside the same neighbour."""
 
     refine: bool = False
     """Build each track again from its own hits alone, those of --ckf, too: outliers are removed, and wrong joins are
@@ -144,8 +132,7 @@ class TrackFlags(Group):
         Bounded("min_hits", least=1),
         Bounded("max_chi2", positive=True),
         Bounded("min_quality", most=1000),
-        Bounded("score_cut, walk_min, walk_add, max_fake_rate", below=1),
-        MeansNothing("walk_min, walk_add", without="tracks walk"),
+        Bounded("score_cut, max_fake_rate", below=1),
         MeansNothing("max_chi2", without="tracks greedy, refine, shared_hits"),
         MeansNothing("max_fake_rate", without="tune"),
         MeansNothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from domainpar.common.compiling import compiled
 from domainpar.plan import BoolArray
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
-from domainpar.tracking.events.joining import grouped as grouped
+from domainpar.tracking.events.joining import grouped
 from domainpar.tracking.reco.ckf.layout import Layout, trackml
 from domainpar.tracking.reco.helix import ERRORS
 
@@ -61,14 +62,6 @@ class TrackHits:
         its resolution."""
         return np.hypot(ERRORS, SIGMAS * self.resolution)
 
-    @property
-    def distance(self) -> npt.NDArray[np.float64] | None:
-        """Distance of each hit from the origin, squared, float64 [N]; None without positions."""
-        if self.position is None:
-            return None
-        x, y, z = self.position.astype(np.float64).T
-        return np.asarray(x * x + y * y + z * z)
-
 
 @dataclass(frozen=True, eq=False)
 class Segments:
@@ -78,63 +71,43 @@ class Segments:
         inner, outer: Rows of the two hits, int64 [S], never the same one. Outward from the origin; where hits have no
             positions, as the edge ran.
         logit: Logit of each, float64 [S].
-        num_hits: Hits of the event, on segments or not.
     """
 
     inner: IntArray
     outer: IntArray
     logit: npt.NDArray[np.float64]
-    num_hits: int
 
     @classmethod
-    def of(
-        cls, edge_index: IntArray, logits: FloatArray, distance: FloatArray | None, num_hits: int, min_logit: float
-    ) -> Segments:
-        """The edges that exceed a logit, as segments; self-loops are left out.
+    def of(cls, edge_index: IntArray, logits: FloatArray, hits: TrackHits, score_cut: float) -> Segments:
+        """The edges that exceed a score, as segments; self-loops are left out.
 
         Of several edges between two hits, also of opposite ones, the best stands for all.
 
         Args:
             edge_index: `src` and `dst` of each edge as rows of the hits, int64 [2, E].
             logits: Logit of each edge, [E].
-            distance: Of each hit from the origin, [N]; of hits equally far out the first is the inner one.
-            num_hits: Hits of the event, N.
-            min_logit: Logit that a segment must exceed.
+            hits: The N hits; of those equally far out the first is the inner one.
+            score_cut: Score that a segment must exceed, from 0 to below 1.
         """
         src, dst = edge_index
         # Exact: cuts are compared in float64, whatever the network computed in.
         values = logits.astype(np.float64)
+        min_logit = math.log(score_cut) - math.log1p(-score_cut) if score_cut > 0 else -math.inf
         kept = np.flatnonzero((values > min_logit) & (src != dst))
-        src, dst = src[kept], dst[kept]
-        low, high = np.minimum(src, dst), np.maximum(src, dst)
-        inner, outer = src, dst
-        if distance is not None:
+        inner, outer, values = src[kept], dst[kept], values[kept]
+        low, high = np.minimum(inner, outer), np.maximum(inner, outer)
+        if hits.position is not None:
+            x, y, z = hits.position.astype(np.float64).T
+            distance = x * x + y * y + z * z
             outward = distance[low] <= distance[high]
             inner, outer = np.where(outward, low, high), np.where(outward, high, low)
-        segments = cls(inner, outer, values[kept], num_hits)
-        return segments.take(_best_of_each_pair(low, high, segments.logit, num_hits))
-
-    def take(self, kept: BoolArray) -> Segments:
-        """Some of them."""
-        return replace(self, inner=self.inner[kept], outer=self.outer[kept], logit=self.logit[kept])
-
-    def above(self, min_logit: float) -> Segments:
-        """Those that exceed a logit."""
-        return self.take(self.logit > min_logit)
+        best = _best_of_each_pair(low, high, values, len(hits))
+        return cls(inner[best], outer[best], values[best])
 
     def best_first(self) -> tuple[IntArray, IntArray]:
         """Their inner and outer hits, the best segment first, int64 [S] each."""
         order = np.argsort(-self.logit, kind="stable")
         return self.inner[order], self.outer[order]
-
-    def best_at(self, ends: IntArray) -> BoolArray:
-        """Whether each is the best of those that have the same hit for this end, bool [S]."""
-        best: IntArray = _best_at(ends, self.logit, self.num_hits)
-        return np.asarray(best[ends] == np.arange(len(ends)))
-
-    def components(self) -> IntArray:
-        """The smallest hit that each hit is connected to, int64 [N]; itself where nothing is."""
-        return np.asarray(_roots(self.inner, self.outer, self.num_hits))
 
 
 def number_tracks(tracks: IntArray) -> IntArray:
@@ -176,18 +149,9 @@ def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
 
 
 @compiled
-def _best_at(ends: Any, logits: Any, num_hits: int) -> Any:
-    """The best segment at each hit, the first of equals; -1 without any."""
-    best = np.full(num_hits, -1, np.int64)
-    for s in range(len(ends)):
-        if best[ends[s]] < 0 or logits[s] > logits[best[ends[s]]]:
-            best[ends[s]] = s
-    return best
-
-
-@compiled
-def _roots(first: Any, second: Any, num_hits: int) -> Any:
-    """Union-find. A root is never larger than what hangs below it, so it is the smallest of its component."""
+def components(first: Any, second: Any, num_hits: int) -> Any:
+    """The smallest hit that each hit is connected to along pairs of hits, int64 [num_hits]; itself where nothing is."""
+    # Union-find. A root is never larger than what hangs below it, so it is the smallest of its component.
     parent = np.arange(num_hits)
     for i in range(len(first)):
         a, b = first[i], second[i]

@@ -48,7 +48,6 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
     options = TrackOptions(
         method=config.tracks,
         min_hits=config.min_hits,
-        double_hits=config.double_hits,
         refine=config.refine,
         stitch=config.stitch,
         extend=config.extend,

@@ -42,7 +42,7 @@ from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.perigee import NAMES, Perigees, fit_perigees
 from domainpar.tracking.reco.segments import TrackHits
-from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions, finished, shared_hits, tracks_from_scores
+from domainpar.tracking.reco.tracks import TrackOptions, finished, shared_hits, tracks_from_scores
 from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
 from domainpar.tracking.scoring.submission import write_piece
 
@@ -142,12 +142,10 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     Raises:
         Problem: If a method asks for positions, and the hits have none.
     """
-    along_helices = options.refine or options.extend or options.shared_hits
-    if (options.method in OF_POSITIONS or along_helices) and not whole.event.has_positions:
-        fits = "--refine, --extend and --shared-hits fit helices"
-        what = fits if along_helices else f"--tracks {options.method} goes outward"
-        hint = "take --tracks cc or junction, without --refine, --extend and --shared-hits"
-        raise whole.event.place.problem(f"{what}, but its hits have no positions", hint)
+    along_helices = options.method == "greedy" or options.refine or options.extend or options.shared_hits
+    if along_helices and not whole.event.has_positions:
+        what = "greedy, --refine, --extend and --shared-hits fit helices, but its hits have no positions"
+        raise whole.event.place.problem(what, "take --tracks cc, without --refine, --extend and --shared-hits")
     began = clock()
     hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]

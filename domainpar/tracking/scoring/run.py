@@ -46,7 +46,7 @@ from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.layout import layout_of
-from domainpar.tracking.reco.tracks import OF_POSITIONS, TrackOptions
+from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring import summary
 from domainpar.tracking.scoring.event_metrics import (
     EventMetrics,
@@ -469,14 +469,14 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
         check_acorn_files_can_be_written()
     if config.format == "colliderml":
         import_parquet()
-    along_helices = config.refine or config.extend or config.shared_hits or config.ckf
-    if config.tracks in OF_POSITIONS or along_helices or config.format == "acorn":
+    along_helices = config.tracks == "greedy" or config.refine or config.extend or config.shared_hits or config.ckf
+    if along_helices or config.format == "acorn":
         with store.open(records[0]) as event:
             if not event.has_positions:
                 raise event.place.problem(
-                    "its hits have no positions: greedy, walk, --refine, --extend, --shared-hits, --ckf and "
-                    "--format acorn need them",
-                    "take --tracks cc or junction",
+                    "its hits have no positions: greedy, --refine, --extend, --shared-hits, --ckf and --format acorn "
+                    "need them",
+                    "take --tracks cc",
                 )
             if config.ckf or config.extend:
                 everything = np.arange(event.num_nodes)

@@ -26,9 +26,7 @@ from domainpar.tracking.scoring.scores import EventScores
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "greedy": {"score_cut": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "max_chi2": (0.5, 1.0, 2.0)},
-    "walk": {"walk_min": (0.02, 0.1, 0.3, 0.5, 0.7, 0.9), "walk_add": (0.3, 0.6, 0.8, 0.9, 0.97)},
     "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
-    "junction": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)},
 }
 """The values of each method's cuts that are tried, all with all."""
 
@@ -42,11 +40,14 @@ ENOUGH_TARGETS = 10_000
 """Target particles of the events that are taken: a rate of 0.9 is then known to 0.3 %, and two cuts, which see the same
 particles, differ by less chance than that."""
 
-CUTS = ("score_cut", "max_chi2", "walk_min", "walk_add", "min_quality")
+CUTS = ("score_cut", "max_chi2", "min_quality")
 """The flags that may be tuned."""
 
 
 REFINED, EXTENDED = ", refined", ", extended"
+
+LEFT = ("walk", "junction")
+"""Methods that are no longer built in. Runs of before keep the cuts of theirs, which nobody asks for."""
 
 
 def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
@@ -165,7 +166,8 @@ def read(run: Path) -> dict[str, Any]:
     def checked(content: Table) -> dict[str, Any]:
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
-            method = key.removesuffix(EXTENDED).removesuffix(REFINED)
+            if (method := key.removesuffix(EXTENDED).removesuffix(REFINED)) in LEFT:
+                continue
             options = TrackOptions(**{"method": method, **chosen["cuts"]})
             if options.min_quality and chosen.get("quality") != list(REASONS):
                 what = f"min_quality {options.min_quality:g} of {key!r} was chosen when other things counted as quality"

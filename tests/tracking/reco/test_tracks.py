@@ -12,6 +12,7 @@ import torch
 from marks import slow
 from random_events import random_assignment, random_event
 
+from domainpar.common.problems import Problem
 from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
@@ -22,7 +23,6 @@ from domainpar.tracking.reco.tracks import (
     TrackOptions,
     build_tracks,
     finished,
-    logit,
     quality,
     tracks_from_scores,
     worthy,
@@ -34,10 +34,6 @@ METHODS = {
     "greedy": TrackOptions(method="greedy", stitch=False),
     "greedy, refined": TrackOptions(method="greedy", max_chi2=3.0, refine=True, stitch=False),
     "cc": TrackOptions(method="cc", stitch=False),
-    "walk": TrackOptions(method="walk", double_hits=False, stitch=False),
-    "walk, double hits": TrackOptions(method="walk", stitch=False),
-    "junction": TrackOptions(method="junction", double_hits=False, stitch=False),
-    "junction, double hits": TrackOptions(method="junction", stitch=False),
 }
 
 
@@ -50,7 +46,7 @@ def stored(directory, graph, tiles=12, seed=3, assignment=None):
 
 
 def sparse_event(seed, num_nodes=120, num_edges=150, **kinds):
-    """Few edges a hit, so that components are many and small; few surfaces, so that double hits are common."""
+    """Few edges a hit, so that components are many and small; few surfaces, so that hits often share one."""
     graph = random_event(seed, num_nodes, num_edges, **kinds)
     few = np.full(num_nodes, 8, np.int32)
     return replace(graph, hits=replace(graph.hits, volume=few, layer=(graph.hits.layer % 6).astype(np.int32)))
@@ -68,11 +64,15 @@ def random_logits(graph, seed, spread=4.0):
     return logits.astype(np.float32)
 
 
+def known(hits):
+    """What track builders know of hits."""
+    return TrackHits(hits.position, surface_numbers(hits.volume, hits.layer), hits.module)
+
+
 def build(graph, logits, options):
     """Tracks of an event from plain arrays."""
-    hits = graph.hits
-    of_tracks = TrackHits(hits.position, surface_numbers(hits.volume, hits.layer), hits.module)
-    return finished(build_tracks(graph.edge_index, logits, of_tracks, options), of_tracks, options).tolist()
+    hits = known(graph.hits)
+    return finished(build_tracks(graph.edge_index, logits, hits, options), hits, options).tolist()
 
 
 def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0, strays=False, names=tuple(METHODS)):
@@ -103,21 +103,10 @@ def tracks_of(event, logits, num_ranks=1, **flags):
     return tracks[root]
 
 
-def squared_distance(graph):
-    position = graph.hits.position
-    return None if position is None else (position.astype(np.float64) ** 2).sum(axis=1).tolist()
-
-
 def expected(graph, logits, options):
-    distance = squared_distance(graph)
     if options.method == "greedy":
         return plainly.numbered(graph.num_nodes, plainly.grown(graph.hits, graph.edge_index, logits, options.max_chi2))
-    plain = {"cc": plainly.connected, "walk": plainly.walked, "junction": plainly.without_junctions}[options.method]
-    tracks = plain(graph.num_nodes, graph.edge_index, logits, distance)
-    if options.double_hits and options.method != "cc":
-        surface = graph.hits.layer.tolist()
-        tracks = plainly.with_doubles(tracks, graph.edge_index, logits, distance, surface, 0.01)
-    return plainly.numbered(graph.num_nodes, tracks)
+    return plainly.numbered(graph.num_nodes, plainly.connected(graph.num_nodes, graph.edge_index, logits))
 
 
 # --- the definitions -------------------------------------------------------------------------------------------------
@@ -128,10 +117,8 @@ def expected(graph, logits, options):
 def test_each_pair_of_hits_is_one_segment_outward_with_its_best_edge(seed, positions):
     graph = sparse_event(seed, 60, 400, positions=positions)
     logits = np.round(random_logits(graph, seed, 1.0))  # several edges of a pair often say the same
-    distance = squared_distance(graph)
-    segments = Segments.of(
-        graph.edge_index, logits, None if distance is None else np.array(distance), 60, logit(0.3)
-    )  # fmt: skip
+    segments, position = Segments.of(graph.edge_index, logits, known(graph.hits), 0.3), graph.hits.position
+    distance = None if position is None else (position.astype(np.float64) ** 2).sum(axis=1).tolist()
     ends = zip(segments.inner.tolist(), segments.outer.tolist(), strict=True)
     plain = plainly.segments_of(graph.edge_index, logits, distance, 0.3)
     in_order = sorted(plain.items(), key=lambda item: item[1][1])
@@ -140,7 +127,8 @@ def test_each_pair_of_hits_is_one_segment_outward_with_its_best_edge(seed, posit
 
 def test_hits_equally_far_out_are_ordered_as_the_user_had_them():
     graph = sparse_event(1, 50, 200)
-    segments = Segments.of(graph.edge_index, np.full(200, 3, np.float32), np.full(50, 7.0), 50, 0.0)
+    around = TrackHits(np.full((50, 3), 7.0), np.zeros(50, int), np.zeros(50, int))
+    segments = Segments.of(graph.edge_index, np.full(200, 3, np.float32), around, 0.5)
     assert len(segments.inner) > 100
     assert (segments.inner < segments.outer).all()
 
@@ -162,35 +150,27 @@ def test_events_without_segments_have_no_tracks(name, num_nodes, num_edges):
     assert build(graph, random_logits(graph, 0), METHODS[name]) == [-1] * num_nodes
 
 
-@pytest.mark.parametrize("method", ["cc", "junction"])
-def test_events_without_positions_have_tracks_along_their_edges(tmp_path, method):
+def test_events_without_positions_have_tracks_along_their_edges(tmp_path):
     graph = sparse_event(4, 100, 200, positions=False)
     logits = random_logits(graph, 4)
-    alone = build(graph, logits, METHODS[method])
-    assert alone == expected(graph, logits, METHODS[method])
+    alone = build(graph, logits, METHODS["cc"])
+    assert alone == expected(graph, logits, METHODS["cc"])
     with stored(tmp_path, graph) as event:
-        assert tracks_of(event, logits, 4, names=[method]) == {method: alone}
+        assert tracks_of(event, logits, 4, names=["cc"]) == {"cc": alone}
 
 
-@pytest.mark.parametrize("method", ["greedy", "walk"])
-def test_what_goes_outward_is_refused_without_positions(tmp_path, method):
+def test_no_helix_is_followed_without_positions_and_it_is_said(tmp_path):
     graph = sparse_event(4, 20, 20, positions=False)
-    refusal = rf"{method} goes outward, but its hits have no positions"
-    with stored(tmp_path, graph) as event, pytest.raises(ValueError, match=rf"{refusal} \| event 000000004"):
-        tracks_of(event, random_logits(graph, 0), names=[method])
-    with pytest.raises(ValueError, match=refusal):
-        build(graph, random_logits(graph, 0), METHODS[method])
-
-
-def test_tracks_are_not_refined_without_positions_and_it_is_said(tmp_path):
-    graph = sparse_event(4, 20, 20, positions=False)
+    with pytest.raises(ValueError, match="its hits have no positions"):
+        build(graph, random_logits(graph, 0), METHODS["greedy"])
     with stored(tmp_path, graph) as event:
         scores = run_ranks(lambda world: score_event(
             lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
-        refusal = "--refine, --extend and --shared-hits fit helices, but its hits have no positions"
-        for flag in ("refine", "extend", "shared_hits"):
-            with pytest.raises(ValueError, match=refusal):
-                with_tracks(WholeEvent(event), scores, TrackOptions("cc", **{flag: True}))
+        of_cc = [TrackOptions("cc", **{flag: True}) for flag in ("refine", "extend", "shared_hits")]
+        for options in (TrackOptions("greedy"), *of_cc):
+            with pytest.raises(Problem, match="its hits have no positions") as refused:
+                with_tracks(WholeEvent(event), scores, options)
+            assert (refused.value.event, "--tracks cc" in refused.value.hint) == ("000000004", True)
 
 
 # --- on ranks --------------------------------------------------------------------------------------------------------
@@ -236,9 +216,8 @@ def spiral(num_hits):
 def test_a_chain_over_all_ranks_is_one_track(tmp_path, num_ranks):
     tile_of_hit = (np.arange(64) % 16).astype(np.int32)  # so that it spans every rank
     with stored(tmp_path, spiral(64), 16, assignment=tile_of_hit) as event:
-        names = [name for name, options in METHODS.items() if options.method != "greedy"]
-        tracks = tracks_of(event, np.full(63, 5, np.float32), num_ranks, grouping="random", names=names)
-    assert tracks == dict.fromkeys(names, [0] * 64)
+        tracks = tracks_of(event, np.full(63, 5, np.float32), num_ranks, grouping="random", names=["cc"])
+    assert tracks == {"cc": [0] * 64}
 
 
 def test_an_event_that_is_one_single_component_gives_the_same_tracks_on_any_number_of_ranks(tmp_path):
@@ -306,7 +285,7 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
     bare = TrackHits(None, np.arange(6), np.ones(6, int))
     edges = np.array([[0, 1, 0, 2, 3, 4], [1, 2, 2, 3, 4, 5]])
     logits = np.log(np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.75]) / np.array([0.1, 0.5, 0.4, 0.2, 0.3, 0.25]))
-    segments = Segments.of(edges, logits, None, 6, -np.inf)
+    segments = Segments.of(edges, logits, bare, 0.0)
     two = np.array([0, 0, 0, 1, 1, 1])  # the segment from 2 to 3 joins them
     expected = [3 + 2 * (0.9 + 0.6), 3 + 2 * (0.7 + 0.75)]
     assert quality(two, segments, bare) == pytest.approx(expected)
@@ -314,7 +293,7 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
     # A straight line through the beam line, and one 0.15 mm beside it.
     out = np.array([[30.0, 0, 1], [70, 0, 2], [110, 0, 3]])
     hits = TrackHits(np.concatenate([out, out + np.array([0, 0.15, 0])]), np.arange(6), np.ones(6, int))
-    segments = Segments.of(edges, logits, np.arange(6), 6, -np.inf)
+    segments = Segments.of(edges, logits, hits, 0.0)
     assert quality(two, segments, hits) == pytest.approx([expected[0] + 2 + 8, expected[1] + 1 + 8])
     for least, kept in ((14.8, [0, 0, 0, 1, 1, 1]), (15.0, [0, 0, 0, -1, -1, -1]), (16.1, [-1] * 6)):
         options = TrackOptions("greedy", score_cut=0.0, min_quality=least)
@@ -325,7 +304,6 @@ def test_a_track_is_worth_more_the_closer_its_hits_lie_to_one_helix_as_its_surfa
     """The middle one of three hits is 0.3 mm off along z: 0.1 mm, 0.2 mm and 0.1 mm from the line closest to them."""
     outward = np.array([[100.0, 0, 10], [200, 0, 20.3], [300, 0, 30]])
     away = np.array([0.1, 0.2, 0.1]) * np.cos(np.arctan(0.1))  # seen across the flight
-    alone = Segments.of(np.zeros((2, 0), int), np.zeros(0), np.arange(3), 3, -np.inf)
     surface = surface_numbers(np.full(3, 8), np.array([2, 4, 6]))
     pixels, unknown = TrackHits(outward, surface, np.ones(3, int)), TrackHits(outward, np.full(3, 77), np.ones(3, int))
     sigma = pixels.resolution[0, 1]
@@ -333,6 +311,7 @@ def test_a_track_is_worth_more_the_closer_its_hits_lie_to_one_helix_as_its_surfa
     assert not unknown.resolution.any()
     for hits, error in ((pixels, sigma), (unknown, ERRORS[1])):
         per_freedom = np.sum((away / error) ** 2)  # six measurements, five parameters
+        alone = Segments.of(np.zeros((2, 0), int), np.zeros(0), hits, 0.0)
         assert quality(np.zeros(3, int), alone, hits) == pytest.approx([3 + 2 + 8 / (1 + per_freedom / 0.05)], rel=1e-6)
 
 
@@ -352,7 +331,29 @@ def test_hits_of_tracks_that_are_dropped_are_built_again_without_the_segments_of
     assert not np.any(tracks_from_scores(edges, logits, hits, replace(found, min_quality=99.0)) >= 0)
 
 
-@pytest.mark.parametrize("least", [-1.0, float("nan"), float("inf")])
-def test_a_least_worth_that_is_no_number_from_0_on_is_refused(least):
-    with pytest.raises(ValueError, match="min_quality is"):
-        TrackOptions(min_quality=least)
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"method": "walk"}, "track method is 'walk'; take greedy or cc"),
+        ({"min_hits": 0}, "min_hits is 0"),
+        ({"score_cut": 1.0}, "score_cut is 1.0"),
+        ({"score_cut": -0.1}, "score_cut is -0.1"),
+        *(({"min_quality": least}, "min_quality is") for least in (-1.0, float("nan"), float("inf"))),
+    ],
+)
+def test_impossible_options_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        TrackOptions(**wrong)
+
+
+def test_options_tell_what_they_look_at():
+    of_all = {"min_hits": 3, "refine": False, "stitch": True, "extend": False, "min_quality": 0.0}
+    assert TrackOptions("cc").to_json() == {"method": "cc", "score_cut": 0.5, **of_all}
+    assert TrackOptions().to_json() == {"method": "greedy", "score_cut": 0.1, "max_chi2": 1.0, **of_all}
+    refined = TrackOptions("cc", refine=True, max_chi2=2.0).to_json()
+    assert refined == {"method": "cc", "score_cut": 0.5, "max_chi2": 2.0, **of_all, "refine": True}
+    sharing = TrackOptions("cc", shared_hits=True).to_json()
+    assert sharing == {"method": "cc", "score_cut": 0.5, "max_chi2": 1.0, **of_all, "shared_hits": True}

@@ -34,7 +34,7 @@ def place(tmp_path_factory):
     world = World.alone()
     small = TrainConfig(hidden=16, graph_iters=1, max_steps=1, mode="naive", sectors=4, out=str(place / "run"))
     train(small, place / "store", world)
-    infer(InferConfig(run=str(place / "run"), mode="naive", sectors=4, tracks="walk"), world)
+    infer(InferConfig(run=str(place / "run"), mode="naive", sectors=4, tracks="cc"), world)
     return place
 
 
