@@ -1,6 +1,7 @@
 """Events that ACTS wrote, as CSV: `event000000000-measurements.csv` and the tables beside it, plain or gzipped.
 
-    measurements              measurement_id, geometry_id; global_x, global_y, global_z in mm where a release has them
+    measurements              measurement_id, geometry_id; global_x, global_y, global_z in mm where a release has
+                              them; var_local0, var_local1 in mm^2: the errors of the hit
     measurement-simhit-map    measurement_id, hit_id: row of the true hit in the next table, several for one measurement
     hits                      true hits: the particle's id, geometry_id; tx, ty, tz in mm
     particles_simulated       the particle's id, particle_type; vx, vy, vz in mm, px, py, pz in GeV, q
@@ -23,7 +24,9 @@ import pandas as pd
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.colliderml import numbered_as_trackml
 from domainpar.tracking.events.csv_tables import columns_of, events_with, find, read_table
-from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.detector import known_surfaces
+from domainpar.tracking.events.graph import Hits, Particles, surface_numbers
+from domainpar.tracking.events.measured import detectors_file, measured
 from partitioners.topology import IntArray
 
 MEASUREMENTS, LINKS, TRUE_HITS = "measurements", "measurement-simhit-map", "hits"
@@ -33,6 +36,7 @@ PARTICLES = ("particles_simulated", "particles_initial", "particles")
 _FIVE = tuple(f"particle_id_{part}" for part in ("pv", "sv", "part", "gen", "subpart"))
 _MEASURED, _TRUE = tuple(f"global_{axis}" for axis in "xyz"), tuple(f"t{axis}" for axis in "xyz")
 _TRUE_P = ("tpx", "tpy", "tpz")
+_VARIANCES = ("var_local0", "var_local1")
 _OF_PARTICLES = ("vx", "vy", "vz", "px", "py", "pz", "q")
 _OF_ANOTHER = "is one of the files truncated, or of another event or another run?"
 
@@ -92,9 +96,9 @@ def read_event(directory: str | Path, event_id: str, at_true: bool = False) -> H
     path = find(directory, event_id, MEASUREMENTS)
     if path is None:
         raise Problem(f"no measurements in {directory}; expected event{event_id}-measurements.csv[.gz]", event=event_id)
-    place, measured = EventPlace(event_id, path), {} if at_true else dict.fromkeys(_MEASURED, np.float64)
+    place, global_ = EventPlace(event_id, path), {} if at_true else dict.fromkeys(_MEASURED, np.float64)
     ids = dict.fromkeys(("measurement_id", "geometry_id"), np.uint64)
-    table = read_table(path, event_id, {**ids, **measured}, {}, unique=("measurement_id",))
+    table = read_table(path, event_id, {**ids, **global_}, dict.fromkeys(_VARIANCES, np.float64), ("measurement_id",))
     volume, layer, module = _decoded(table["geometry_id"].to_numpy(), place)
     truth = _read_truth(directory, event_id, table)
     if not at_true:
@@ -109,7 +113,13 @@ def read_event(directory: str | Path, event_id: str, at_true: bool = False) -> H
     particle_id, particles = (None, None) if truth is None else _read_particles(directory, event_id, *truth)
     volume, layer = numbered_as_trackml(volume, layer, position, place)
     hit_id = table["measurement_id"].to_numpy().view(np.int64)
-    return Hits(event_id, hit_id, position, volume, layer, module, particle_id=particle_id, particles=particles)
+    variances = table[list(_VARIANCES)].to_numpy() if set(_VARIANCES) <= set(table) and not at_true else None
+    if variances is not None and not variances.any():
+        variances = None  # columns of a writer that does not know them
+    known = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
+    told = measured(table, variances, place, None if known else detectors_file(directory))
+    columns = event_id, hit_id, position, volume, layer, module
+    return Hits(*columns, particle_id=particle_id, particles=particles, measured=told)
 
 
 def _decoded(geometry_id: IntArray, place: EventPlace) -> tuple[IntArray, IntArray, IntArray]:

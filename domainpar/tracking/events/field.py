@@ -208,14 +208,15 @@ def field_at(field: Any, r: float, z: float) -> Any:
 
 @compiled
 def forces(field: Any, x: float, y: float, z: float, psi: float, slope: float) -> Any:
-    """(bend, twist) in T of a track at a point: B_z - slope B_r cos(psi - phi), and B_r sin(psi - phi)."""
+    """(bend, twist, lean) in T of a track at a point: B_z + slope lean, B_r sin(psi - phi), -B_r cos(psi - phi)."""
     if field.bz.shape[0] == 1:
-        return field_at(field, 0.0, z)[0], 0.0
+        return field_at(field, 0.0, z)[0], 0.0, 0.0
     x, y = x - field.x, y - field.y
     r = max(np.hypot(x, y), 1e-9)
     bz, br = field_at(field, r, z)
     sine, cosine = np.sin(psi), np.cos(psi)
-    return bz - slope * br * (x * cosine + y * sine) / r, br * (x * sine - y * cosine) / r
+    lean = -br * (x * cosine + y * sine) / r
+    return bz + slope * lean, br * (x * sine - y * cosine) / r, lean
 
 
 @compiled

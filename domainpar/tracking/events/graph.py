@@ -104,6 +104,9 @@ class Hits:
         weight: Truth weight of each hit, float32 [N]; None when unknown.
         particles: The particle table; None when unknown.
         clusters: `features.OF_CLUSTERS` of each hit, float32 [N, 6]; None without.
+        measured: What the hit's module measures: two axes u and v on it, unit vectors, and the errors (sigma) along
+            them in mm, infinite along v where it measures u alone, float32 [N, 8]; NaN where the source does not tell,
+            None where it tells nothing.
     """
 
     event_id: str
@@ -116,6 +119,7 @@ class Hits:
     weight: FloatArray | None = None
     particles: Particles | None = None
     clusters: FloatArray | None = None
+    measured: FloatArray | None = None
 
     @classmethod
     def bare(cls, event_id: str, hit_id: IntArray, position: FloatArray | None) -> Hits:
@@ -272,6 +276,8 @@ def check_hits(hits: Hits, place: EventPlace) -> None:
     for name in ("volume", "layer", "module", "particle_id", "weight"):
         if (values := getattr(hits, name)) is not None:
             check_array(place, name, values, (len(hits),))
+    if hits.measured is not None:
+        check_array(place, "measured", hits.measured, (len(hits), 8))
     if hits.position is not None:
         check_array(place, "position", hits.position, (len(hits), 3))
         check_finite(place, "position", hits.position)

@@ -63,7 +63,7 @@ class Selection:
         if len(hits) and not kept.any():
             present = ", ".join(map(str, np.unique(hits.volume)))
             raise place.problem(f"no hit of {len(hits):,} is kept; its volumes are {present}", "widen the selection")
-        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight", "clusters")
+        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight", "clusters", "measured")
         columns: dict[str, Any] = {
             name: None if (values := getattr(hits, name)) is None else values[kept] for name in names
         }

@@ -19,6 +19,7 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import MATERIAL
 from domainpar.tracking.events.field import Field, forces
 from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.motion import HIGHLAND, advance, arc_to_radius
 from partitioners.topology import FloatArray, IntArray
 
 MIN_HITS = 20
@@ -45,7 +46,7 @@ SECONDARY_SPECIES = (0.2, 0.35, 0.0, 0.45)
 
 # Propagation stays on one helix for at most this far along r or z: the field changes little meanwhile.
 STEP_TRANSVERSE, STEP_Z = 20.0, 50.0
-MAX_STEPS = 2000
+MAX_STEPS, HALVED = 2000, 2**20
 MAX_CROSSINGS = 40
 MAX_HITS_PER_PARTICLE = 48
 DETECTOR_RADIUS, DETECTOR_Z = 1030.0, 2965.0
@@ -218,46 +219,19 @@ def _cross_modules(
 
 
 @compiled
-def _advance(state: Any, slope: float, k: float, s: float) -> Any:
-    """The point (x, y, z, direction) after the transverse arc length s on a helix of curvature k.
-
-    The chord form is exact and has no division by k: a straight line is not a special case.
-    """
-    x, y, z, psi = state
-    half = 0.5 * k * s
-    chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
-    return x + chord * np.cos(psi + half), y + chord * np.sin(psi + half), z + slope * s, psi + 2 * half
-
-
-@compiled
-def _arc_to_radius(state: Any, slope: float, k: float, h: float, radius: float) -> float:
-    """Arc length in [0, h] at which the helix passes a radius that lies between those of its ends (bisection)."""
-    low, high = 0.0, h
-    outward = state[0] ** 2 + state[1] ** 2 < radius**2
-    for _ in range(20):
-        middle = 0.5 * (low + high)
-        x, y, _z, _psi = _advance(state, slope, k, middle)
-        if (x * x + y * y < radius * radius) == outward:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
-@compiled
 def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) -> Any:
     """Meeting point of the helix and a module near arc length `guess`: (inside, s, u, v, du/dw, dv/dw)."""
     s = guess
     x = y = z = psi = along = 0.0
     for _ in range(3):
-        x, y, z, psi = _advance(state, slope, k, s)
+        x, y, z, psi = advance(*state, slope, k, s)
         along = np.cos(psi) * module.normal[0] + np.sin(psi) * module.normal[1] + slope * module.normal[2]
         if abs(along) < 0.02:
             return False, s, 0.0, 0.0, 0.0, 0.0
         centre = module.centre
         away = (x - centre[0]) * module.normal[0] + (y - centre[1]) * module.normal[1]
         s -= (away + (z - centre[2]) * module.normal[2]) / along
-    x, y, z, psi = _advance(state, slope, k, s)
+    x, y, z, psi = advance(*state, slope, k, s)
     dx, dy, dz = x - module.centre[0], y - module.centre[1], z - module.centre[2]
     u = dx * module.u_axis[0] + dy * module.u_axis[1]
     v = dx * module.v_axis[0] + dy * module.v_axis[1] + dz * module.v_axis[2]
@@ -271,7 +245,7 @@ def _meet_module(state: Any, slope: float, k: float, guess: float, module: Any) 
 def _hit_modules(state: Any, slope: float, k: float, s: float, travelled: float, group: Any, modules: Any, crossed: Any,
                  local: Any, count: int) -> int:  # fmt: skip
     """Append the modules of one barrel or ring that the track meets near arc length s; returns the new count."""
-    x, y, z, _psi = _advance(state, slope, k, s)
+    x, y, z, _psi = advance(*state, slope, k, s)
     nearest = int(np.floor((np.arctan2(y, x) + np.pi) / (2 * np.pi) * group.num_phi))
     row = int(np.floor(z / group.row_pitch + 0.5 * group.num_rows)) if group.is_barrel else 0
     for r in range(max(row - 1, 0), min(row + 2, group.num_rows)):
@@ -293,7 +267,10 @@ def _crossing(state: Any, end: Any, slope: float, k: float, h: float, surface: A
     if surface.is_barrel:
         before, after = state[0] ** 2 + state[1] ** 2, end[0] ** 2 + end[1] ** 2
         if barrel_open and (before < surface.coordinate**2) != (after < surface.coordinate**2):
-            arc = _arc_to_radius(state, slope, k, h, surface.coordinate)
+            side = 1 if before < after else -1
+            arc = arc_to_radius(state[0], state[1], state[3], k, surface.coordinate, side)
+            # In these parts of a step it was once found by halving; so events have the bits that they always had.
+            arc = (np.floor(arc / h * HALVED) + 0.5) / HALVED * h
     elif (state[2] < surface.coordinate) != (end[2] < surface.coordinate):
         arc = (surface.coordinate - state[2]) / slope
     return arc
@@ -304,7 +281,7 @@ def _pass_material(psi: float, slope: float, pt: float, mass: float, kick: Any) 
     """Direction, slope and pt after one surface: scattered in the two directions across the track, and slower."""
     per_sine = np.sqrt(1 + slope * slope)
     momentum = pt * per_sine
-    angle = 0.0136 * np.sqrt(MATERIAL) / momentum
+    angle = HIGHLAND * np.sqrt(MATERIAL) / momentum
     # Momentum falls by energy loss / beta.
     inverse_beta = np.sqrt(1 + (mass / momentum) ** 2)
     lost = ENERGY_LOSS * inverse_beta**3 / momentum
@@ -321,10 +298,10 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
     travelled = turned = 0.0
     barrel_open = abs(slope) < STEEPEST_BARREL_SLOPE
     for _ in range(MAX_STEPS):
-        bend, twist = forces(field, state[0], state[1], state[2], state[3], slope)
+        bend, twist, _ = forces(field, state[0], state[1], state[2], state[3], slope)
         k = CURVATURE * charge * bend / pt
         h = min(STEP_TRANSVERSE, STEP_Z / max(abs(slope), 1e-6))
-        end = _advance(state, slope, k, h)
+        end = advance(*state, slope, k, h)
         psi, new_slope = end[3], slope
         for i in range(len(surfaces)):
             s = _crossing(state, end, slope, k, h, surfaces[i], barrel_open)

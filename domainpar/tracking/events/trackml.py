@@ -1,6 +1,7 @@
 """TrackML events: `event000001001-hits.csv`, `-truth.csv` and `-particles.csv`, plain or gzipped.
 
-Only the hits are needed. Truth needs `hit_id, particle_id`, and may have `weight`; particles may have a production
+Only the hits are needed; they may tell their errors (`measured`), or `detectors.csv` the axes of modules that are not
+TrackML's. Truth needs `hit_id, particle_id`, and may have `weight`; particles may have a production
 vertex, momentum, charge and number of hits. Other columns, and a first column without a name, are left alone. Features
 of clusters need `-cells.csv` of each event and `detectors.csv` beside them.
 """
@@ -15,8 +16,10 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.clusters import cluster_features
-from domainpar.tracking.events.csv_tables import SUFFIXES, MissingColumns, events_with, find, read_table
-from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.csv_tables import MissingColumns, events_with, find, read_table
+from domainpar.tracking.events.detector import known_surfaces
+from domainpar.tracking.events.graph import Hits, Particles, surface_numbers
+from domainpar.tracking.events.measured import AXES, SIGMAS, detectors_file, measured
 from partitioners.topology import FloatArray, IntArray
 
 _ACTS = {"geometry_id", "measurement_id", "particle_id_pv", "tx"}
@@ -37,7 +40,7 @@ _NEEDED: dict[str, dict[str, type[Any]]] = {
     },
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, type[Any]]] = {
-    "hits": {},
+    "hits": dict.fromkeys((*SIGMAS, *AXES), np.float64),
     "cells": {},
     "detectors": {},
     "truth": {"weight": np.float64},
@@ -67,7 +70,7 @@ def event_files(directory: str | Path, event_id: str, clusters: bool = False) ->
     """The files that `read_event` reads."""
     parts = ("hits", "truth", "particles", *(("cells",) if clusters else ()))
     files = [find(Path(directory), event_id, part) for part in parts]
-    return [path for path in [*files, _detectors(Path(directory)) if clusters else None] if path is not None]
+    return [path for path in [*files, detectors_file(Path(directory)) if clusters else None] if path is not None]
 
 
 def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> Hits:
@@ -95,6 +98,10 @@ def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> 
     table = _read_table(path, event_id, "hits", unique="hit_id")
     hit_id = table["hit_id"].to_numpy()
     particle_id, weight = _read_truth(directory, event_id, hit_id, path)
+    # Their modules are known.
+    known = np.isin(
+        surface_numbers(table["volume_id"].to_numpy(), table["layer_id"].to_numpy()), known_surfaces()
+    ).all()
     return Hits(
         event_id=event_id,
         hit_id=hit_id,
@@ -104,23 +111,19 @@ def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> 
         weight=weight,
         particles=_read_particles(directory, event_id, particle_id),
         clusters=_read_clusters(directory, event_id, table) if clusters else None,
+        measured=measured(table, None, EventPlace(event_id, path), None if known else detectors_file(directory)),
     )
 
 
 def _read_clusters(directory: Path, event_id: str, hits: pd.DataFrame) -> FloatArray:
     """The features of the cluster of each hit, in the order of the hits."""
-    path, modules = find(directory, event_id, "cells"), _detectors(directory)
+    path, modules = find(directory, event_id, "cells"), detectors_file(directory)
     if path is None or modules is None:
         missing = f"event{event_id}-cells.csv" if path is None else "detectors.csv"
         raise Problem(f"no {missing} in {directory}", "leave --cluster-features out", event=event_id)
     place = EventPlace(event_id, path)
     cells = _read_table(path, event_id, "cells")
     return cluster_features(hits, cells, _read_table(modules, event_id, "detectors"), place)
-
-
-def _detectors(directory: Path) -> Path | None:
-    """The table of the modules, which is the same for all events of a directory."""
-    return next((path for suffix in SUFFIXES if (path := directory / f"detectors{suffix}").is_file()), None)
 
 
 def _read_truth(

@@ -17,6 +17,7 @@ from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_la
 from domainpar.tracking.events.joining import grouped
 from domainpar.tracking.reco.ckf.layout import Layout, trackml
 from domainpar.tracking.reco.helix import ERRORS
+from domainpar.tracking.reco.kalman import UNMEASURED
 
 NO_TRACK = -1
 
@@ -34,6 +35,7 @@ class TrackHits:
         module: Module of each hit within its surface, [N]; 0 where it is unknown.
         field: As for `helix.fit_helices`.
         layout: The surfaces, for following, `resolution` and `error`; by default those of TrackML.
+        measured: Axes and errors that are told (`Hits.measured`), [N, 8]; None where none are.
     """
 
     position: FloatArray | None
@@ -41,6 +43,7 @@ class TrackHits:
     module: IntArray
     field: float | FloatArray | Field = 2.0
     layout: Layout | None = None
+    measured: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.surface)
@@ -48,13 +51,18 @@ class TrackHits:
     def take(self, kept: BoolArray) -> TrackHits:
         """Some of them, in their order."""
         position = None if self.position is None else self.position[kept]
-        return replace(self, position=position, surface=self.surface[kept], module=self.module[kept])
+        measured = None if self.measured is None else self.measured[kept]
+        return replace(self, position=position, surface=self.surface[kept], module=self.module[kept], measured=measured)
 
     @cached_property
     def resolution(self) -> npt.NDArray[np.float64]:
         """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
         layout = trackml() if self.layout is None else self.layout
-        return layout.resolution_of(*volumes_and_layers(self.surface))
+        of_surface = layout.resolution_of(*volumes_and_layers(self.surface))
+        if self.measured is None:
+            return of_surface
+        told = np.asarray(self.measured, np.float64)[:, 6:]
+        return np.where(np.isnan(told), of_surface, np.minimum(told, UNMEASURED))
 
     @cached_property
     def error(self) -> npt.NDArray[np.float64]:

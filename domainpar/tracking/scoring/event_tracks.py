@@ -126,7 +126,7 @@ class TrackFinders:
             told = whole.event.settings.get("beam_spot")
             columns = hits.position, hits.volume, hits.layer, hits.module
             spot = self.beam_spot if told is None else BeamSpot(*told)
-            tracks = find_tracks(*columns, field, spot, layout_of(whole.event.settings))
+            tracks = find_tracks(*columns, field, spot, layout_of(whole.event.settings), measured=hits.measured)
         except ValueError as error:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
@@ -190,14 +190,13 @@ def parameters_of(hits: TrackHits, scores: EventScores) -> dict[str, Perigees]:
 
 
 def hits_of(whole: WholeEvent) -> TrackHits:
-    """What track builders ask of the hits: four columns, not `whole.hits`, whose others take as long as tracks do."""
+    """What track builders ask of the hits: five columns, not `whole.hits`, whose others take as long as tracks do."""
     volume, layer, module = (
         whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
     )  # fmt: skip
     field = field_of(whole.event.settings, volume, layer)
-    return TrackHits(
-        whole.nodes("position"), surface_numbers(volume, layer), module, field, layout_of(whole.event.settings)
-    )
+    surface, layout = surface_numbers(volume, layer), layout_of(whole.event.settings)
+    return TrackHits(whole.nodes("position"), surface, module, field, layout, whole.nodes("measured"))
 
 
 # --- files of others -------------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from domainpar.common.problems import Problem
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import LARGEST, NODES, Field, read_field
-from domainpar.tracking.reco.ckf.finder import HIT_DTYPE
 from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE
-from domainpar.tracking.reco.ckf.states import CURVATURE, STATE_DTYPE, fly, start
 from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.reco.kalman import AT_FIRST, HIT_DTYPE, STATE_DTYPE, fly, point, start
 
 
 def solenoid(r, z):
@@ -59,7 +58,8 @@ def test_a_state_flies_as_the_lorentz_force_has_it_in_a_map_with_a_radial_part(s
     begin = (40.0, -20.0, 50.0)
     state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
     state.x, state.y, state.z = begin
-    state.psi, state.slope, state.k = psi, slope, -charge * GEV_PER_TESLA_MM / pt
+    point(state, psi)
+    state.slope, state.k = slope, -charge * GEV_PER_TESLA_MM / pt
     for _ in range(60):
         fly(state, length / 60, about(axis))
     truth = flown(solenoid, begin, (pt * np.cos(psi), pt * np.sin(psi), pt * slope), charge, length, axis)
@@ -100,17 +100,21 @@ def test_three_hits_far_apart_in_a_map_tell_direction_and_momentum(slope, axis, 
     at = [flown(solenoid, (0, 0, 0), momentum, 1, arc, axis) for arc in arcs]
     ahead = flown(solenoid, (0, 0, 0), momentum, 1, arcs[2] + (-1 if back else 1), axis) - at[2]
     places, hits = np.zeros(3, PLACE_DTYPE), np.zeros(3, HIT_DTYPE)
-    places["var_u"], places["var_v"], places["material"] = 1e-2, 1e-2, 0.001
+    places["material"], hits["var_u"], hits["var_v"] = 0.001, 1e-2, 1e-2
     (hits["x"], hits["y"], hits["z"]), hits["surface"] = np.transpose(at), range(3)
-    hits["phi"] = np.arctan2(hits["y"], hits["x"])
+    # Modules that stand across the flight.
+    out = np.array(momentum) / np.linalg.norm(momentum)
+    hits["u"], hits["w"] = np.cross([0, 0, 1.0], out) / np.hypot(*out[:2]), out
+    hits["v"] = np.cross(hits["w"], hits["u"])
     state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
-    start(state, *hits.view(np.recarray), places, about(axis))
+    start(state, *hits.view(np.recarray), places, -1 if back else 1, about(axis))
     turned = (state.psi - np.arctan2(ahead[1], ahead[0]) + np.pi) % (2 * np.pi) - np.pi
     # Where tracks are bent little, three hits say little of momenta.
-    assert abs(turned) < max(1e-3, 3 * np.sqrt(state.pp))
-    assert np.sqrt(state.pp) < 0.02
-    assert abs(state.k * (-1 if back else 1) + GEV_PER_TESLA_MM / pt) < 3 * np.sqrt(state.kk) < 3 * CURVATURE
-    assert state.kk * state.pp > state.pk**2
+    _, of_direction, of_k, _, _ = np.sqrt(np.diag(state.cov))
+    assert abs(turned) < max(1e-3, 3 * of_direction)
+    assert of_direction < 0.02
+    assert abs(state.k * (-1 if back else 1) + GEV_PER_TESLA_MM / pt) < 3 * of_k < 3 * AT_FIRST[2]
+    assert np.linalg.eigvalsh(state.cov / np.outer(AT_FIRST, AT_FIRST)).min() > 0
 
 
 def test_the_field_of_a_solenoid_has_neither_sources_nor_curls():

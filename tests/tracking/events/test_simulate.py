@@ -6,6 +6,7 @@ import pytest
 from domainpar.tracking.events import simulate
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import SEED_LAYER_PAIRS, SURFACES, geometry
+from domainpar.tracking.events.motion import advance
 from domainpar.tracking.events.simulate import simulate_event
 
 # Mean hits per surface of 55 real events (mean size 101.7 k hits), all barrels and one disk of each kind.
@@ -200,10 +201,10 @@ def test_positions_are_as_wrong_as_measured(volume, u_range, v_range):
 
 def test_a_helix_step_is_exact_and_has_a_straight_limit():
     state = (10.0, -5.0, 1.0, 0.3)
-    whole = simulate._advance(state, 0.7, 2e-3, 40.0)
-    half = simulate._advance(simulate._advance(state, 0.7, 2e-3, 20.0), 0.7, 2e-3, 20.0)
+    whole = advance(*state, 0.7, 2e-3, 40.0)
+    half = advance(*advance(*state, 0.7, 2e-3, 20.0), 0.7, 2e-3, 20.0)
     np.testing.assert_allclose(whole, half, rtol=1e-12)
-    straight = simulate._advance(state, 0.7, 0.0, 40.0)
+    straight = advance(*state, 0.7, 0.0, 40.0)
     np.testing.assert_allclose(straight, (10 + 40 * np.cos(0.3), -5 + 40 * np.sin(0.3), 29.0, 0.3))
 
 

@@ -8,9 +8,10 @@ import pytest
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.crossing import OUTWARD, next_surface, set_out
-from domainpar.tracking.reco.ckf.finder import resolve, scene_of, table_of
-from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE, trackml
-from domainpar.tracking.reco.ckf.states import STATE_DTYPE, scatter
+from domainpar.tracking.reco.ckf.finder import resolve, scene_of
+from domainpar.tracking.reco.ckf.layout import trackml
+from domainpar.tracking.reco.kalman import STATE_DTYPE, point
+from domainpar.tracking.reco.measured import table_of
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):
@@ -84,22 +85,8 @@ def test_a_track_that_left_the_barrels_flies_on_to_disks_that_are_near_alone(r, 
     hits, ptr, _ = table_of(np.array([[r, 0.0, z]]), np.array([17]), np.array([4]), np.array([1]), trackml())
     scene = scene_of(hits, ptr, np.ones(1, bool), detector.geometry().field, trackml())
     state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
-    state.x, state.z, state.slope, state.k, state.zz = r, z, slope, 1e-6, 1e6
+    point(state, 0.0)
+    state.x, state.z, state.slope, state.k, state.cov[3, 3] = r, z, slope, 1e-6, 1e6
     set_out(state, hits[0], scene, OUTWARD)
     target, _ = next_surface(state, scene, OUTWARD)
     assert (target >= 0) is there
-
-
-@pytest.mark.parametrize(
-    ("is_barrel", "slope", "path"), [(True, 0.0, 1), (True, 3.0, 10**0.5), (False, 3.0, 10**0.5 / 3)]
-)
-@pytest.mark.parametrize("material", [0.02, 0.05])
-def test_scattering_grows_with_the_path_through_a_surface(is_barrel, slope, path, material):
-    state, place = (np.zeros(1, kind).view(np.recarray)[0] for kind in (STATE_DTYPE, PLACE_DTYPE))
-    state.k, state.slope = 3e-4, slope
-    place.is_barrel, place.material = is_barrel, material
-    scatter(state, place)
-    pt = 0.299792e-3 / 3e-4
-    assert state.pp == pytest.approx(0.0136**2 * material * path / pt**2, rel=1e-4)
-    assert state.kk == pytest.approx((0.15 * material * 3e-4) ** 2)
-    assert state.ss == pytest.approx(state.pp * (1 + slope**2), rel=1e-9)

@@ -45,9 +45,11 @@ def written(path, rows, names=SurfaceRow._fields):
 
 
 def assert_same_surfaces(layout):
-    """Those of TrackML, but for the sensors, which a file does not tell."""
-    for name in ("is_barrel", "coordinate", "low", "high", "var_u", "var_v", "material"):
+    """Those of TrackML, but for the sensors, which a file does not tell; a slanted flight passes more of them."""
+    for name in ("is_barrel", "coordinate", "low", "high", "var_u", "var_v"):
         np.testing.assert_allclose(layout.places[name], trackml().places[name])
+    assert (layout.places["material"] == detector.MATERIAL).all()
+    assert layout.places["by_angle"].all()
     assert not layout.places["thickness"].any()
 
 
@@ -75,7 +77,8 @@ def test_tracks_are_extended_through_the_surfaces_of_the_file():
         surface = surface_numbers(event.volume + shift, event.layer)
         hits = TrackHits(event.position, surface, event.module, detector.geometry().field, of)
         extended.append(extend_tracks(begun, hits, 3))
-    np.testing.assert_array_equal(*extended)
+    # Modules are turned in their surfaces, which a file does not tell.
+    assert np.mean((extended[0] >= 0) == (extended[1] >= 0)) > 0.97
     assert (extended[0] >= 0).sum() > (begun >= 0).sum()
 
 

@@ -17,7 +17,8 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco import perigee
 from domainpar.tracking.reco.ckf.layout import layout_of
-from domainpar.tracking.reco.perigee import AT_THE_HIT, ENERGY_LOSS, NAMES, PION, fit_perigees, flown_back
+from domainpar.tracking.reco.kalman import ENERGY_LOSS, PION
+from domainpar.tracking.reco.perigee import NAMES, fit_perigees, flown_back
 from domainpar.tracking.reco.segments import TrackHits
 
 RADII, PLANES = (33, 70, 115, 170, 260, 380, 520, 700, 900), (300, 420, 560, 720, 900, 1150, 1400, 1700, 2000)
@@ -107,7 +108,9 @@ def hits_of(truth, field, surfaces, seed=None):
         # The fit takes the energy that a pion loses from what it measures, so it is always lost here.
         size = np.linalg.norm(p, axis=1, keepdims=True)
         material = surface[9] if len(surface) > 9 else detector.MATERIAL
-        lost = p * (1 - ENERGY_LOSS * material * (1 + (PION / size) ** 2) ** 1.5 / size)
+        # Of a barrel it passes more the flatter it flies, of a disk the steeper.
+        path = size / (np.abs(p[:, 2:]) if surface[2] == "disk" else np.hypot(p[:, :1], p[:, 1:2]))
+        lost = p * (1 - ENERGY_LOSS * path * material * (1 + (PION / size) ** 2) ** 1.5 / size)
         if seed is not None:
             hit += along * generator.normal(0, surface[6], (len(at), 1))
             hit += (out if surface[2] == "disk" else np.array([0, 0, 1.0])) * generator.normal(
@@ -115,7 +118,7 @@ def hits_of(truth, field, surfaces, seed=None):
             )
             across = np.cross([0, 0, 1.0], p)
             across /= np.linalg.norm(across, axis=1, keepdims=True)
-            kicks = generator.normal(0, 1, (2, len(at), 1)) * 0.0136 * np.sqrt(AT_THE_HIT * material) / size
+            kicks = generator.normal(0, 1, (2, len(at), 1)) * 0.0136 * np.sqrt(path * material) / size
             lost = lost + size * (kicks[0] * across + kicks[1] * np.cross(p / size, across))
         p = lost
         position.append(hit)

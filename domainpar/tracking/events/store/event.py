@@ -366,7 +366,7 @@ class WholeEvent:
     @cached_property
     def hits(self) -> Hits:
         """The nodes as the source gave them, with the particle table."""
-        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight")
+        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight", "measured")
         columns: dict[str, Any] = {name: self.nodes(name) for name in names}
         return Hits(self.event.event_id, **columns, particles=self.event.particles())
 

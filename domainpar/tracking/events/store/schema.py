@@ -61,6 +61,9 @@ ARRAYS: dict[str, StoredArray] = {
     "nodes/hit_id": StoredArray(("N",), "int64", "the source's own number of the hit"),
     "nodes/particle_id": StoredArray(("N",), "int64", "particle of the hit, 0 for noise", optional=True),
     "nodes/weight": StoredArray(("N",), "float32", "truth weight of the hit", optional=True),
+    "nodes/measured": StoredArray(
+        ("N", "8"), "float32", "axes u, v of the module and the errors along them in mm; unknown: NaN", optional=True
+    ),
     "nodes/labels": StoredArray(("N", "L"), "float32", "labels by name; unknown: NaN, class -1", optional=True),
     "nodes/original_row": StoredArray(("N",), "id", "row of the node in the source"),
     "edges/src": StoredArray(("E",), "id", "node in which the edge starts"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.reco.ckf.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
-from domainpar.tracking.reco.ckf.states import HIT_WORTH, approach, bend_at, residual, scatter, start, take
+from domainpar.tracking.reco.kalman import HIT_WORTH, approach, bend_at, pass_material, residual, start, take
 
 MAX_TRACK_HITS = 96
 """More than four hits on each surface that a track can meet."""
@@ -41,10 +41,10 @@ def _on_module(hits: Any, rows: Any, other: int) -> bool:
 
 
 @compiled
-def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene: Any) -> None:
+def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, side: int, scene: Any) -> None:
     """Take a hit, then those of overlapping modules among the hits `near` that agree with the corrected state."""
-    hits, place, bz = scene.hits, scene.places[target], bend_at(scene.field, state)
-    take(state, hits[row], place, bz)
+    hits, place = scene.hits, scene.places[target]
+    take(state, hits[row], scene.field)
     first = state.num_hits - 1
     rows[first] = row
     state.surfaces += 1
@@ -53,18 +53,19 @@ def _take_surface(state: Any, rows: Any, row: int, target: int, near: Any, scene
     while state.num_hits - first < MAX_OVERLAPPING:
         best, best_chi2 = -1, scene.gate
         # What the track scatters in the module before counts where it flies along the surface.
-        pp, ss, kk = state.pp, state.ss, state.kk
-        scatter(state, place)
+        of_direction, of_slope, k = state.cov[1, 1], state.cov[4, 4], state.k
+        pass_material(state, place, side)
+        bend = bend_at(scene.field, state)
         for other in near:
             if _on_module(hits, rows[first : state.num_hits], other):
                 continue
-            agreement = residual(state, hits[other], place, bz)
+            agreement = residual(state, hits[other], bend)
             if agreement[0] < best_chi2 and abs(agreement[1]) < OVERLAP:
                 best, best_chi2 = other, agreement[0]
         if best < 0:
-            state.pp, state.ss, state.kk = pp, ss, kk
+            state.cov[1, 1], state.cov[4, 4], state.k = of_direction, of_slope, k
             return
-        take(state, hits[best], place, bz)
+        take(state, hits[best], scene.field)
         rows[state.num_hits - 1] = best
 
 
@@ -100,7 +101,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
         child, child_rows = states[then, width], rows[then, width]
         for i in range(alive):
             last = scene.hits[rows[now, i, states[now, i].num_hits - 1]].surface
-            scatter(states[now, i], scene.places[last])
+            pass_material(states[now, i], scene.places[last], side)
             target, inside = next_surface(states[now, i], scene, side)
             if target < 0:
                 continue
@@ -108,7 +109,7 @@ def _follow(best: Any, best_rows: Any, side: int, max_holes: int, scene: Any, st
             for branch in range(-1, min(count, width)):
                 states[then, width], child_rows[:] = states[now, i], rows[now, i]
                 if branch >= 0:
-                    _take_surface(child, child_rows, near[branch], target, near[:count], scene)
+                    _take_surface(child, child_rows, near[branch], target, near[:count], side, scene)
                     if child.quality > best[0].quality:
                         best[0], best_rows[:] = states[then, width], child_rows
                 else:
@@ -126,15 +127,15 @@ def _add_overlaps(state: Any, copy: Any, rows: Any, row: int, near: Any, chi2s: 
     """Add the hits of modules that overlap one hit of the three that a state was started from, without filtering."""
     hits, surface = scene.hits, scene.hits[row].surface
     copy[0] = state
-    approach(copy[0], hits[row], scene.field)
-    scatter(copy[0], scene.places[surface])
-    bz = bend_at(scene.field, copy[0])
+    approach(copy[0], hits[row].x, hits[row].y, 1.0, scene.field)
+    pass_material(copy[0], scene.places[surface], OUTWARD)
+    bend = bend_at(scene.field, copy[0])
     first, overlapping = state.num_hits, 1
     for i in range(hits_near(copy[0], surface, scene, near, chi2s)):
         other = hits[near[i]]
         if other.module == hits[row].module or _on_module(hits, rows[first : state.num_hits], near[i]):
             continue
-        if abs(residual(copy[0], other, scene.places[surface], bz)[1]) < OVERLAP:
+        if abs(residual(copy[0], other, bend)[1]) < OVERLAP:
             rows[state.num_hits] = near[i]
             state.num_hits += 1
             state.quality += HIT_WORTH - chi2s[i]
@@ -158,16 +159,16 @@ def _turn_back(state: Any, copy: Any, rows: Any, scene: Any) -> None:
     holes = state.holes
     rows[:3] = firsts[number - 3 : number][::-1]
     a, b, c = scene.hits[rows[0]], scene.hits[rows[1]], scene.hits[rows[2]]
-    start(state, a, b, c, scene.places, scene.field)
+    start(state, a, b, c, scene.places, INWARD, scene.field)
     state.holes = holes
     near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     for i in range(3):
         _add_overlaps(state, copy, rows, rows[i], near, chi2s, scene)
     for i in range(number - 4, -1, -1):
-        scatter(state, scene.places[surfaces[i + 1]])
-        approach(state, scene.hits[firsts[i]], scene.field)
+        pass_material(state, scene.places[surfaces[i + 1]], INWARD)
+        approach(state, scene.hits[firsts[i]].x, scene.hits[firsts[i]].y, 1.0, scene.field)
         count = hits_near(state, surfaces[i], scene, near, chi2s)
-        _take_surface(state, rows, firsts[i], surfaces[i], near[:count], scene)
+        _take_surface(state, rows, firsts[i], surfaces[i], near[:count], INWARD, scene)
     set_out(state, scene.hits[firsts[0]], scene, INWARD)
 
 
@@ -176,7 +177,9 @@ def _follow_seed(seed: Any, min_surfaces: int, max_holes: int, scene: Any, best:
                  rows: Any) -> bool:  # fmt: skip
     """Make the best track of a seed in `best[0]` and `best_rows`; false if it has too few surfaces."""
     a, b, c = scene.hits[seed[0]], scene.hits[seed[1]], scene.hits[seed[2]]
-    start(best[0], a, b, c, scene.places, scene.field)
+    start(best[0], a, b, c, scene.places, OUTWARD, scene.field)
+    if 3 * HIT_WORTH - best[0].quality > scene.gate:
+        return False
     set_out(best[0], c, scene, OUTWARD)
     best_rows[:3] = seed
     _follow(best, best_rows, OUTWARD, max_holes, scene, states, rows)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.ckf.states import EVEN_FIELD, bend_at, fly, residual
+from domainpar.tracking.events.motion import advance, arc_to_radius
+from domainpar.tracking.reco.kalman import EVEN_FIELD, bend_at, fly, residual
 
 TWO_PI = 2 * np.pi
 STAGGER = 6.0
@@ -61,31 +62,16 @@ def set_out(state: Any, hit: Any, scene: Any, side: int) -> None:
 
 
 @compiled
-def _arc_to_radius(state: Any, radius: float, bz: float, side: int) -> float:
-    """Arc length ahead to a radius in an even field; negative if it is not reached."""
-    k = state.k * bz
-    # Along the tangent first, then Newton's steps on the circle.
-    out = state.x * np.cos(state.psi) + state.y * np.sin(state.psi)
-    root = out * out + radius * radius - state.x * state.x - state.y * state.y
-    if root <= 0:
+def _arc_to_barrel(state: Any, radius: float, bend: float, side: int) -> float:
+    """Arc length ahead to a radius in an even field; negative if it is not reached, or only after much of a turn."""
+    curvature = state.k * bend
+    s = arc_to_radius(state.x, state.y, state.psi, curvature, radius, side)
+    # More than 2.4 rad of the circle: it curls up before.
+    if abs(0.5 * curvature * s) > 1.2:
         return -1.0
-    s = side * np.sqrt(root) - out
-    for _ in range(6):
-        half = 0.5 * k * s
-        # More than 2.4 rad of the circle: it curls up before.
-        if abs(half) > 1.2:
-            return -1.0
-        chord = s if abs(half) < 1e-9 else s * np.sin(half) / half
-        x, y = state.x + chord * np.cos(state.psi + half), state.y + chord * np.sin(state.psi + half)
-        out = x * np.cos(state.psi + 2 * half) + y * np.sin(state.psi + 2 * half)
-        # It only grazes the radius; Newton's step would be anything.
-        if side * out <= 0.05 * radius:
-            return -1.0
-        step = (radius * radius - x * x - y * y) / (2 * out)
-        s += step
-        if abs(step) < 1e-3:
-            break
-    return s  # type: ignore[no-any-return]
+    x, y, _, psi = advance(state.x, state.y, 0.0, state.psi, 0.0, curvature, s)
+    # It only grazes the radius.
+    return s if side * (x * np.cos(psi) + y * np.sin(psi)) > 0.05 * radius else -1.0
 
 
 @compiled
@@ -95,7 +81,7 @@ def _choose(state: Any, scene: Any, side: int) -> Any:
     bz = bend_at(scene.field, state)
     barrel = scene.ways[0, state.barrel] if state.barrel >= 0 else -1
     disk = scene.ways[way, state.disk] if state.disk >= 0 and abs(state.slope) > 1e-3 else -1
-    arc = _arc_to_radius(state, scene.places[barrel].coordinate, bz, side) if barrel >= 0 else -1.0
+    arc = _arc_to_barrel(state, scene.places[barrel].coordinate, bz, side) if barrel >= 0 else -1.0
     if arc > LONGEST_FLIGHT:
         arc = -1.0
     # The hits of a disk may lie behind the next one, of the same z: the step to it is then a short one back.
@@ -112,7 +98,7 @@ def _fly_to(state: Any, place: Any, field: Any, side: int) -> bool:
     """Move a state to a surface in steps over which the field is even; false if it turns away before."""
     for _ in range(40):
         if place.is_barrel:
-            s = _arc_to_radius(state, place.coordinate, bend_at(field, state), side)
+            s = _arc_to_barrel(state, place.coordinate, bend_at(field, state), side)
             if s < 0:
                 return False
         else:
@@ -139,11 +125,11 @@ def next_surface(state: Any, scene: Any, side: int) -> Any:
         if is_disk:
             state.disk += side
             v = np.hypot(state.x, state.y)
-            error = 3 * np.sqrt(state.zz) / abs(state.slope) + STAGGER
+            error = 3 * np.sqrt(state.cov[3, 3]) / abs(state.slope) + STAGGER
         else:
             state.barrel += side
             v = state.z
-            error = 3 * np.sqrt(state.zz) + STAGGER
+            error = 3 * np.sqrt(state.cov[3, 3]) + STAGGER
         # Missed beyond three standard deviations only, and well inside only as far from the rim.
         if place.low - error < v < place.high + error:
             return target, place.low + error < v < place.high - error
@@ -154,10 +140,10 @@ def _half_window(state: Any, place: Any, turned: float, gate: float) -> float:
     """Half the width around a surface, in mm, in which hits within the gate of a state on it can lie."""
     if place.is_barrel:
         # Across the track is less than around the surface.
-        side = np.sqrt(gate * (state.yy + place.var_u)) / max(np.cos(turned), 0.2)
+        side = np.sqrt(gate * (state.cov[0, 0] + place.var_u)) / max(np.cos(turned), 0.2)
         return 0.1 + side + STAGGER * min(abs(np.tan(turned)), 5.0)  # type: ignore[no-any-return]
-    side = np.sqrt(gate * (state.yy + place.var_u + place.var_v * np.sin(turned) ** 2))
-    along = (STAGGER + np.sqrt(gate * state.zz)) / max(abs(state.slope), 1e-3) + np.sqrt(gate * place.var_v)
+    side = np.sqrt(gate * (state.cov[0, 0] + place.var_u + place.var_v * np.sin(turned) ** 2))
+    along = (STAGGER + np.sqrt(gate * state.cov[3, 3])) / max(abs(state.slope), 1e-3) + np.sqrt(gate * place.var_v)
     return 0.1 + side + min(along, 100.0) * abs(np.sin(turned))  # type: ignore[no-any-return]
 
 
@@ -168,7 +154,7 @@ def hits_near(state: Any, target: int, scene: Any, rows: Any, chi2s: Any) -> int
     middle = np.arctan2(state.y, state.x)
     # Near the beam line an angle says nothing: at least a millimetre of radius.
     half = _half_window(state, place, state.psi - middle, scene.gate) / max(np.hypot(state.x, state.y), 1.0)
-    bz = bend_at(scene.field, state)
+    bend = bend_at(scene.field, state)
     count = 0
     # phi is cut at +-pi, and the window may reach over the cut.
     for turn in range(-1, 2):
@@ -180,7 +166,7 @@ def hits_near(state: Any, target: int, scene: Any, rows: Any, chi2s: Any) -> int
             if scene.phi[row] > high:
                 break
             if scene.free[row]:
-                chi2 = residual(state, scene.hits[row], place, bz)[0]
+                chi2 = residual(state, scene.hits[row], bend)[0]
                 if chi2 < scene.gate:
                     count = _insert(rows, chi2s, count, row, chi2)
     return count

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
-from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of, table_of
+from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of
 from domainpar.tracking.reco.ckf.layout import trackml
+from domainpar.tracking.reco.measured import table_of
 from domainpar.tracking.reco.segments import TrackHits, number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
@@ -41,7 +42,9 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
     if hits.position is None:
         raise ValueError("tracks are followed along helices, but their hits have no positions")
     layout = hits.layout or trackml()
-    table, ptr, rows_of_caller = table_of(hits.position, *volumes_and_layers(hits.surface), hits.module, layout)
+    table, ptr, rows_of_caller = table_of(
+        hits.position, *volumes_and_layers(hits.surface), hits.module, layout, hits.measured
+    )
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
     scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), layout)

@@ -18,12 +18,13 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.tracking.events.motion import HIGHLAND
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.crossing import Scene
 from domainpar.tracking.reco.ckf.layout import Layout, trackml
 from domainpar.tracking.reco.ckf.seeds import find_seeds
-from domainpar.tracking.reco.ckf.states import STATE_DTYPE
-from domainpar.tracking.reco.helix import check_finite, check_positions
+from domainpar.tracking.reco.kalman import STATE_DTYPE
+from domainpar.tracking.reco.measured import table_of
 from domainpar.tracking.reco.segments import number_tracks
 
 # Chosen on simulated events, as the searches below.
@@ -31,10 +32,6 @@ MAX_SHARED = 2  # hits that a track may lose to better ones and still be one, if
 GATE = 16.0  # largest chi^2, with 2 degrees of freedom, of a hit against the prediction
 WAYS = 3  # ways to go on that are kept at once for each seed
 MIN_SURFACES = 4  # of a track found by following: any three hits nearly lie on a helix
-
-HIT_DTYPE = np.dtype(
-    [("x", "f8"), ("y", "f8"), ("z", "f8"), ("r", "f8"), ("phi", "f8"), ("module", "i8"), ("surface", "i8")]
-)
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ def find_tracks(
     beam_spot: BeamSpot = detector.BEAM_SPOT,
     layout: Layout | None = None,
     searches: Sequence[Search] = SEARCHES,
+    measured: FloatArray | None = None,
 ) -> IntArray:
     """Find the tracks of one event.
 
@@ -101,6 +99,7 @@ def find_tracks(
         beam_spot: Where collisions lie along the beam.
         layout: The surfaces; by default those of the TrackML detector.
         searches: The searches, one after the other.
+        measured: Axes and errors of each hit, as for `measured.table_of`, [N, 8]; by default as the surfaces tell.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. Equal hits give equal tracks on any
@@ -110,14 +109,13 @@ def find_tracks(
         ValueError: If shapes do not agree, a position is not finite, or a hit lies on none of the surfaces.
     """
     layout, field = layout or trackml(), detector.geometry().field if field is None else field
-    hits, ptr, rows_of_caller = table_of(position, volume, layer, module, layout)
+    hits, ptr, rows_of_caller = table_of(position, volume, layer, module, layout, measured)
     track_of = np.full(len(hits), -1, np.int64)
     count, thickest = 0, layout.places["material"].max()
     for search in searches:
         scene = scene_of(hits, ptr, track_of < 0, field, layout)
         curvature = GEV_PER_TESLA_MM * scene.field.largest / search.min_pt
-        # Multiple scattering: 13.6 MeV / p sqrt(x / X0).
-        angle = 0.0136 * np.sqrt(thickest) / search.min_pt
+        angle = HIGHLAND * np.sqrt(thickest) / search.min_pt
         limits = curvature, angle, search.d0, reach_of(beam_spot, search.z0)
         chains = layout.everywhere if search.everywhere else layout.prompt
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains])
@@ -133,13 +131,24 @@ def find_tracks(
 
 
 def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: Field, layout: Layout) -> Scene:
-    """The hits of `table_of` in the detector, those that may be taken `free`, bool [N]."""
+    """The hits of `measured.table_of` in the detector, those that may be taken `free`, bool [N].
+
+    A surface is as wide as the worst of its hits is measured there, across and along.
+    """
+    places = layout.places.copy()
+    aside, radial = (np.stack(of, axis=1) for of in ((-np.sin(hits["phi"]), np.cos(hits["phi"])),
+                                                     (np.cos(hits["phi"]), np.sin(hits["phi"]))))  # fmt: skip
+    along = np.column_stack([radial, np.zeros(len(hits))])
+    along[places["is_barrel"][hits["surface"]]] = [0.0, 0.0, 1.0]
+    for name, axis in (("var_u", np.column_stack([aside, np.zeros(len(hits))])), ("var_v", along)):
+        variance = sum(hits[f"var_{of}"] * np.einsum("ni,ni->n", hits[of], axis) ** 2 for of in "uv")
+        np.maximum.at(places[name], hits["surface"], variance)
     return Scene(
         hits=hits,
         phi=np.ascontiguousarray(hits["phi"]),
         ptr=ptr,
         free=free,
-        places=layout.places,
+        places=places,
         ways=layout.ways,
         field=field,
         gate=GATE,
@@ -149,34 +158,6 @@ def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: 
 def room() -> npt.NDArray[np.void]:
     """Room for the ways on that `follow_seeds` keeps at once."""
     return np.zeros((2, WAYS + 1), STATE_DTYPE)
-
-
-def table_of(
-    position: FloatArray, volume: IntArray, layer: IntArray, module: IntArray, layout: Layout
-) -> tuple[npt.NDArray[np.void], IntArray, IntArray]:
-    """Sort the hits of an event by (surface, phi, z, r), whatever order they come in.
-
-    Returns:
-        `HIT_DTYPE` [N]; the first hit of each surface, and N, int64 [S + 1]; the caller's row of each, int64 [N].
-
-    Raises:
-        ValueError: If shapes do not agree, a position is not finite, or a hit lies on none of the surfaces.
-    """
-    position = np.asarray(position, np.float64)
-    check_positions(position)
-    for name, column in {"volume": volume, "layer": layer, "module": module}.items():
-        if np.shape(column) != (len(position),):
-            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
-    check_finite(position)
-    hits = np.zeros(len(position), HIT_DTYPE)
-    hits["x"], hits["y"], hits["z"] = position.T
-    hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
-    hits["module"] = module
-    hits["surface"] = layout.surface_of(np.asarray(volume), np.asarray(layer))
-    # By all columns: the order of the caller's hits must not decide anything.
-    rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
-    hits = hits[rows]
-    return hits, np.searchsorted(hits["surface"], np.arange(len(layout.places) + 1)), rows
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.compiling import compiled
+from domainpar.tracking.events.motion import through_points
 from domainpar.tracking.reco.ckf.crossing import STAGGER, TWO_PI
 
 # How many standard deviations scattering and resolution may move a seed's hits.
@@ -66,16 +67,13 @@ def _agrees(a: Any, b: Any, c: Any, places: Any, curvature: float, angle: float,
 
     `angle` is the scattering angle at the largest curvature; both fall as the momentum rises.
     """
-    ab, bc, ac = np.hypot(b.x - a.x, b.y - a.y), np.hypot(c.x - b.x, c.y - b.y), np.hypot(c.x - a.x, c.y - a.y)
-    if min(ab, bc, ac) < CLOSEST:
+    k, ab, bc = through_points(a, b, c)
+    if min(ab, bc, np.hypot(c.x - a.x, c.y - a.y)) < CLOSEST:
         return False
-    k = 2 * ((b.x - a.x) * (c.y - b.y) - (b.y - a.y) * (c.x - b.x)) / (ab * bc * ac)
     psi = np.arctan2(b.y - a.y, b.x - a.x) - 0.5 * k * ab
     sine, cosine = np.sin(psi), np.cos(psi)
     if abs(k) > curvature or abs(sine * a.x - cosine * a.y - 0.5 * k * a.r * a.r) > d0:
         return False
-    # Chords to arcs.
-    ab, bc = ab * (1 + (k * ab) ** 2 / 24), bc * (1 + (k * bc) ** 2 / 24)
     slope = (c.z - a.z) / (ab + bc)
     if abs(a.z - slope * (cosine * a.x + sine * a.y)) > z0:
         return False
@@ -84,8 +82,7 @@ def _agrees(a: Any, b: Any, c: Any, places: Any, curvature: float, angle: float,
     scattered = angle * max(abs(k) / curvature, 0.05) * np.sqrt(1 + slope * slope) * share * bc
     variance = scattered * scattered
     for hit, weight in ((a, 1 - share), (b, 1.0), (c, share)):
-        place = places[hit.surface]
-        variance += weight * weight * place.var_v * (1.0 if place.is_barrel else slope * slope)
+        variance += weight * weight * hit.var_v * (1.0 if places[hit.surface].is_barrel else slope * slope)
     return off * off < WIDTH * WIDTH * variance  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,71 @@
+"""What files tell of how a hit is measured: the axes of its module, and the errors along them (`Hits.measured`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from domainpar.common.problems import EventPlace
+from domainpar.tracking.events.csv_tables import SUFFIXES, columns_of, read_table
+from domainpar.tracking.events.graph import FloatArray
+
+SIGMAS, AXES = ("sigma_u", "sigma_v"), ("u_x", "u_y", "u_z", "v_x", "v_y", "v_z")
+"""Columns that a table of hits may have, for any detector: errors in mm, and unit vectors along which they are."""
+
+_ROTATIONS = tuple(f"rot_{axis}{of}" for of in "uv" for axis in "xyz")
+_UNIT = 1e-3  # how far from 1 the length of an axis may be, and from 0 the product of both
+
+
+def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, modules: Path | None
+             ) -> FloatArray | None:  # fmt: skip
+    """How each hit is measured, as far as files tell, float32 [N, 8]; None where they tell nothing.
+
+    Args:
+        hits: The table of hits, with any of `SIGMAS` and `AXES`, and a column `geometry_id` or volume_id, layer_id and
+            module_id, [N].
+        variances: Along both axes in mm^2, [N, 2]; 0 of the second where the hit measures the first alone. None: as
+            `SIGMAS` of the table tell.
+        place: The event and the file of its hits.
+        modules: The table of modules, with their rotations (`detectors_file`); None without.
+
+    Raises:
+        Problem: If an error is not positive, axes are not unit vectors at right angles, or modules are not listed.
+    """
+    told = np.full((len(hits), 8), np.nan, np.float32)
+    if set(AXES) <= set(hits):
+        told[:, :6] = hits[list(AXES)]
+    elif modules is not None and set(_ROTATIONS) <= set(columns_of(modules, place.event)):
+        key = ["geometry_id"] if "geometry_id" in hits else ["volume_id", "layer_id", "module_id"]
+        types = {name: np.uint64 if name == "geometry_id" else np.int64 for name in key}
+        table = read_table(modules, place.event, {**types, **dict.fromkeys(_ROTATIONS, np.float64)}, {}, tuple(key))
+        rows = pd.MultiIndex.from_frame(table[key]).get_indexer(pd.MultiIndex.from_frame(hits[key]))
+        if (rows < 0).any():
+            first = tuple(hits[key].to_numpy()[rows < 0][0].tolist())
+            what = f"{modules.name} does not list the module of {int((rows < 0).sum())} of {len(hits)} hits"
+            hint = "take the file of the same detector, or remove it"
+            raise place.problem(f"{what}, the first is {', '.join(key)} {', '.join(map(str, first))}", hint)
+        told[:, :6] = table[list(_ROTATIONS)].to_numpy()[rows]
+    u, v = told[:, :3].astype(np.float64), told[:, 3:6].astype(np.float64)
+    lengths = np.stack([np.linalg.norm(u, axis=1) - 1, np.linalg.norm(v, axis=1) - 1, np.sum(u * v, axis=1)])
+    if len(bad := np.flatnonzero((np.abs(lengths) > _UNIT).any(axis=0))):
+        what = (
+            f"{len(bad)} hits are measured along axes that are no unit vectors at right angles, first in row {bad[0]}"
+        )
+        raise place.problem(what, f"columns are {', '.join(AXES)}")
+    if variances is None and set(SIGMAS) <= set(hits):
+        variances = hits[list(SIGMAS)].to_numpy(np.float64) ** 2 * np.sign(hits[list(SIGMAS)])
+    if variances is not None:
+        if len(bad := np.flatnonzero(~((variances >= 0).all(axis=1) & (variances[:, 0] > 0)))):
+            what = (
+                f"{len(bad)} hits have an error that is not positive, first in row {bad[0]}: {variances[bad[0]]} mm^2"
+            )
+            raise place.problem(what, "the second may be 0, where a hit measures along the first axis alone")
+        told[:, 6:] = np.sqrt(np.where(variances > 0, variances, np.inf))
+    return None if np.isnan(told).all() else told
+
+
+def detectors_file(directory: Path) -> Path | None:
+    """The table of the modules, the same for all events of a directory: `detectors.csv`, as TrackML and ACTS write."""
+    return next((path for suffix in SUFFIXES if (path := directory / f"detectors{suffix}").is_file()), None)
