@@ -88,6 +88,18 @@ def test_widths_and_medians_are_robust_and_few_tracks_have_none():
         assert error == pytest.approx(np.std([one.value[0] for one in again]), rel=0.12)
 
 
+def test_against_pt_targets_of_any_pt_count_and_against_eta_those_that_pass(files, table):
+    network = finders_of(files, SPLITS)[0]
+    rows = differences_of(files, SPLITS, [network])["network"]
+    assert 0 < rows[:, 2].sum() < len(rows)
+    for chart, column in (("track-resolution", 4), ("track-pulls", 9), ("track-bias", 9)):  # of z0
+        known = rows[np.isfinite(rows[:, column])]
+        for panel, values in (("z0-pt", known[:, 0]), ("z0-eta", known[known[:, 2] > 0, 1])):
+            drawn = table[(table.chart == chart) & (table.panel == panel) & (table.curve == network.label)]
+            expected = np.histogram(values, EDGES[panel.removeprefix("z0-")])[0]
+            assert drawn.whole.astype(float).tolist() == expected.tolist()
+
+
 def test_the_table_holds_every_bin_of_every_curve_with_its_unit(files, table):
     network = finders_of(files, SPLITS)[0]
     assert set(table["style"]) == {"", "atlas", "one_way", "two_way"}

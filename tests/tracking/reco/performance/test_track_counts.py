@@ -95,6 +95,11 @@ def test_counts_with_other_sectors_or_other_bins_are_not_added():
         counts + TrackCounts.from_json(written)
 
 
+def test_tracks_without_a_fit_are_those_of_both_events():
+    one, two = count_tracks(*drawn("aaaaa", "00000")), count_tracks(*drawn("aaaaabbbbb", "0000011111"))
+    assert [one.unfitted, two.unfitted, (one + two).unfitted] == [1, 2, 3]
+
+
 def test_a_sum_over_events_with_and_without_weights_says_so():
     track_id, truth = drawn("aaaaa", "00000")
     weighted = count_tracks(track_id, replace(truth, weight=np.ones(5, np.float32)))
