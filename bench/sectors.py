@@ -128,8 +128,8 @@ def rates(store: EventStore, runs: Path) -> dict[tuple[str, str], list[Rates]]:
         of[kind, cut].append(_rates(total(events)))
         if kind == "trained":
             record = json.loads((runs / f"{kind}-{cut}-{seed}" / "scores.json").read_text())
-            bound = record["tracks"]["performance"]["test"]["upper_bound"]
-            of["perfect scores", cut].append(_rates(TrackCounts.from_json(bound)))
+            perfect = record["tracks"]["performance"]["test"]["perfect_scores"]
+            of["perfect scores", cut].append(_rates(TrackCounts.from_json(perfect)))
     return of
 
 

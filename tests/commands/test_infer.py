@@ -303,7 +303,7 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
 
 
 def test_events_without_a_segment_of_a_target_are_not_divided_by():
-    told = summary._ceiling_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
+    told = summary._segments_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
     assert told == "split=test against the truth: the target particles of --track-target have no segments"
 
 

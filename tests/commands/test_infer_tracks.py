@@ -36,7 +36,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
         "score_cut": 0.1, "max_chi2": 1.0, "min_hits": 3,
         "refine": False, "stitch": True, "extend": False, "min_quality": 0.0,
     }  # fmt: skip
-    assert listed["tracks"]["found_by"] == ["ckf", "network", "upper_bound"]
+    assert listed["tracks"]["found_by"] == ["ckf", "network", "perfect_scores"]
     assert listed["tracks"]["border_sectors"] == 8
     for event in listed["events"]:
         found = opened(tmp_path / "out" / event["path"])
@@ -50,16 +50,29 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     of_test = listed["tracks"]["performance"]["test"]
     counts = {finder: TrackCounts.from_json(found) for finder, found in of_test.items()}
     reconstructed = {finder: one.styles["atlas"].reconstructed for finder, one in counts.items()}
-    assert 0 < reconstructed["network"] <= reconstructed["upper_bound"]
-    assert counts["upper_bound"].styles["atlas"].matched == counts["upper_bound"].styles["atlas"].matchable  # no fakes
+    assert 0 < reconstructed["network"] <= reconstructed["perfect_scores"]
+    assert (
+        counts["perfect_scores"].styles["atlas"].matched == counts["perfect_scores"].styles["atlas"].matchable
+    )  # no fakes
     assert counts["network"].tracks == listed["events"][2]["tracks"]
+    for finder, one in counts.items():
+        lost = one.styles["atlas"].lost
+        assert sum(lost.values()) == one.styles["atlas"].targets - one.styles["atlas"].reconstructed
+        assert set(filter(lost.get, lost)) <= (
+            {"finder", "matching"} if finder == "ckf" else {"edges", "score", "builder", "matching"}
+        )
+        assert 0 < sum(of.held for of in one.layers.values()) <= sum(of.hits for of in one.layers.values())
     segments = listed["metrics"]["test"]["segments"]
     assert 0 < segments["passing"] <= segments["in_graph"] < segments["segments"]
     printed = capsys.readouterr().out
     shares = [segments[name] / segments["segments"] for name in ("in_graph", "passing")]
     assert f"split=test against the truth: {shares[0]:.4f} of {segments['segments']:,} segments" in printed
     assert f"{shares[1]:.4f} also have a score above 0.5" in printed
-    for row in ("network", "ckf", "upper_bound"):
+    lost = [(name, number) for name, number in counts["network"].styles["atlas"].lost.items() if number]
+    by_reason = ", ".join(f"{name} {number}" for name, number in lost)
+    told = f"by the first step that lost them: network {sum(number for _, number in lost)} ({by_reason}), ckf "
+    assert told in " ".join(printed.split())
+    for row in ("network", "ckf", "perfect_scores"):
         assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
     assert re.search(
         r"seconds per event: load \S+, network \S+, building [0-9, to]+ tracks \S+, fitting \S+, writing",
@@ -80,6 +93,8 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
     _, one = inferred(place, tmp_path / "one", **flags)
     _, many = inferred(place, tmp_path / "many", 4, **flags, grouping="random")
     assert not differences(one, many, tmp_path)
+    (scores,) = (tmp_path / "one").glob("*.scores.zarr.zip")
+    assert ("built_track_id" in opened(scores)) == ("min_quality" in flags)
     (event,) = json.loads((tmp_path / "one" / "timings.json").read_text())["events"]
     assert ("following" in event["stages"]) == flags.get("extend", False)
     assert min(event["stages"].values()) >= 0, event["stages"]  # the clock stands still while numba compiles
@@ -117,7 +132,7 @@ def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_pa
     assert of_finders["ckf"]["shared"] == 0
     assert off["tracks"]["performance"]["test"]["network"]["shared"] == 0
     assert of_finders["network"]["trackml_score"] == off["tracks"]["performance"]["test"]["network"]["trackml_score"]
-    assert f"counted for each track after the first: network {len(shared)}, upper_bound " in printed
+    assert f"counted for each track after the first: network {len(shared)}, perfect_scores " in printed
     assert on["tracks"]["options"]["shared_hits"] is True
     assert "shared_hits" not in off["tracks"]["options"]
 
@@ -127,7 +142,7 @@ def test_naive_mode_finds_fewer_even_with_perfect_scores(place, tmp_path):
     naive, _ = inferred(place, tmp_path / "naive", tracks="greedy", mode="naive", sectors=8)
     assert naive["tracks"]["border_sectors"] == 8
     found = [
-        sum(performance["upper_bound"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
+        sum(performance["perfect_scores"]["styles"]["two_way"]["reconstructed"] for performance in by_split.values())
         for by_split in (naive["tracks"]["performance"], halo["tracks"]["performance"])
     ]
     assert found[0] < found[1]
@@ -222,7 +237,7 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
     trained(write_store(tmp_path / "other", [whole], ["train"]), tmp_path / "run", epochs=1)
     listed, _ = inferred(tmp_path, tmp_path / "out", tracks="greedy", store=str(store))
     assert set(listed["tracks"]["performance"]["test"]) == {"network"}
-    assert "upper_bound is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
+    assert "perfect_scores is left out of the table: 1 of 2 events have it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

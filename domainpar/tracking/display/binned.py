@@ -1,4 +1,4 @@
-"""The binned numbers behind the charts of a page as one table, CSV: a line for each bin of each curve."""
+"""The binned numbers behind the charts and tables of a page as one table, CSV: a line for each bin of each curve."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def binned_numbers(page: Page) -> str:
                     values = low, high, *of_panel[2:], *numbers
                     # What is not known is an empty cell.
                     writer.writerow([*names, *("" if one != one else one for one in values)])
+    for section in page.sections:
+        for table in section.tables:
+            writer.writerows(table.numbers)
     return lines.getvalue()
 
 

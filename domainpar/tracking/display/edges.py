@@ -30,7 +30,7 @@ from domainpar.tracking.display.chart import (
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
+from domainpar.tracking.reco.performance.lost import TrueSegments, count_segments
 from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, UNKNOWN
 
 BINS = np.linspace(0, 1, 51)
@@ -60,7 +60,7 @@ class EdgeCurves:
         unscored_targets: Targets without a score, which are lost: a filter dropped them, or they join two sectors of
             naive mode.
         unscored: Edges without a score.
-        upper_bound: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
+        segments: True segments of the targets of the tracks, those the graph holds, and those that pass at 0.5; None
             where the truth does not know them.
     """
 
@@ -79,7 +79,7 @@ class EdgeCurves:
     others: IntArray
     unscored_targets: int
     unscored: int
-    upper_bound: EdgeUpperBound | None
+    segments: TrueSegments | None
 
 
 def edge_curves(run: RunFiles) -> EdgeCurves | None:
@@ -123,7 +123,7 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         others=histograms[2],
         unscored_targets=int(np.count_nonzero(~scored & (classes == TARGET))),
         unscored=int(np.count_nonzero(~scored)),
-        upper_bound=_upper_bound(events, run.tracking.cuts.target),
+        segments=_segments(events, run.tracking.cuts.target),
     )
 
 
@@ -165,18 +165,19 @@ def _ratio(part: IntArray, whole: IntArray) -> FloatArray:
     return ratio
 
 
-def _upper_bound(events: Sequence[EventData], track_target: Mapping[str, Any]) -> EdgeUpperBound | None:
-    """Over all events; None if one of them does not know what the conditions ask."""
-    bounds = []
+def _segments(events: Sequence[EventData], track_target: Mapping[str, Any]) -> TrueSegments | None:
+    """Over all events; None if one of them does not know what the conditions ask, or has no positions."""
+    counts = []
     for event in events:
         assert event.logit is not None, "only scored events are counted"
         if event.truth is None:
             return None
         try:
-            bounds.append(edge_upper_bound(event.truth, event.edge_index, track_target, event.logit > 0))
+            counts.append(count_segments(event.truth, event.edge_index, track_target, event.logit > 0))
         except ValueError:  # the other curves are kept
             return None
-    return functools.reduce(operator.add, bounds)
+    known = [of_event for of_event in counts if of_event is not None]
+    return functools.reduce(operator.add, known) if len(known) == len(events) else None
 
 
 def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
@@ -233,10 +234,10 @@ def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
         for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
             series.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == VERMILION))
     caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
-    upper_bound = runs[0][0].upper_bound
-    if upper_bound is not None and upper_bound.construction_efficiency is not None:
+    segments = runs[0][0].segments
+    if segments is not None and segments.construction_efficiency is not None:
         caption += (
-            f" The graph holds {upper_bound.construction_efficiency:.1%} of the true segments of the targets: "
+            f" The graph holds {segments.construction_efficiency:.1%} of the true segments of the targets: "
             "no cut finds more of them."
         )
     return Panel(

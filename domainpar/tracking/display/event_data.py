@@ -47,6 +47,7 @@ class EventData:
         track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
         shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
             one track at most.
+        built_track_id: The tracks before some were dropped for their quality, [N]; None where none were.
         ckf_track_id: Track of each hit of the CKF.
         fits: Parameters of the tracks at the beam line and their covariances, by finder, `network` or `ckf`.
         field: The field around the hits.
@@ -69,6 +70,7 @@ class EventData:
     logit: FloatArray | None
     track_id: IntArray | None
     shared_hits: IntArray | None
+    built_track_id: IntArray | None
     ckf_track_id: IntArray | None
     fits: Mapping[str, tuple[FloatArray, FloatArray]]
     field: Field
@@ -169,6 +171,7 @@ def read_event_data(
         logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
         track_id=arrays.get("track_id"),
         shared_hits=arrays.get("shared_hits"),
+        built_track_id=arrays.get("built_track_id"),
         ckf_track_id=arrays.get("ckf_track_id"),
         fits={
             finder: (arrays[f"{of}track_parameters"], arrays[f"{of}track_covariance"])

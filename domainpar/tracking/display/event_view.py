@@ -20,7 +20,9 @@ from domainpar.tracking.display.run_files import RunFiles, Tracking
 from domainpar.tracking.display.tracks import target_text
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.performance.counts import fitted
+from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses
 from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, match, memberships
+from domainpar.tracking.reco.performance.rates import CKF, NETWORK
 from partitioners import Sectors, number_of_sectors
 
 MOST_CUT_EDGES = 150_000
@@ -172,6 +174,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         "edges": event.num_edges,
         "cutEdges": len(cut),
         "cutEdgesDrawn": len(drawn),
+        "reasons": [f"{reason}: {why}" for reason, why in REASONS.items()],
         "layers": [f"volume {volume}, layer {layer}" for volume, layer in layers.T],
     }
     arrays: Arrays = {
@@ -182,7 +185,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
     kept = _add_particles(event, event.position, facts, arrays)
-    finders = ("network", event.track_id, event.shared_hits), ("ckf", event.ckf_track_id, None)
+    finders = (NETWORK, event.track_id, event.shared_hits), (CKF, event.ckf_track_id, None)
     for name, track_id, shared_hits in finders:
         if track_id is None:
             continue
@@ -191,7 +194,11 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         hit, track = memberships(track_id, shared_hits)
         distance = np.linalg.norm(event.position, axis=1)[hit]
         arrays |= _paths(name, hit, track, int(track_id.max(initial=-1)) + 1, distance)
-        if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style, shared_hits)) is not None:
+        edges = None
+        if name == NETWORK and event.logit is not None:
+            scored = event.logit > -np.inf
+            edges = TrackEdges.of(event.edge_index, event.logit, scored, tracking.score_cut, event.built_track_id)
+        if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style, shared_hits, edges)) is not None:
             _add_matches(name, matches, kept, facts, arrays)
     borrowed = first_that_borrows(part, event.edge_index)
     return EventView(facts, arrays, split, borrowed, target_text(tracking.cuts.target), how_scored)
@@ -225,6 +232,7 @@ def _add_matches(name: str, matches: Matches, kept: IntArray, facts: dict[str, A
     arrays[f"{name}Particle"] = _places(kept, len(matches.found))[matches.particle]
     arrays[f"{name}Shared"] = matches.shared.astype(np.uint16)
     arrays[f"{name}Found"] = matches.found[kept].astype(np.uint8)
+    arrays[f"{name}Lost"] = matches.lost[kept].astype(np.uint8)
     arrays[f"{name}BestTrack"] = matches.best_track[kept].astype(np.int32)
     arrays[f"{name}BestShared"] = matches.best_shared[kept].astype(np.uint16)
     facts[f"{name}Counts"] = {
@@ -274,6 +282,7 @@ class Matches:
         best_shared: The number of these hits, int64 [M].
         target: Whether each particle is a target with hits in the event, bool [M].
         found: Whether a track belongs to each particle, bool [M].
+        lost: Why none does: a place in `lost.REASONS`, int64 [M]; 0 without hits.
     """
 
     particle: IntArray
@@ -283,10 +292,16 @@ class Matches:
     best_shared: IntArray
     target: BoolArray
     found: BoolArray
+    lost: IntArray
 
 
 def match_tracks(
-    event: EventData, track_id: IntArray, cuts: TrackCuts, style: str = "atlas", shared_hits: IntArray | None = None
+    event: EventData,
+    track_id: IntArray,
+    cuts: TrackCuts,
+    style: str = "atlas",
+    shared_hits: IntArray | None = None,
+    edges: TrackEdges | None = None,
 ) -> Matches | None:
     """Match the tracks of an event with its particles; None without a particle table.
 
@@ -296,6 +311,7 @@ def match_tracks(
         cuts: Conditions on the tracks that count, and on the share of hits. Its targets are those of the event already.
         style: One of `styles.STYLES`.
         shared_hits: Hits and the further tracks that they lie on, [S, 2]; None for none.
+        edges: What the tracks were built from; None for a finder without edges.
     """
     if event.particles is None or event.target is None or event.truth is None:
         return None
@@ -307,6 +323,8 @@ def match_tracks(
     found, target = np.zeros(num_particles, bool), np.zeros(num_particles, bool)
     found[row] = matching.times_reconstructed[here] > 0
     target[row] = event.target[row]
+    lost = np.zeros(num_particles, np.int64)
+    lost[row] = reasons_of_losses(overlaps, event.truth, cuts, edges)[style][here]
     majority, shared = _most(overlaps.track, overlaps.particle, overlaps.shared, overlaps.num_tracks)
     tracks, counts = _most(overlaps.particle, overlaps.track, overlaps.shared, overlaps.num_particles)
     best_track, best_shared = np.full(num_particles, -1, np.int64), np.zeros(num_particles, np.int64)
@@ -333,6 +351,7 @@ def match_tracks(
         best_shared=best_shared,
         target=target,
         found=found,
+        lost=lost,
     )
 
 

@@ -81,10 +81,12 @@ class Tracking:
     Attributes:
         cuts: Conditions on tracks and particles, and the share of their hits that must agree.
         style: One of `styles.STYLES`.
+        score_cut: Score that an edge had to exceed for the track builder to look at it.
     """
 
     cuts: TrackCuts
     style: str
+    score_cut: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +169,8 @@ class RunFiles:
             return Tracking(TrackCuts(), STYLES[0])
         tracks: Table = (self.scores.record.tracks if self.scores else None) or {}
         style = tracks.get("matching_style")
-        return Tracking(first.cuts, style if style in STYLES else STYLES[0])
+        score_cut = (tracks.get("options") or {}).get("score_cut", 0.0)
+        return Tracking(first.cuts, style if style in STYLES else STYLES[0], score_cut)
 
     @cached_property
     def own(self) -> OwnEvents | None:
@@ -192,7 +195,7 @@ class RunFiles:
 
     @cached_property
     def performance(self) -> dict[str, dict[str, TrackCounts]]:
-        """Counts of tracks by split and finder: `network`, `ckf`, `upper_bound`; empty without tracks.
+        """Counts of tracks by split and finder: `network`, `ckf`, `perfect_scores`; empty without tracks.
 
         Raises:
             ValueError: If they were written by another version.

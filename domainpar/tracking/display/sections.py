@@ -15,6 +15,7 @@ from domainpar.tracking.display.comparison import differing, not_alike, told_apa
 from domainpar.tracking.display.edges import edge_chart, edge_curves
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
+from domainpar.tracking.display.losses import layer_table, lost_table
 from domainpar.tracking.display.profile import operations, profile_chart, profile_of
 from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
 from domainpar.tracking.display.resolutions import resolution_charts
@@ -22,8 +23,10 @@ from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
 from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, title_of, track_charts
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
+from domainpar.tracking.reco.performance.lost import REASONS, SEGMENT
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
+    PERFECT_SCORES,
     duplicate_rate,
     efficiency,
     fake_rate,
@@ -33,7 +36,6 @@ from domainpar.tracking.reco.performance.rates import (
     unlabelled_rate,
     wilson,
 )
-from domainpar.tracking.reco.performance.upper_bound import SEGMENT
 
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
@@ -130,6 +132,7 @@ def build_page(
         _training(run, other),
         _edges(run, other),
         _tracks(run, other),
+        *_losses(run),
         _event(run, event, "" if record is None else run.known_as(record), num_parts),
         partition(run, event),
         _ranks(run),
@@ -241,17 +244,17 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
         lead += f" {curves.unscored:,} edges {why}; {curves.unscored_targets:,} of them are targets, and count as lost."
     if curves.left_out:
         lead += f" {several(curves.left_out, 'more event')} of the split not counted here."
-    bounds = [
+    counted = [
         {
             "scores": files.called(files.how_scored),
-            "true segments of target particles": f"{upper_bound.segments:,}",
-            "of them in the graph (upper_bound)": percent(upper_bound.construction_efficiency),
-            "in the graph, score > 0.5": percent(upper_bound.cumulative_efficiency),
+            "true segments of target particles": f"{segments.segments:,}",
+            "of them in the graph": percent(segments.construction_efficiency),
+            "in the graph, score > 0.5": percent(segments.cumulative_efficiency),
         }
         for files, of_run in ((run, curves), (other, beside))
-        if files is not None and of_run is not None and (upper_bound := of_run.upper_bound) is not None
+        if files is not None and of_run is not None and (segments := of_run.segments) is not None
     ]
-    tables = ReportTable.of(bounds, f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}")
+    tables = ReportTable.of(counted, f"{SEGMENT[0].upper()}{SEGMENT[1:]}. {_targets(run)}")
     return Section("edges", title, (lead,), _approximate(run, other), tables=tables, charts=(chart,))
 
 
@@ -325,6 +328,21 @@ def _rate_tables(finders: list[Finder], note: str = "") -> tuple[ReportTable, ..
             }
         )
     return ReportTable.of(rates, note, words=2) + ReportTable.of(majorities)
+
+
+def _losses(run: RunFiles) -> tuple[Section, ...]:
+    """Why target particles are lost, and what found tracks hold of theirs on each layer; nothing without tracks."""
+    splits = run.splits_to_judge(run.performance)
+    finders = [finder for finder in finders_of(run, splits) if finder.name != PERFECT_SCORES]
+    if not finders:
+        return ()
+    lead = (
+        f"Target particles without a matched track, {run.tracking.style.replace('_', '-')} matching, by the first step "
+        "after which they could not be matched. Against p_T, particles of any p_T.",
+        *(f"{reason}: {why}." for reason, why in REASONS.items()),
+    )
+    tables = lost_table(finders, run.tracking.style) + layer_table(finders)
+    return (Section("lost", "Lost particles and hits", lead, _approximate(run), tables=tables),)
 
 
 def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:

@@ -43,17 +43,26 @@ class ReportTable:
         rows: Its cells.
         note: A remark below it.
         words: Number of columns, the first ones, that hold words; the others hold numbers.
+        numbers: What it is made of, as lines of `binned.HEADING`.
     """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     words: int = 1
+    numbers: tuple[tuple[object, ...], ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]], note: str = "", words: int = 1) -> tuple[ReportTable, ...]:
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, str]],
+        note: str = "",
+        words: int = 1,
+        numbers: Sequence[tuple[object, ...]] = (),
+    ) -> tuple[ReportTable, ...]:
         """The table of some rows, each its cells by the headings; no table of no rows."""
-        return (cls(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), note, words),) if rows else ()
+        cells = tuple(tuple(row.values()) for row in rows)
+        return (cls(tuple(rows[0]), cells, note, words, tuple(numbers)),) if rows else ()
 
 
 def facts(run: RunFiles) -> ReportTable:

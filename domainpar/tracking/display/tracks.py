@@ -14,7 +14,7 @@ from domainpar.tracking.display.chart import BLUE, GREEN, GREY, ORANGE, VERMILIO
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from domainpar.tracking.reco.performance.counts import TrackCounts
-from domainpar.tracking.reco.performance.rates import wilson
+from domainpar.tracking.reco.performance.rates import CKF, FINDERS, NETWORK, PERFECT_SCORES, wilson
 
 RATES = {
     "efficiency": (
@@ -65,13 +65,6 @@ QUALITIES = ("hits", "purity", "completeness")
 """Of a track."""
 
 BORDERS = "borders"
-FINDERS = {
-    "network": "network",
-    "ckf": "CKF (no network)",
-    "upper_bound": "upper bound of the graph (perfect scores)",
-}
-"""Finders and their names in a legend."""
-
 MARKERS = ("circle", "diamond", "square", "triangle", "cross")
 TICKS = {
     "pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
@@ -97,7 +90,7 @@ class Finder:
     """A finder of tracks with its counts.
 
     Attributes:
-        name: `network`, `ckf` or `upper_bound`.
+        name: One of `rates.FINDERS`, or another.
         label: Its name in a legend; says so where it is approximate.
         other: Whether it comes from the run that this one is compared with.
         counts: The counts.
@@ -113,7 +106,7 @@ class Finder:
         """The same in all charts."""
         if self.name == "network":
             return VERMILION if self.other else BLUE
-        return {"ckf": ORANGE, "upper_bound": GREY}.get(self.name, GREEN)
+        return {CKF: ORANGE, PERFECT_SCORES: GREY}.get(self.name, GREEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +187,7 @@ def quantities_of(rate: str) -> tuple[str, ...]:
 
 def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], styles: Sequence[str]) -> list[Chart]:
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
-    both networks, and of the upper_bound, near the borders of sectors."""
+    both networks, and of perfect scores, near the borders of sectors."""
     charts = []
     for rate, (name, _, caption) in RATES.items():
         caption += f" Bins with fewer than {FEWEST} are left out."
@@ -205,7 +198,7 @@ def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]
             title = title_of(run, splits, finders, style)
             charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
     if any(finder.other for finder in finders):
-        compared = [finder for finder in finders if finder.name in ("network", "upper_bound")]
+        compared = [finder for finder in finders if finder.name in (NETWORK, PERFECT_SCORES)]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
         rates = [rate for rate in list(RATES)[:3] if styles[0] == "atlas" or rate != "duplicate_rate"]
         of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
@@ -230,7 +223,7 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
     low, high = _limits(curves, rate)
     panels = []
     for quantity, of_finders in curves.items():
-        measured = [finder for finder in finders if finder.name != "upper_bound"]
+        measured = [finder for finder in finders if finder.name != PERFECT_SCORES]
         series = []
         for finder, curve in zip(finders, of_finders, strict=True):
             place = measured.index(finder) if finder in measured else 0
@@ -271,7 +264,7 @@ def _borders(edges: FloatArray, quantity: str) -> FloatArray:
 
 
 def series_of(finder: Finder, curve: RateCurve, quantity: str, place: int, of: int) -> Series:
-    """The upper bound as a line with a band, apart from what was measured; others as points in their bins."""
+    """Perfect scores as a line with a band, apart from what was measured; others as points in their bins."""
     few = curve.whole < FEWEST
     value, low, high = (np.where(few, np.nan, values) for values in (curve.value, curve.low, curve.high))
     borders, interval = _borders(curve.edges, quantity), np.stack([low, high])
@@ -281,7 +274,7 @@ def series_of(finder: Finder, curve: RateCurve, quantity: str, place: int, of: i
     )
     counted = curve.edges[:-1], curve.edges[1:], curve.value, curve.low, curve.high, curve.part, curve.whole
     look: dict[str, Any] = {"interval": interval, "notes": notes, "table": np.stack(counted, axis=1)}
-    if finder.name == "upper_bound":
+    if finder.name == PERFECT_SCORES:
         return Series(finder.label, "steps", finder.colour, borders, value, width=1.2, **look)
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.

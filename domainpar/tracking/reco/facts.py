@@ -18,9 +18,9 @@ from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_
 from domainpar.tracking.events.store import Settings
 from domainpar.tracking.events.targets import MEV_ABOVE
 from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.reco.performance.lost import count_segments
 from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET, TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
-from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 
 FAR = 10_000.0
 """Coordinate in mm that no tracker reaches."""
@@ -60,7 +60,7 @@ class EventFacts:
         without_pt: Those of which it is not known, where it is of others.
         other_nhits: Those whose `nhits` in the particle table is not what their hits count.
         targets: Those that meet `DEFAULT_TARGET`.
-        segments: Segments of the targets (`reco.performance.upper_bound.SEGMENT`); of all particles without targets.
+        segments: Segments of the targets (`reco.performance.lost.SEGMENT`); of all particles without targets.
         in_graph: Those of them that are candidate edges.
         unfiltered: Those that were before a filter; None without one.
     """
@@ -114,7 +114,7 @@ def facts_of(
     if hits.particle_id is not None:
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
         values |= _of_particles(truth)
-        held = edge_upper_bound(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
+        held = count_segments(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
         if held is not None:
             values |= {"segments": held.segments, "in_graph": held.in_graph}
             if unfiltered is not None:

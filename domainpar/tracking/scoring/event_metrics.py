@@ -20,13 +20,14 @@ from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.reco.field_check import field_warning, ratios_of_halves
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.lost import TrackEdges, TrueSegments, count_segments
 from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
-from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
 from domainpar.tracking.scoring.scorer import Judge, Outcome
-from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
+from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
 from domainpar.tracking.training.label_loss import count_labels, figures_of
 from domainpar.tracking.training.metrics import EdgeCounts, count_event, metrics_over
@@ -68,11 +69,13 @@ def judge_of(
     tasks: Tasks,
     records: Sequence[EventRecord],
     in_maps: InMaps,
+    options: TrackOptions | None,
 ) -> Judge:
     """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
 
-    It also looks for each in the maps.
+    It also looks for each in the maps. `options` are those of the tracks; None without.
     """
+    score_cut = 0.0 if options is None else options.floor
     cuts, borders = track_cuts(config), config.border_sectors or config.sectors
     if borders is None:  # no more than an event has tiles to make sectors of
         borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
@@ -93,7 +96,7 @@ def judge_of(
         judgement["in_map"] = in_maps.hold(event)
         judgement["field"] = _held_against_field(event, scores)
         judgement["unfitted"] = why_not_fitted(event) if scores.tracks else None
-        return judgement | (_judge_tracks(event, scores, cuts, borders) if config.tracks else {})
+        return judgement | (_judge_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})
 
     return judge
 
@@ -109,7 +112,9 @@ def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, An
     return {"name": str(field), "halves": ratios_of_halves(hits.position, found[0], field).tolist()}
 
 
-def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors) -> dict[str, Any]:
+def _judge_tracks(
+    event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors, score_cut: float
+) -> dict[str, Any]:
     """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
 
     Returns:
@@ -118,11 +123,14 @@ def _judge_tracks(event: StoredEvent, scores: EventScores, cuts: TrackCuts, bord
     """
     if isinstance(truth := truth_to_count(event, cuts, border_sectors), str):
         return {"uncounted": truth}
-    passing = scores.edge_scored & (scores.edge_logit > 0)
-    segments = edge_upper_bound(truth, scores.edge_index, cuts.target, passing)
+    scored, built = scores.edge_scored, scores.built
+    segments = count_segments(truth, scores.edge_index, cuts.target, scored & (scores.edge_logit > 0))
+    edges = {NETWORK: TrackEdges.of(scores.edge_index, scores.edge_logit, scored, score_cut, built.get(NETWORK))}
+    if (label := WholeEvent(event).edges("label")) is not None:
+        edges[PERFECT_SCORES] = TrackEdges(scores.edge_index, scored & (label > 0), built.get(PERFECT_SCORES))
     return {
         "tracks": {
-            finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder)).to_json()
+            finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder), edges.get(finder)).to_json()
             for finder, track_id in scores.tracks.items()
         },
         "segments": None if segments is None else asdict(segments),
@@ -197,7 +205,7 @@ class EventMetrics:
             # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
             if split in metrics and None not in segments:
                 metrics[split]["segments"] = asdict(
-                    functools.reduce(operator.add, (EdgeUpperBound(**of) for of in segments))
+                    functools.reduce(operator.add, (TrueSegments(**of) for of in segments))
                 )
         return metrics
 

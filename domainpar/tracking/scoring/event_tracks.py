@@ -40,10 +40,17 @@ from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.performance.matching import memberships
+from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.perigee import NAMES, Perigees, fit_perigees
 from domainpar.tracking.reco.segments import TrackHits
-from domainpar.tracking.reco.tracks import TrackOptions, finished, shared_hits, tracks_from_scores
-from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
+from domainpar.tracking.reco.tracks import (
+    TrackOptions,
+    build_tracks,
+    finished,
+    shared_hits,
+    tracks_from_scores,
+)
+from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.submission import write_piece
 
 Format = Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"]
@@ -152,10 +159,14 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
 
     tracks: dict[str, IntArray] = {}
     shared: dict[str, IntArray] = {}
+    built: dict[str, IntArray] = {}
 
     def build(finder: str, logits: FloatArray, seconds: dict[str, float] | None = None) -> None:
         edges = edge_index, logits[scores.edge_scored]
-        tracks[finder] = tracks_from_scores(*edges, hits, options, seconds)
+        first = finished(build_tracks(*edges, hits, options), hits, options, seconds)
+        if options.min_quality:
+            built[finder] = first
+        tracks[finder] = tracks_from_scores(*edges, hits, options, seconds, first)
         if (further := shared_hits(tracks[finder], *edges, hits, options)) is not None:
             shared[finder] = further
 
@@ -163,8 +174,8 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     build(NETWORK, scores.edge_logit, seconds)
     seconds["tracks"] = clock() - began
     if (label := whole.edges("label")) is not None:
-        build(UPPER_BOUND, np.where(label > 0, CERTAIN, -CERTAIN))
-    return replace(scores, tracks=tracks, shared_hits=shared, seconds=seconds)
+        build(PERFECT_SCORES, np.where(label > 0, CERTAIN, -CERTAIN))
+    return replace(scores, tracks=tracks, shared_hits=shared, built=built, seconds=seconds)
 
 
 def why_not_fitted(event: StoredEvent) -> str | None:

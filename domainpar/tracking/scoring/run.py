@@ -325,7 +325,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.ckf, splits, store.beam_spot or BEAM_SPOT),
-        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps),
+        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps, options),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,

@@ -41,7 +41,8 @@ from domainpar.tracking.events.store import (
     read_arrays,
     write_arrays,
 )
-from domainpar.tracking.scoring.scores import CKF, NETWORK, EventScores
+from domainpar.tracking.reco.performance.rates import CKF, NETWORK
+from domainpar.tracking.scoring.scores import EventScores
 
 LIST = SCORES_FILE
 TIMINGS = "timings.json"
@@ -116,6 +117,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
     if NETWORK in scores.shared_hits:
         tracks["shared_hits"] = scores.shared_hits[NETWORK]
+    if NETWORK in scores.built:
+        tracks["built_track_id"] = scores.built[NETWORK]
     for finder, fits in scores.parameters.items():
         tracks |= {f"{PREFIX_OF_TRACKS[finder]}{name}": getattr(fits, of) for name, of in ARRAYS_OF_FITS.items()}
     num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
@@ -183,6 +186,8 @@ class Scores:
             edges (`infer --ckf`), to compare with; the two number their tracks each for itself.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
             [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
+        built_track_id: The tracks as they were built at first, int64 [N], where some are dropped for their quality
+            (`infer --min-quality`).
         track_parameters: d0, z0, phi, theta, q/p of each track at the beam line in mm, rad and 1/GeV, by the
             definitions of `reco.perigee`, NaN where a track has no fit, float64 [T, 5]; row `track_id`. None where none
             could be fitted.
@@ -208,6 +213,7 @@ class Scores:
     track_id: IntArray | None = None
     ckf_track_id: IntArray | None = None
     shared_hits: IntArray | None = None
+    built_track_id: IntArray | None = None
     track_parameters: FloatArray | None = None
     track_covariance: FloatArray | None = None
     track_chi2: FloatArray | None = None

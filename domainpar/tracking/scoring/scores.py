@@ -30,9 +30,6 @@ EDGES = ""
 
 Network = Callable[[LocalGraph, CompleteHalo], Tensor | Readings]
 
-NETWORK, UPPER_BOUND, CKF = "network", "upper_bound", "ckf"
-"""Finders of tracks: the network's scores; perfect scores of the same edges, built alike; helices through the hits."""
-
 
 @dataclass(frozen=True, eq=False)
 class EventScores:
@@ -52,6 +49,7 @@ class EventScores:
         tracks: Track of each hit, of several the first, -1 for none, int64 [N], by finder.
         shared_hits: Row of each hit that lies on several tracks, and each track of it but the first, ascending, int64
             [S, 2], by finder; of those alone whose tracks share hits.
+        built: The tracks as they were built at first, int64 [N], by finder; of those that drop some for their quality.
         parameters: Parameters of the tracks at the beam line, a row each, by finder; of none where they cannot be
             fitted.
         seconds: Time of the network, an equal share of that of a call for several events, and of building tracks from
@@ -68,6 +66,7 @@ class EventScores:
     labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     tracks: Mapping[str, IntArray] = field(default_factory=dict)
     shared_hits: Mapping[str, IntArray] = field(default_factory=dict)
+    built: Mapping[str, IntArray] = field(default_factory=dict)
     parameters: Mapping[str, Perigees] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 

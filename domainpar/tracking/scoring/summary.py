@@ -118,7 +118,7 @@ def performance_lines(
     performance: Mapping[str, Mapping[str, TrackCounts]], style: str, *, naive: bool, shared: bool
 ) -> list[str]:
     """Rates of tracks, a table for each split; whether they lack edges between sectors, and may share hits."""
-    note = ["Naive mode: network and upper bound lack the edges between sectors; approximate."] if naive else []
+    note = ["Naive mode: network and perfect scores lack the edges between sectors; approximate."] if naive else []
     lines = []
     for split, counts in performance.items():
         lines += [f"tracks, {split} events:", *table(counts, style), *note]
@@ -159,7 +159,7 @@ def last_lines(
         *(_kept_line(split, values["filter"]) for split, values in record.metrics.items() if "filter" in values),
         *(_labels_line(split, values) for split, values in record.metrics.items() if values.get("labels")),
         *(
-            _ceiling_line(split, values["segments"])
+            _segments_line(split, values["segments"])
             for split, values in record.metrics.items()
             if values.get("segments")
         ),
@@ -228,7 +228,7 @@ def _labels_line(split: str, values: Mapping[str, Any]) -> str:
     return f"split={split} events={values['events']} {' '.join(shown)} (of those known: {known})"
 
 
-def _ceiling_line(split: str, counts: Mapping[str, int]) -> str:
+def _segments_line(split: str, counts: Mapping[str, int]) -> str:
     """Losses of graph construction, which edge metrics do not see."""
     segments = counts["segments"]
     if segments == 0:

@@ -86,10 +86,15 @@ def test_an_edge_without_a_score_is_lost_at_every_cut(files):
     assert curves.efficiency[0] == pytest.approx(scored / (scored + curves.unscored_targets))
 
 
-def test_the_ceiling_of_a_graph_without_its_last_edge_says_so(tmp_path):
+def test_without_positions_of_one_event_no_segments_are_told(tmp_path):
+    graphs = [drawn(6, num_edges=5, event_id=str(i), positions=i < 3) for i in range(4)]
+    assert edge_curves(read_run_files(write_run(tmp_path, graphs))).segments is None
+
+
+def test_the_segments_of_a_graph_without_its_last_edge_are_one_fewer(tmp_path):
     files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=4)]))
-    assert edge_curves(files).upper_bound.segments == 5
-    assert edge_curves(files).upper_bound.in_graph == 4
+    assert edge_curves(files).segments.segments == 5
+    assert edge_curves(files).segments.in_graph == 4
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

@@ -27,6 +27,7 @@ from domainpar.tracking.display.event_view import (
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.reco.performance.counts import count_tracks
+from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
 from partitioners import number_of_sectors
 from partitioners.quality import measure
@@ -136,8 +137,11 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     track_id[moved] = rng.integers(-1, track_id.max() + 1, int(moved.sum()))
     track_id = np.unique(track_id, return_inverse=True)[1] - int(track_id.min() < 0)
     cuts = TrackCuts(min_hits=4)
-    matches = match_tracks(event, track_id, cuts, style)
-    counts = count_tracks(track_id, event.truth, cuts).styles[style]
+    edges = TrackEdges.of(event.edge_index, event.logit, event.logit > -np.inf, 0.5, None)
+    matches = match_tracks(event, track_id, cuts, style, None, edges)
+    counts = count_tracks(track_id, event.truth, cuts, None, edges).styles[style]
+    lost = np.bincount(matches.lost[matches.target & ~matches.found], minlength=len(REASONS))
+    assert dict(zip(REASONS, lost.tolist(), strict=True)) == counts.lost
     assert 0 < counts.reconstructed < counts.targets
     assert int(matches.target.sum()) == counts.targets
     assert int((matches.target & matches.found).sum()) == counts.reconstructed
@@ -192,6 +196,25 @@ def hand_made(particle, targets):
         target=np.isin(table, targets),
         particle_row=row,
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "edges", "changed"),
+    [
+        ("edges", 3, {"logit": np.full(3, 1.0)}),
+        ("score", 5, {"logit": np.array([1.0, 1.0, -np.inf, 1.0, 1.0])}),
+        ("score", 5, {"logit": np.array([1.0, 1.0, 0.1, 1.0, 1.0])}),
+        ("builder", 5, {"logit": np.full(5, 1.0)}),
+        ("quality", 5, {"logit": np.full(5, 1.0), "built_track_id": np.zeros(6, np.int64)}),
+    ],
+)
+def test_each_missed_particle_has_the_reason_of_its_loss(tmp_path, reason, edges, changed):
+    files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=edges)]))
+    nothing = np.full(6, -1)
+    event = replace(files.read_event(files.choose_event()), track_id=nothing, ckf_track_id=nothing, **changed)
+    facts, arrays = decoded(event_view(event, Split(1), replace(files.tracking, score_cut=0.6)))
+    told = {finder: facts["reasons"][arrays[f"{finder}Lost"][0]].split(":")[0] for finder in facts["finders"]}
+    assert told == {"network": reason, "ckf": "finder"}
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])

@@ -73,7 +73,7 @@ def page(place):
 
 def test_sections_come_in_the_order_in_which_one_asks(page):
     sections = page.ids("section")
-    with_all = "summary", "comparison", "training", "edges", "tracks", "event", "partition", "ranks", "missing"
+    with_all = "summary", "comparison", "training", "edges", "tracks", "lost", "event", "partition", "ranks", "missing"
     assert sections == list(with_all)
     assert [attributes["href"] for tag, attributes in page.tags if tag == "a"][: len(sections)] == [
         f"#{section}" for section in sections

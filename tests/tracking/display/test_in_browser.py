@@ -19,6 +19,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 from domainpar.tracking.display.html import render  # noqa: E402
 from domainpar.tracking.display.run_files import read_run_files  # noqa: E402
 from domainpar.tracking.display.sections import build_page  # noqa: E402
+from domainpar.tracking.reco.performance.lost import REASONS  # noqa: E402
 
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -138,6 +139,15 @@ def test_a_chosen_part_tells_its_ghosts(display):
         "const d = domainpar.display; return [...d.ghosts].every((hit) => d.part[hit] !== 1)"
     )
     assert foreign
+
+
+def test_each_missed_particle_is_listed_with_the_reason_of_its_loss(display):
+    rows = display.execute_script(
+        "return [...document.querySelector('.list').querySelectorAll('tr')].map((row) => row.lastChild.textContent)"
+    )
+    reasons = {f"{reason}: {why}" for reason, why in REASONS.items()}
+    assert rows
+    assert set(rows) <= reasons
 
 
 def test_a_missed_particle_is_marked_and_brought_into_view(display):

@@ -15,9 +15,9 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.facts import EventFacts, described, facts_of
+from domainpar.tracking.reco.performance.lost import count_segments
 from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
-from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 
 SETTINGS = {"source": "trackml", "layer_pairs": json.loads(json.dumps(DEFAULT_LAYER_PAIRS))}
 
@@ -167,11 +167,11 @@ def test_facts_do_not_depend_on_the_order_of_hits_and_edges():
     assert facts_of(hits, place[graph.edge_index][:, edges], graph.label[edges]) == looked_at(graph)
 
 
-def test_what_the_graph_holds_is_what_infer_calls_the_upper_bound(tmp_path):
+def test_what_the_graph_holds_is_what_infer_counts(tmp_path):
     graph = simulated(1, 3000)
     store = write_store(tmp_path, [graph])
     with store.open(store.events()[0]) as event:
-        expected = edge_upper_bound(truth_of(event), graph.edge_index, DEFAULT_TARGET)
+        expected = count_segments(truth_of(event), graph.edge_index, DEFAULT_TARGET)
     facts = looked_at(graph)
     assert (facts.segments, facts.in_graph) == (expected.segments, expected.in_graph)
     assert 0 < facts.in_graph < facts.segments
@@ -186,7 +186,7 @@ def test_without_a_known_pt_there_are_no_targets_and_the_ceiling_is_that_of_all_
     hits = replace(graph.hits, particles=None)
     facts = looked_at(replace(graph, hits=hits))
     surface = EventTruth(hits.particle_id, hits.volume.astype(np.int64) * 100 + hits.layer, position=hits.position)
-    held = edge_upper_bound(surface, graph.edge_index, {})
+    held = count_segments(surface, graph.edge_index, {})
     assert (facts.targets, facts.pt) == (None, None)
     assert (facts.segments, facts.in_graph) == (held.segments, held.in_graph)
     text = "\n".join(described([facts], SETTINGS))

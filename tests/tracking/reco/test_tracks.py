@@ -18,6 +18,7 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import sector_of_tiles
 from domainpar.tracking.reco.helix import ERRORS
+from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.segments import Segments, TrackHits
 from domainpar.tracking.reco.tracks import (
     TrackOptions,
@@ -28,7 +29,7 @@ from domainpar.tracking.reco.tracks import (
     worthy,
 )
 from domainpar.tracking.scoring.event_tracks import with_tracks
-from domainpar.tracking.scoring.scores import NETWORK, score_event
+from domainpar.tracking.scoring.scores import score_event
 
 METHODS = {
     "greedy": TrackOptions(method="greedy", stitch=False),

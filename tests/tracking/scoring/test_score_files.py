@@ -12,6 +12,7 @@ import zarr
 from killed import killed_at_every_change, names_and_syncs
 
 from domainpar.runs.records import ScoredEvent, ScoresRecord
+from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.perigee import Perigees
 from domainpar.tracking.scoring.score_files import (
     choose_directory,
@@ -21,7 +22,7 @@ from domainpar.tracking.scoring.score_files import (
     write_scores,
     write_timings,
 )
-from domainpar.tracking.scoring.scores import CKF, NETWORK, UPPER_BOUND, EventScores
+from domainpar.tracking.scoring.scores import EventScores
 
 
 def some_scores(num_edges=5, event_id="7", dtype=np.float32):
@@ -79,7 +80,7 @@ def test_the_hash_of_logits_holds_what_the_network_said_of_labels(tmp_path):
 
 def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
     tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
-    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), UPPER_BOUND: np.array([[0, 1]])})
+    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), PERFECT_SCORES: np.array([[0, 1]])})
     alone = write_scores(tmp_path / "a", tracked, {})
     assert "shared_hits" not in zarr.open(zarr.storage.ZipStore(tmp_path / "a" / alone.path), mode="r")
     shared = write_scores(tmp_path / "b", sharing, {})

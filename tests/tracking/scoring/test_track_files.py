@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from small_run import drawn, simulated, write_store
 
 from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import NAMES, Perigees
 from domainpar.tracking.scoring.event_tracks import (
     acorn_columns,
@@ -22,7 +23,7 @@ from domainpar.tracking.scoring.event_tracks import (
     write_acts,
     write_csv,
 )
-from domainpar.tracking.scoring.scores import NETWORK, EventScores
+from domainpar.tracking.scoring.scores import EventScores
 
 POSITION = np.array(
     [[30, 1, 5], [70, 2, 10], [115, 4, 20], [0, -31, 4], [0, -72, 9], [-500, 3, 600], [31, 1, 5.5]], np.float32

@@ -322,11 +322,12 @@ class EventDisplay extends Painter {
     const size = this.hitsOnPath("particle", particle);
     const track = this.finder === null ? -1 : this[`${this.finder}BestTrack`][particle];
     const held = track < 0 ? "" : `, best track holds ${this[`${this.finder}BestShared`][particle]}`;
+    const lost = this.finder === null ? [] : [this.facts.reasons[this[`${this.finder}Lost`][particle]]];
     const parts = new Set();
     const ptr = this.particlePtr;
     for (const row of this.particleRows.subarray(ptr[particle], ptr[particle + 1])) parts.add(this.part[row]);
     return [pt === pt ? `${pt.toPrecision(3)} GeV` : "pT unknown", `${size} hits${held}`,
-      parts.size > 1 ? `in ${parts.size} parts` : "in 1 part", { particle, track }];
+      parts.size > 1 ? `in ${parts.size} parts` : "in 1 part", ...lost, { particle, track }];
   }
 
   list(holder, title, items, row) {

@@ -19,6 +19,8 @@ from domainpar.tracking.config.texts import ConditionsOrAll
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.reco.performance.layers import RESIDUALS, LayerCounts, count_layers
+from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses
 from domainpar.tracking.reco.performance.matching import (
     MAX_ABS_ETA,
     MIN_LAYERS,
@@ -57,6 +59,9 @@ EDGES: Mapping[str, tuple[float, ...]] = {
 within 0.1 of eta and of phi, layers, |d0|, z0 and the production vertex's z in mm, hits, shares, Delta R. A bin holds
 its lower border, the last one both."""
 
+BINS_OF_LOST = ("pt", "eta")
+"""Quantities in whose bins the reasons of losses are counted."""
+
 
 @dataclass(frozen=True)
 class Binned:
@@ -73,6 +78,8 @@ class Binned:
         tracks: Matchable tracks in the range of the targets by the quantity of the helix fitted to them. Against pT
             those of any pT.
         fakes: Those of them that are fakes (`StyleCounts`).
+        lost: Targets that no track reconstructs, by the reason (`StyleCounts`), length B each; in bins of
+            `BINS_OF_LOST` alone.
     """
 
     edges: tuple[float, ...]
@@ -81,6 +88,7 @@ class Binned:
     duplicated: tuple[int, ...]
     tracks: tuple[int, ...]
     fakes: tuple[int, ...]
+    lost: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,8 @@ class TrackCounts:
         trackml_score: TrackML score of each event, None for one without weights; in the order of the sum.
         weights: Weights of hits in the score: `truth`, or `one per labelled hit` where the source gives no weights.
         binned: Counts by style and quantity, one of `EDGES`.
+        residual_edges: Borders of the bins of distances in `layers`.
+        layers: Hits of matched tracks by `volume.layer`.
     """
 
     events: int
@@ -123,6 +133,8 @@ class TrackCounts:
     trackml_score: tuple[float | None, ...]
     weights: str
     binned: Mapping[str, Mapping[str, Binned]]
+    residual_edges: tuple[float, ...]
+    layers: Mapping[str, LayerCounts]
 
     def __add__(self, other: TrackCounts) -> TrackCounts:
         """The counts of the events of both.
@@ -130,14 +142,15 @@ class TrackCounts:
         Raises:
             ValueError: If they were made with different cuts, or binned differently.
         """
-        for name in ("min_hits", "fraction", "target", "majority_pt", "border_sectors"):
+        for name in ("min_hits", "fraction", "target", "majority_pt", "border_sectors", "residual_edges"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(f"counts with {name} {ours!r} and {theirs!r} have no sum; count all events alike.")
-        added = ("events", "hits", "tracks", "hits_on_tracks", "shared", "unfitted", "styles", "majority", "binned")
+        added = "events", "hits", "tracks", "hits_on_tracks", "shared", "unfitted"
+        kinds = "styles", "majority", "binned", "layers"
         return replace(
             self,
-            **{name: _added(getattr(self, name), getattr(other, name)) for name in added},
+            **{name: _added(getattr(self, name), getattr(other, name)) for name in (*added, *kinds)},
             trackml_score=self.trackml_score + other.trackml_score,  # one after the other: a mean is taken at the end
             weights=self.weights if self.weights == other.weights else BOTH_WEIGHTS,
         )
@@ -166,6 +179,7 @@ class TrackCounts:
         counts: TrackCounts = _of_type(cls, values)
         for style, binned in counts.binned.items():
             _check_names(f"by {style}", binned, EDGES)
+            _check_names(f"lost, {style}", counts.styles[style].lost, REASONS)
         return counts
 
 
@@ -179,15 +193,15 @@ def total(counts: Iterable[TrackCounts]) -> TrackCounts:
 
 
 def _added(ours: Any, theirs: Any) -> Any:
-    """Two counts of one kind added: integers, what holds them by name, and histograms with the same bins."""
+    """Two counts of one kind added: integers, histograms with the same bins, and what holds them by names, such as
+    layers, which one of the two may lack."""
     if isinstance(ours, int):
         return ours + theirs
     if isinstance(ours, tuple):
         return tuple(map(operator.add, ours, theirs))
     if isinstance(ours, Mapping):
-        if set(ours) != set(theirs):
-            raise ValueError("counts of different quantities have no sum; count all events with one version.")
-        return {name: _added(counts, theirs[name]) for name, counts in ours.items()}
+        both = {name: _added(counts, theirs[name]) for name, counts in ours.items() if name in theirs}
+        return {**ours, **theirs, **both}
     if isinstance(ours, Binned) and ours.edges != theirs.edges:
         raise ValueError("counts in different bins have no sum; count all events with one version.")
     names = [each.name for each in fields(ours) if each.name != "edges"]
@@ -218,7 +232,11 @@ def _of_type(kind: Any, values: Any) -> Any:
 
 
 def count_tracks(
-    track_id: IntArray, truth: EventTruth, cuts: TrackCuts | None = None, shared_hits: IntArray | None = None
+    track_id: IntArray,
+    truth: EventTruth,
+    cuts: TrackCuts | None = None,
+    shared_hits: IntArray | None = None,
+    edges: TrackEdges | None = None,
 ) -> TrackCounts:
     """Count how well the tracks of one event agree with its particles.
 
@@ -229,6 +247,7 @@ def count_tracks(
         truth: The truth of these hits.
         cuts: Which particles and tracks count; by default `TrackCuts()`.
         shared_hits: Hits and the further tracks that they lie on, int64 [S, 2]; None for none.
+        edges: What the tracks were built from, for the reasons why particles are lost; None for a finder without edges.
 
     Raises:
         ValueError: If there are not as many track ids as hits, an id is below -1, or the event cannot tell its targets.
@@ -250,13 +269,21 @@ def count_tracks(
     in_range = cuts.in_range(helices["pt"])
     bins_of_quantities = bin_all(overlaps, truth, pt, eta, helices)
     styles, binned = {}, {}
+    reasons = reasons_of_losses(overlaps, truth, cuts, edges)
     for style, matching in match(overlaps, cuts).items():
-        styles[style] = matching.count(matchable, in_range, target)
+        missed = matching.times_reconstructed == 0
+        lost = {reason: missed & (reasons[style] == number) for number, reason in enumerate(REASONS)}
+        styles[style] = matching.count(matchable, in_range, target, lost)
         binned[style] = {
-            # A cut on pT would hide the turn-on.
-            name: bins.count(matching, *((matchable, of_any_pt) if name == "pt" else (matchable & in_range, target)))
+            name: bins.count(
+                matching,
+                # A cut on pT would hide the turn-on.
+                *((matchable, of_any_pt) if name == "pt" else (matchable & in_range, target)),
+                lost if name in BINS_OF_LOST else {},
+            )
             for name, bins in bins_of_quantities.items()
         }
+    pure = matchable[overlaps.track] & cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
     # NaN, for what is unknown, compares false: such a particle is not of interest.
     of_interest = (
         (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA) & (pt >= cuts.majority_pt)
@@ -279,6 +306,8 @@ def count_tracks(
         trackml_score=(trackml_score(of_first, weight),),
         weights=EQUAL_WEIGHTS if truth.weight is None else TRUE_WEIGHTS,
         binned=binned,
+        residual_edges=RESIDUALS,
+        layers=count_layers(overlaps, truth, pure & target[overlaps.particle]),
     )
 
 
@@ -301,8 +330,9 @@ class Bins:
     particle: IntArray
     track: IntArray
 
-    def count(self, matching: Matching, counted: BoolArray, target: BoolArray) -> Binned:
-        """The counts of one style, given which tracks are counted [T] and which particles are targets [P]."""
+    def count(self, matching: Matching, counted: BoolArray, target: BoolArray, lost: Mapping[str, BoolArray]) -> Binned:
+        """The counts of one style, given which tracks are counted [T], which particles are targets, and which are lost
+        for each reason [P]."""
         times = matching.times_reconstructed
         further = np.where(target, np.maximum(times - 1, 0), 0)
         return Binned(
@@ -312,6 +342,7 @@ class Bins:
             duplicated=self._histogram(np.repeat(self.particle, further)),
             tracks=self._histogram(self.track[counted]),
             fakes=self._histogram(self.track[counted & matching.fake]),
+            lost={reason: self._histogram(self.particle[target & particles]) for reason, particles in lost.items()},
         )
 
     def _histogram(self, bins: IntArray) -> tuple[int, ...]:

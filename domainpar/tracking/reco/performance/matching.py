@@ -201,6 +201,7 @@ class StyleCounts:
         fakes: Those of them that match no particle, and are not unlabelled.
         unlabelled: Those of them that match no particle and of whose hits enough have none: noise, or hits that truth
             does not know.
+        lost: Targets that no track reconstructs, by the reason, one of `lost.REASONS`.
     """
 
     targets: int
@@ -213,6 +214,7 @@ class StyleCounts:
     in_range: int
     fakes: int
     unlabelled: int
+    lost: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,9 +233,11 @@ class Matching:
     unlabelled: BoolArray
     times_reconstructed: IntArray
 
-    def count(self, matchable: BoolArray, in_range: BoolArray, target: BoolArray) -> StyleCounts:
+    def count(
+        self, matchable: BoolArray, in_range: BoolArray, target: BoolArray, lost: Mapping[str, BoolArray]
+    ) -> StyleCounts:
         """The counts, given which tracks are matchable and which in the range of the targets, [T], and which particles
-        are targets, [P]."""
+        are targets, and which are lost for each reason, [P]."""
         times, of_targets = self.times_reconstructed, self.times_reconstructed[target]
         return StyleCounts(
             targets=int(target.sum()),
@@ -246,6 +250,7 @@ class Matching:
             in_range=int(np.sum(matchable & in_range)),
             fakes=int(np.sum(self.fake & in_range)),
             unlabelled=int(np.sum(self.unlabelled & in_range)),
+            lost={reason: int(np.sum(target & particles)) for reason, particles in lost.items()},
         )
 
 

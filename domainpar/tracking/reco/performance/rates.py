@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from domainpar.common.text_table import text_table
 from domainpar.common.words import several
 from domainpar.tracking.reco.performance.counts import TRUE_WEIGHTS, TrackCounts
+from domainpar.tracking.reco.performance.lost import REASONS
 from domainpar.tracking.reco.performance.matching import STYLES, MajorityCounts, StyleCounts
 
 
@@ -108,8 +109,14 @@ def wilson(part: int, whole: int, z: float = 1.0) -> tuple[float, float] | None:
 
 WIDTH = 110
 
-FINDERS = ("network", "ckf", "upper_bound")
-"""Rows in their order; other names follow."""
+NETWORK, CKF, PERFECT_SCORES = "network", "ckf", "perfect_scores"
+
+FINDERS: Mapping[str, str] = {
+    NETWORK: "network",
+    CKF: "CKF (no network)",
+    PERFECT_SCORES: "perfect scores, same edges and track builder",
+}
+"""Rows in their order, and their names in a legend; other finders follow."""
 
 HEADINGS = (
     "tracks", "efficiency", "68 % interval", "fake rate", "unlabelled", "duplicates", "perfect", "double maj.",
@@ -168,8 +175,14 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
     def of_style(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
         return lambda counts: short(rate(counts.styles[style]))
 
+    def lost(counts: TrackCounts) -> str:
+        of_style = counts.styles[style].lost
+        by_reason = ", ".join(f"{reason} {of_style[reason]:,}" for reason in REASONS if of_style[reason])
+        return f"{sum(of_style.values()):,}" + (f" ({by_reason})" if by_reason else "")
+
     some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
     notes = [
+        each("target particles lost, by the first step that lost them", lost),
         "fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
         "particle; most hits of an unlabelled track have no particle in the truth",
         each("fake tracks per target particle", of_style(fakes_per_target)),
@@ -183,8 +196,11 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
         notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
     if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
-    if "upper_bound" in finders:
-        notes.append("upper_bound: tracks that the same track builder makes of perfect edge scores")
+    if PERFECT_SCORES in finders:
+        notes.append(
+            f"{PERFECT_SCORES}: tracks that the same track builder makes of the same candidate edges with perfect "
+            "scores; no upper bound, since stitching and following join hits without an edge"
+        )
     return notes
 
 

@@ -16,7 +16,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import NO_PARTICLES, target_particles
-from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.events.truth_order import places_along_particles, rows_of_table
 from partitioners import Sectors
 
 HITS_PER_LEAF = 8
@@ -65,6 +65,13 @@ class EventTruth:
         if self.particles is None:
             raise ValueError(NO_PARTICLES)
         return np.isin(particle_ids, self.particles.particle_id[target_particles(self._counted, conditions)])
+
+    @cached_property
+    def places(self) -> IntArray | None:
+        """`places_along_particles` of the hits; None without positions."""
+        if self.position is None:
+            return None
+        return places_along_particles(self.particle_id, self.surface, self.position, self.particles)
 
     @cached_property
     def _counted(self) -> Particles:

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from domainpar.tracking.events.graph import Particles
+from domainpar.tracking.reco.performance.lost import REASONS
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
 
@@ -92,6 +93,11 @@ def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
     def both(t, p):
         return pure(t, p) and complete(t, p)
 
+    def why(p):
+        if len(of_particle[p]) < cuts.min_hits:
+            return "hits"
+        return "matching" if any(complete(t, p) for t in on_track) else "finder"
+
     counts = {}
     for style, matches, reconstructs in (
         ("atlas", pure, pure),
@@ -101,6 +107,7 @@ def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
         pairs = [(t, p) for t in matchable for p in of_particle if reconstructs(t, p)]
         alone = [t for t in matchable if not any(matches(t, p) for p in of_particle)]
         unlabelled = [t for t in alone if enough(len(on_track[t] & noise), len(on_track[t]), cuts)]
+        lost = [why(p) for p in targets if not any(q == p for _, q in pairs)]
         counts[style] = {
             "targets": len(targets),
             "reconstructed": len({p for _, p in pairs if p in targets}),
@@ -112,6 +119,7 @@ def plain_styles(track_id, truth, cuts, shared=()) -> dict[str, dict[str, int]]:
             "in_range": len(matchable),  # without positions no pT speaks against a track
             "fakes": len(alone) - len(unlabelled),
             "unlabelled": len(unlabelled),
+            "lost": {reason: lost.count(reason) for reason in REASONS},
         }
     return counts
 

@@ -48,19 +48,19 @@ def counted(particles, tracks, **cuts):
     return count_tracks(*drawn(particles, tracks), TrackCuts(**cuts))
 
 
-def test_the_table_has_a_row_for_each_finder_in_the_order_network_classical_upper_bound():
+def test_the_table_has_a_row_for_each_finder_in_the_order_network_ckf_perfect_scores():
     found = table(
-        {"upper_bound": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")}
+        {"perfect_scores": counted("aaaaa", "00000"), "mine": counted("aaaaa", "....."), "network": counted("", "")}
     )
     rows = {
-        row.split()[0]: row.split()[1:] for row in found[:7] if row.split()[0] in ("upper_bound", "mine", "network")
+        row.split()[0]: row.split()[1:] for row in found[:7] if row.split()[0] in ("perfect_scores", "mine", "network")
     }
-    assert list(rows) == ["network", "upper_bound", "mine"]
+    assert list(rows) == ["network", "perfect_scores", "mine"]
     assert rows["network"] == ["0", *"--------"]
-    assert rows["upper_bound"] == ["1", "1.0000", "0.5000..1.0000", *["0.0000"] * 3, *["1.0000"] * 3]
+    assert rows["perfect_scores"] == ["1", "1.0000", "0.5000..1.0000", *["0.0000"] * 3, *["1.0000"] * 3]
     assert rows["mine"] == ["0", "0.0000", "0.0000..0.5000", "-", "-", "-", "0.0000", "0.0000", "0.0000"]
-    assert "upper_bound: tracks that the same track builder makes" in " ".join(found)
-    assert "LHC, of the tracks of such particles: network -, upper_bound 1.0000, mine -" in " ".join(found)
+    assert "perfect_scores: tracks that the same track builder makes" in " ".join(found)
+    assert "LHC, of the tracks of such particles: network -, perfect_scores 1.0000, mine -" in " ".join(found)
 
 
 def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
@@ -68,7 +68,7 @@ def test_the_table_says_what_it_counts_and_shows_the_style_asked_for():
     text = " ".join(table(counts))
     assert "1 event, 1 target particle (pt: [1.0, 5.0]), tracks of at least 4 hits, atlas matching of more than" in text
     assert "weight 1 for every labelled hit" in text
-    assert "upper_bound" not in text
+    assert "perfect_scores" not in text
     assert " 1.0000  0.5000..1.0000     0.0000      0.0000      1.0000 " in text
     assert " 0.0000  0.0000..0.5000     0.0000      0.0000           - " in " ".join(table(counts, "one_way"))
     assert "at least 0.75 of the hits" in " ".join(table({"network": counted("a", "0", fraction=0.75)}))

@@ -10,8 +10,8 @@ from drawn_tracks import table
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.performance.lost import TrueSegments, count_segments
 from domainpar.tracking.reco.performance.truth import EventTruth
-from domainpar.tracking.reco.performance.upper_bound import EdgeUpperBound, edge_upper_bound
 
 """
 Particle 1 along x: hits 0 | 1, 2 (one surface) | 3, and noise 4; particle 2: hits 5 | 6.
@@ -27,7 +27,7 @@ TRUTH = EventTruth(
 
 def counted(edges, target=None, passing=None, truth=TRUTH):
     edge_index = np.array(edges, np.int64).reshape(-1, 2).T
-    found = edge_upper_bound(truth, edge_index, target or {}, passing)
+    found = count_segments(truth, edge_index, target or {}, passing)
     return found.segments, found.in_graph, found.passing
 
 
@@ -47,7 +47,7 @@ def test_only_targets_count():
 def test_passing_edges_are_counted_against_all_segments():
     edges = [(0, 1), (0, 1), (2, 3), (0, 3)]
     assert counted(edges, passing=np.array([False, True, False, True])) == (5, 2, 1)
-    found = edge_upper_bound(TRUTH, np.array(edges).T, {}, np.array([False, True, False, True]))
+    found = count_segments(TRUTH, np.array(edges).T, {}, np.array([False, True, False, True]))
     assert (found.construction_efficiency, found.cumulative_efficiency) == (2 / 5, 1 / 5)
 
 
@@ -59,18 +59,18 @@ def test_surfaces_are_ordered_from_the_production_vertex():
 
 def test_no_particles_no_positions_and_no_hits_have_no_segments():
     assert counted([(0, 1)], truth=replace(TRUTH, particle_id=np.zeros(7, np.int64))) == (0, 0, None)
-    assert edge_upper_bound(replace(TRUTH, position=None), np.zeros((2, 0), np.int64), {}) is None
+    assert count_segments(replace(TRUTH, position=None), np.zeros((2, 0), np.int64), {}) is None
     nothing = EventTruth(np.zeros(0, np.int64), np.zeros(0, np.int64), position=np.zeros((0, 3), np.float32))
-    found = edge_upper_bound(nothing, np.zeros((2, 0), np.int64), {})
-    assert found == EdgeUpperBound(0, 0)
+    found = count_segments(nothing, np.zeros((2, 0), np.int64), {})
+    assert found == TrueSegments(0, 0)
     assert (found.construction_efficiency, found.cumulative_efficiency) == (None, None)
 
 
 def test_sums_are_counts_of_both_and_need_scores_of_both_or_neither():
-    assert EdgeUpperBound(5, 3, 2) + EdgeUpperBound(1, 1, 0) == EdgeUpperBound(6, 4, 2)
-    assert EdgeUpperBound(5, 3) + EdgeUpperBound(1, 1) == EdgeUpperBound(6, 4)
+    assert TrueSegments(5, 3, 2) + TrueSegments(1, 1, 0) == TrueSegments(6, 4, 2)
+    assert TrueSegments(5, 3) + TrueSegments(1, 1) == TrueSegments(6, 4)
     with pytest.raises(ValueError, match="with and without scores"):
-        EdgeUpperBound(5, 3) + EdgeUpperBound(1, 1, 0)
+        TrueSegments(5, 3) + TrueSegments(1, 1, 0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -81,7 +81,7 @@ def test_segments_in_the_graph_are_its_labels_between_surfaces(seed):
     graph = build_graph(hits, Cuts(phi_slope=2e-3, same_layer=True))
     between = surface[graph.edge_index[0]] != surface[graph.edge_index[1]]
     labelled = np.flatnonzero((graph.label > 0) & between)
-    found = edge_upper_bound(truth, graph.edge_index, {}, graph.label > 0)
+    found = count_segments(truth, graph.edge_index, {}, graph.label > 0)
     assert found.segments > found.in_graph == found.passing > 300
     assert found.in_graph == len({tuple(sorted(pair)) for pair in graph.edge_index[:, labelled].T.tolist()})
     assert found.segments == plain_segments(hits, surface)
