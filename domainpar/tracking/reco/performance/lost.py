@@ -5,8 +5,9 @@ Edge metrics count against the graph. Losses of graph construction are seen here
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -42,23 +43,15 @@ class TrueSegments:
     Attributes:
         segments: All of them (see `SEGMENT`).
         in_graph: Those that at least one candidate edge joins, in either direction.
-        passing: Those that at least one candidate edge that passes the cut joins; None without scores.
+        passing: Those that at least one candidate edge that passes the cut joins.
     """
 
     segments: int
     in_graph: int
-    passing: int | None = None
+    passing: int
 
     def __add__(self, other: TrueSegments) -> TrueSegments:
-        """The counts of the events of both.
-
-        Raises:
-            ValueError: If only one of them knows scores.
-        """
-        if (self.passing is None) != (other.passing is None):
-            raise ValueError("segments with and without scores have no sum; count all events alike.")
-        passing = None if self.passing is None or other.passing is None else self.passing + other.passing
-        return TrueSegments(self.segments + other.segments, self.in_graph + other.in_graph, passing)
+        return TrueSegments(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def construction_efficiency(self) -> float | None:
@@ -67,8 +60,8 @@ class TrueSegments:
 
     @property
     def cumulative_efficiency(self) -> float | None:
-        """Share of the segments that are candidate edges and pass; None without segments or scores."""
-        return self.passing / self.segments if self.segments and self.passing is not None else None
+        """Share of the segments that are candidate edges and pass; None without segments."""
+        return self.passing / self.segments if self.segments else None
 
 
 def count_segments(
@@ -80,7 +73,7 @@ def count_segments(
         truth: The truth of the event.
         edge_index: `src` and `dst` of each candidate edge as rows of its hits, [2, E].
         target: Conditions on target particles; empty: every particle is a target.
-        passing: Whether each edge passes the cut on the scores, [E].
+        passing: Whether each edge passes the cut on the scores, [E]; by default all do.
 
     Returns:
         None for an event without positions: what follows what is then unknown.
@@ -98,7 +91,7 @@ def count_segments(
     return TrueSegments(
         segments=len(segments_of(truth.particle_id, place)[0]),
         in_graph=len(np.unique(pair[joined])),
-        passing=None if passing is None else len(np.unique(pair[joined & passing])),
+        passing=len(np.unique(pair[joined if passing is None else joined & passing])),
     )
 
 

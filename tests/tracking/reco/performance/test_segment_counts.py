@@ -32,16 +32,16 @@ def counted(edges, target=None, passing=None, truth=TRUTH):
 
 
 def test_segments_join_consecutive_surfaces_and_edges_find_each_once():
-    assert counted([]) == (5, 0, None)  # 0-1, 0-2, 1-3, 2-3 and 5-6
-    assert counted([(0, 1), (1, 0), (0, 1)]) == (5, 1, None)
-    assert counted([(0, 1), (0, 2), (1, 3), (2, 3), (5, 6)]) == (5, 5, None)
+    assert counted([]) == (5, 0, 0)  # 0-1, 0-2, 1-3, 2-3 and 5-6
+    assert counted([(0, 1), (1, 0), (0, 1)]) == (5, 1, 1)
+    assert counted([(0, 1), (0, 2), (1, 3), (2, 3), (5, 6)]) == (5, 5, 5)
     # one surface, a surface left out, noise, another particle, itself
-    assert counted([(1, 2), (0, 3), (3, 4), (0, 6), (5, 5)]) == (5, 0, None)
+    assert counted([(1, 2), (0, 3), (3, 4), (0, 6), (5, 5)]) == (5, 0, 0)
 
 
 def test_only_targets_count():
-    assert counted([(0, 1), (5, 6)], {"pt": [1, 9]}) == (4, 1, None)
-    assert counted([(0, 1), (5, 6)], {"pt": [3, 9]}) == (0, 0, None)
+    assert counted([(0, 1), (5, 6)], {"pt": [1, 9]}) == (4, 1, 1)
+    assert counted([(0, 1), (5, 6)], {"pt": [3, 9]}) == (0, 0, 0)
 
 
 def test_passing_edges_are_counted_against_all_segments():
@@ -54,23 +54,20 @@ def test_passing_edges_are_counted_against_all_segments():
 def test_surfaces_are_ordered_from_the_production_vertex():
     far = replace(TRUTH.particles, vertex=np.array([[22, 0, 0], [np.nan, 0, 0]], np.float32))
     # From x = 22 the surfaces follow as 20, 30 and 10: 1-3 and 2-3 stay, then 3-0.
-    assert counted([(0, 1), (1, 3), (0, 3)], truth=replace(TRUTH, particles=far)) == (4, 2, None)
+    assert counted([(0, 1), (1, 3), (0, 3)], truth=replace(TRUTH, particles=far)) == (4, 2, 2)
 
 
 def test_no_particles_no_positions_and_no_hits_have_no_segments():
-    assert counted([(0, 1)], truth=replace(TRUTH, particle_id=np.zeros(7, np.int64))) == (0, 0, None)
+    assert counted([(0, 1)], truth=replace(TRUTH, particle_id=np.zeros(7, np.int64))) == (0, 0, 0)
     assert count_segments(replace(TRUTH, position=None), np.zeros((2, 0), np.int64), {}) is None
     nothing = EventTruth(np.zeros(0, np.int64), np.zeros(0, np.int64), position=np.zeros((0, 3), np.float32))
     found = count_segments(nothing, np.zeros((2, 0), np.int64), {})
-    assert found == TrueSegments(0, 0)
+    assert found == TrueSegments(0, 0, 0)
     assert (found.construction_efficiency, found.cumulative_efficiency) == (None, None)
 
 
-def test_sums_are_counts_of_both_and_need_scores_of_both_or_neither():
+def test_sums_are_counts_of_both():
     assert TrueSegments(5, 3, 2) + TrueSegments(1, 1, 0) == TrueSegments(6, 4, 2)
-    assert TrueSegments(5, 3) + TrueSegments(1, 1) == TrueSegments(6, 4)
-    with pytest.raises(ValueError, match="with and without scores"):
-        TrueSegments(5, 3) + TrueSegments(1, 1, 0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
