@@ -32,7 +32,7 @@ def lost_table(finders: Sequence[Finder], style: str) -> tuple[ReportTable, ...]
             name, _, unit = QUANTITIES[quantity].partition(" [")
             binned = finder.counts.binned[style][quantity]
             for i, (low, high) in enumerate(zip(binned.edges, binned.edges[1:])):
-                where = f"{name} {low:g} to {high:g} {unit.rstrip(']')}".rstrip()
+                where = f"{name} {low:g} to {high:g} {unit.rstrip(']')}".rstrip().replace("_", "")
                 bins.append((where, binned.targets[i], {reason: of[i] for reason, of in binned.lost.items()}))
         rows += [
             {
@@ -102,4 +102,4 @@ def _share(part: int, whole: int) -> Numbers:
 
 def _spread(distances: Sequence[int]) -> str:
     found = median_and_width(distances) if sum(distances) >= FEWEST else None
-    return "–" if found is None else f"{1000 * found[0]:+.0f} ± {1000 * found[1]:.0f}"
+    return "–" if found is None else f"{round(1000 * found[0]):+d} ± {round(1000 * found[1])}"

@@ -338,7 +338,7 @@ def _losses(run: RunFiles) -> tuple[Section, ...]:
         return ()
     lead = (
         f"Target particles without a matched track, {run.tracking.style.replace('_', '-')} matching, by the first step "
-        "after which they could not be matched. Against p_T, particles of any p_T.",
+        "after which they could not be matched. Against pT, particles of any pT.",
         *(f"{reason}: {why}." for reason, why in REASONS.items()),
     )
     tables = lost_table(finders, run.tracking.style) + layer_table(finders)
