@@ -100,8 +100,7 @@ class Segments:
         src, dst = edge_index
         # Exact: cuts are compared in float64, whatever the network computed in.
         values = logits.astype(np.float64)
-        min_logit = math.log(score_cut) - math.log1p(-score_cut) if score_cut > 0 else -math.inf
-        kept = np.flatnonzero((values > min_logit) & (src != dst))
+        kept = np.flatnonzero((values > logit_of(score_cut)) & (src != dst))
         inner, outer, values = src[kept], dst[kept], values[kept]
         low, high = np.minimum(inner, outer), np.maximum(inner, outer)
         if hits.position is not None:
@@ -116,6 +115,11 @@ class Segments:
         """Their inner and outer hits, the best segment first, int64 [S] each."""
         order = np.argsort(-self.logit, kind="stable")
         return self.inner[order], self.outer[order]
+
+
+def logit_of(score: float) -> float:
+    """The logit of a score from 0 to below 1; -inf of 0."""
+    return math.log(score) - math.log1p(-score) if score > 0 else -math.inf
 
 
 def number_tracks(tracks: IntArray) -> IntArray:

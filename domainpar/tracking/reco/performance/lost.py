@@ -130,9 +130,9 @@ class TrackEdges:
         built: IntArray | None,
     ) -> TrackEdges:
         """Those whose scores are above a cut, given their logits, and which of them have a score, [E] each."""
-        from domainpar.tracking.reco import tracks  # its compiled code is loaded when edges are counted only
+        from domainpar.tracking.reco.segments import logit_of  # compiled code is loaded when edges are counted only
 
-        return cls(edge_index, scored & (logit.astype(np.float64) > tracks.logit(score_cut)), built)
+        return cls(edge_index, scored & (logit.astype(np.float64) > logit_of(score_cut)), built)
 
 
 def reasons_of_losses(
@@ -182,10 +182,10 @@ def _holds_most(overlaps: Overlaps, cuts: TrackCuts) -> BoolArray:
 
 def _most_joined(overlaps: Overlaps, true_edges: IntArray) -> IntArray:
     """Hits in the largest component that true edges make of those of each particle, int64 [P]."""
-    from domainpar.tracking.reco.segments import Segments  # its compiled code is loaded when edges are counted only
+    from domainpar.tracking.reco.segments import components  # compiled code is loaded when edges are counted only
 
     particle, (src, dst) = overlaps.particle_of_hit, true_edges
-    component = Segments(src, dst, np.zeros(len(src)), len(particle)).components()
+    component: IntArray = components(src, dst, len(particle))
     size, most = np.bincount(component, minlength=len(particle)), np.zeros(overlaps.num_particles, np.int64)
     np.maximum.at(most, particle[particle >= 0], size[component[particle >= 0]])
     return most
