@@ -50,7 +50,7 @@ def test_a_refusal_keeps_the_first_problem_apart_and_the_ranks_that_have_one():
 
 @pytest.mark.parametrize(("number", "not_written"), [(errno.ENOSPC, True), (errno.ENOENT, False)])
 def test_a_disk_that_is_full_on_any_rank_is_told_apart(number, not_written):
-    assert refusal_of(None, OSError(number, "on purpose")).not_written == not_written
+    assert refusal_of("no store", OSError(number, "on purpose")).not_written == not_written
 
 
 def test_of_three_unlike_values_only_those_that_hold_the_one_shown_are_named():

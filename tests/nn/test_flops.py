@@ -11,7 +11,7 @@ from torch import nn
 from domainpar.nn.flops import counted
 from domainpar.nn.gradients import GradientSink
 from domainpar.nn.interaction import InteractionNetwork
-from domainpar.nn.stages import EdgeStage, NodeStage
+from domainpar.nn.stages import EdgeStage, NodeStage, run_chain
 from domainpar.testing import run_ranks
 
 NODES, WIDTH = 60, 16
@@ -63,6 +63,24 @@ def test_an_edge_stage_takes_products_of_nodes_once_for_each_node(event):
             stage(part.halo.spread(nodes), part.graph.edge_features, part.graph)
         grad_edges = part.graph.num_edges * (6 * WIDTH + WIDTH * WIDTH)
         return flops.of_stages, 2 * (grad_edges + part.graph.plan.num_local * 2 * WIDTH * WIDTH)
+
+    for found, expected in run_ranks(count, 3):
+        assert found == expected
+
+
+def test_stages_of_a_chain_and_of_ghosts_are_counted_by_the_widths_that_they_take(event):
+    def count(world):
+        part, draw = part_of(event, world), torch.Generator()
+        stages = [EdgeStage(an_mlp(2 * 3 + 6, (WIDTH,), draw)), EdgeStage(an_mlp(WIDTH, (32, 1), draw, readout=True))]
+        of_nodes = NodeStage(an_mlp(3, (WIDTH,), draw))
+        nodes = part.halo.spread(part.graph.features[: part.graph.num_owned])
+        with torch.no_grad(), counted() as flops:
+            run_chain(stages, nodes, part.graph.edge_features, part.graph, sums=True, keys=[None, None])
+        with counted() as of_ghosts:
+            of_nodes.of_ghosts([nodes.finish()], part.graph)
+        plan = part.graph.plan
+        edges, local = part.graph.num_edges * (6 * WIDTH + WIDTH * 32 + 32), plan.num_local * 2 * 3 * WIDTH
+        return (flops.of_stages, of_ghosts.of_stages), (2 * (edges + local), 2 * plan.num_ghosts * 3 * WIDTH)
 
     for found, expected in run_ranks(count, 3):
         assert found == expected

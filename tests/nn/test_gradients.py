@@ -67,16 +67,18 @@ def test_every_reduction_starts_again_from_zero():
     assert all(torch.equal(a, b) for a, b in zip(once[0], twice[1], strict=True))
 
 
-def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all():
+@pytest.mark.parametrize("early", [False, True])
+def test_a_partial_that_is_not_finite_on_one_rank_is_counted_on_all(early):
     def on_rank(world):
-        model, told = Two(), []
-        sink = GradientSink(model)
-        add_limbs = sink.add_limbs
-        sink.add_limbs = lambda *given: told.append(given[2:]) or add_limbs(*given)
+        model = Two()
+        sink = GradientSink(model, [model.first] if early else [])
+        if early:
+            sink.expect_last_pass(world.transport)
         partials = [torch.ones_like(parameter) for parameter in model.first.trainable()]
         if world.rank == 1:
             partials[0][0, 0] = float("inf")
         give(model.first, model.first.trainable(), partials)
+        model.first.finished()  # sums over ranks are under way, if early
         return sink.rejected_now(), sink.reduce(world.transport), sink.rejected_now()
 
     assert run_ranks(on_rank, 3) == [(0, 1, 0), (1, 1, 0), (0, 1, 0)]

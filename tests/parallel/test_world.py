@@ -202,6 +202,12 @@ def worlds_over_own_groups(world: World) -> list[tuple[int, int]]:
     assert [len(payload) for payload in payloads] == [1, 2, 3]
     inner.close()
     assert dist.get_world_size(group) == 3, "the group is the program's own"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            dist, "all_reduce", lambda it, *how, plain=dist.all_reduce, **more: plain(it.add_(1), *how, **more)
+        )
+        with pytest.raises(Refused, match="gloo.* spoils what it carries"):
+            World.from_process_group(group)
     return [(inner.rank, inner.data_group)]
 
 
@@ -356,7 +362,16 @@ def test_domain_groups_lie_on_one_machine_where_they_can(monkeypatch, hosts, gro
             assert (found[rank][0], tuple(found[rank][1]), found[rank][2]) == (number, ranks, 2)
 
 
-def test_regrouped_ranks_lie_on_one_machine_too(monkeypatch):
+def test_regrouped_ranks_lie_on_one_machine_too_and_what_they_send_is_counted(monkeypatch):
     monkeypatch.setattr(world, "gather", lambda *_: list("abab"))
-    found = run_ranks(lambda ranks: grid_of(ranks.regrouped(2)), 4)
+
+    def regrouped(ranks):
+        ranks = ranks.regrouped(2)
+        ranks.take_counters()
+        to_other = [int(rank != ranks.domain.rank) for rank in range(2)]
+        ranks.domain.start(torch.ones(1, 3), to_other, torch.empty(1, 3), to_other).finish()
+        assert ranks.take_counters().bytes_sent == 3 * 4
+        return grid_of(ranks)
+
+    found = run_ranks(regrouped, 4)
     assert [tuple(members) for _, members, _ in found] == [(0, 2), (1, 3), (0, 2), (1, 3)]

@@ -166,7 +166,10 @@ EXACT = {
     "a loss with weights of classes": lambda x, mask, c: F.binary_cross_entropy_with_logits(
         x, mask.double().view(-1, 1).expand(-1, 4), pos_weight=c.detach().abs()
     ),
-    "extremes with nan": (lambda x: (x.log().amax(0), x.log().max()), {"gradients": False}),
+    "extremes with nan": (
+        lambda x: (x.log().amax(0), x.log().max(), *x.log().max(0), x.log().argmin(0)),
+        {"gradients": False},
+    ),
     "extremes with inf": lambda x: (x.masked_fill(x > 1, torch.inf).amax(0), x.masked_fill(x > 1, -torch.inf).amax(0)),
     "softmax with inf": lambda x: (
         x.masked_fill(x > 1, -torch.inf).softmax(0) + x.masked_fill(x < -1, -torch.inf).logsumexp(0)

@@ -421,14 +421,17 @@ def test_groups_with_graphs_of_their_own_end_a_step_with_one_set_of_running_mean
 
     def work(world):
         mine, part = parallelize(copy.deepcopy(net), world), of_group(world)
-        mine(part.nodes(USUAL.x + 5 * world.data_group)).square().mean().backward()
-        return mine.running_mean
+        for _ in range(2):
+            mine(part.nodes(USUAL.x + 5 * world.data_group)).square().mean().backward()
+        return mine.running_mean, int(mine.num_batches_tracked)
 
     both = [copy.deepcopy(net) for _ in range(2)]
     for group, mine in enumerate(both):
-        mine(USUAL.x + 5 * group)
-    for found in run_ranks(work, 4, domain_size=2):
-        assert gap(found, (both[0].running_mean + both[1].running_mean) / 2) < 1e-12
+        for _ in range(2):
+            mine(USUAL.x + 5 * group)
+    for running_mean, batches in run_ranks(work, 4, domain_size=2):
+        assert gap(running_mean, (both[0].running_mean + both[1].running_mean) / 2) < 1e-12
+        assert batches == 2 * 2  # integers add up
 
 
 def test_weights_that_parted_between_groups_are_refused_in_the_next_step():

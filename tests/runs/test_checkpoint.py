@@ -93,6 +93,11 @@ def test_the_three_newest_are_kept_and_the_best(checkpoints, saved):
         checkpoints.drop_old()
     kept = sorted(path.name for path in checkpoints.directory.glob("step_*"))
     assert kept == ["step_000010", "step_1000000", "step_1000001", "step_1000002"]
+    (checkpoints.directory / "last").write_text("step_000010\n")  # a run that went back, with three later ones there
+    for number in (11, 12):
+        checkpoints.save(model, optimizer, TrainingState(step=number), best=False)
+    checkpoints.drop_old()
+    assert checkpoints.names() == ["step_000010", "step_000011", "step_000012", *kept[1:]]
 
 
 @pytest.mark.parametrize("which", ["last", "best"])

@@ -85,6 +85,13 @@ def test_the_pairs_found_are_those_nearer_than_the_radius(seed, num_inner, num_o
     np.testing.assert_allclose(squares, exact[tuple(pairs)], rtol=1e-4, atol=1e-6)
 
 
+def test_an_inner_place_beyond_all_outer_ones_is_paired():
+    inner, outer = np.zeros((1, PLACE), np.float32), np.zeros((2, PLACE), np.float32)
+    for sign in (1, -1):
+        inner[0, 0], outer[0, 0] = 1.9 * sign, sign
+        assert near_pairs(inner, outer, 1.0)[0].tolist() == [[0], [0]]
+
+
 def test_edges_run_outward_between_layers_and_get_fewer_with_the_radius(learned):
     hits = simulate_event(60, 2000)
     cylinder = cylindrical(hits.position)

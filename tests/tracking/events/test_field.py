@@ -132,6 +132,17 @@ def test_the_field_of_a_solenoid_has_neither_sources_nor_curls():
     assert 1.95 < field.bz[0, 50] < 2.05
 
 
+def test_what_bends_about_an_axis_beside_the_beam_is_the_mean_over_azimuths():
+    field = Field.solenoid((30.0, 0.0, 100.0), 12000.0, (1.5, 0.5), (1200.0, 3200.0))
+    for x, y, z in ((20.0, 0.0, 50.0), (35.0, 0.0, 2000.0), (-300.0, 400.0, -900.0)):
+        r, phi = np.hypot(x, y), np.linspace(0, 2 * np.pi, 8, endpoint=False)
+        at = np.stack([r * np.cos(phi), r * np.sin(phi), np.full(8, z)], axis=1)
+        bz, br = field.at(at)
+        away = at[:, :2] - (30.0, 0.0)  # from the axis, along which B_r points
+        ahead = (away * at[:, :2]).sum(axis=1) / np.hypot(*away.T) / r
+        assert field.bending([[x, y, z]])[0] == pytest.approx(np.mean(bz - z / r * br * ahead), rel=1e-9)
+
+
 def test_events_of_the_challenge_have_the_field_that_was_measured_in_them():
     volume, layer = np.array([8, 9]), np.array([2, 4])
     assert detector.field_of({"source": "trackml"}, volume, layer) is detector.challenge_field()
@@ -200,7 +211,9 @@ def test_a_file_that_is_no_field_is_refused_with_its_name(tmp_path, lines, what)
 
 
 def test_what_is_no_field_of_a_tracker_is_refused(tmp_path):
-    for text in (str(LARGEST + 1), "nan", "2000", written(tmp_path, ["0 2000", "1 2000"])):
+    (tmp_path / "radial").mkdir()
+    radial = written(tmp_path / "radial", [f"{r} {z} {60 * r / 100} 2" for r in (0, 100) for z in (0, 100)])
+    for text in (str(LARGEST + 1), "nan", "2000", radial, written(tmp_path, ["0 2000", "1 2000"])):
         with pytest.raises(Problem, match="largest component"):
             read_field(text)
     with pytest.raises(Problem, match="no number, and no file"):

@@ -110,6 +110,11 @@ def test_each_event_keeps_the_beam_spot_that_its_store_was_given(place, tmp_path
     own = {record.event: store.own_settings(record) for record in store.records}
     assert own["c.000000005"] == {"beam_spot": [0.0, 30.0]}
     assert own["a.000000010"] == {}
+    again = prepare(mixed_events([str(tmp_path / "store"), str(place / "b")]), tmp_path / "again")
+    of_both = {record.event: again.own_settings(record) for record in again.records}
+    assert of_both["store.c.000000005"] == {"beam_spot": [0.0, 30.0]}
+    assert of_both["store.a.000000010"] == {}
+    assert of_both["b.000000010"] == {"field": EventStore(place / "b").settings["field"]}
 
 
 def test_stores_whose_events_are_not_of_one_kind_are_refused_unless_they_are_selected_alike(place, tmp_path):

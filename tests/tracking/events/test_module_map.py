@@ -183,6 +183,23 @@ def test_the_purest_boxes_come_first_and_as_many_as_are_asked_for(learned):
     assert sizes[-1] == len(learned.segments)
 
 
+def test_bounds_move_by_a_margin_and_by_the_usual_width_over_the_segments_of_a_box():
+    learned = ModuleMap.of(SegmentCounts.together([SegmentCounts.of(simulated(name), TARGET) for name in "01"]), {})
+    boxes, moved = learned.boxes, learned.moved()
+    assert {1, 2, 3} <= set(learned.segments.tolist())
+    away = 0.1 * (boxes.high - boxes.low) + learned.usual[boxes.kind] / learned.segments[:, None]
+    np.testing.assert_allclose(moved.low, boxes.low - away, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(moved.high, boxes.high + away, rtol=1e-12, atol=1e-12)
+
+
+def test_triplets_of_an_event_and_of_its_mirror_image_in_z_are_the_same():
+    hits = simulated("0")
+    mirrored = replace(hits, position=hits.position * np.float32([1, 1, -1]))
+    one, other = (SegmentCounts.of(each, TARGET).triplets for each in (hits, mirrored))
+    assert one.counts[:, 1].any()
+    assert (one.counts == other.counts).all()
+
+
 def test_boxes_hold_both_charges(learned):
     np.testing.assert_array_equal(learned.boxes.low[:, [0, 2]], -learned.boxes.high[:, [0, 2]])
     assert (learned.boxes.low[:, DR] > 0).all()

@@ -93,12 +93,12 @@ def test_it_is_the_same_on_any_number_of_ranks_and_from_a_manifest_written_by_ha
 
 
 def test_it_counts_each_event_by_its_least_and_most_and_all_hits_of_a_layer(tmp_path):
-    graphs = [random_event(seed, 40 + 20 * seed, 100) for seed in range(3)]
+    graphs = [*(random_event(seed, 40 + 20 * seed, 100) for seed in range(3)), random_event(3, 0, 0)]
     records = [write_graph(tmp_path, graph, random_assignment(1, graph.num_nodes, 3), 3, "train") for graph in graphs]
     write_manifest(tmp_path, [replace(record, beam_spot=(1.0, 2.0 + i)) for i, record in enumerate(records)], {})
     survey = EventStore(tmp_path).survey
     assert (survey["hits"], survey["edges"], survey["edges_per_hit"]) == ([40, 80], [100, 100], [100 / 80, 100 / 40])
-    assert survey["beam_spot"] == [[1.0, 1.0], [2.0, 4.0]]
+    assert survey["beam_spot"] == [[1.0, 1.0], [2.0, 5.0]]
     assert sum(survey["layers"].values()) == 40 + 60 + 80
     write_manifest(tmp_path, records, {"beam_spot": [0.0, 55.0]})
     assert EventStore(tmp_path).survey["beam_spot"] == [[0.0, 0.0], [55.0, 55.0]]

@@ -11,6 +11,8 @@ import yaml
 from domainpar import evaluate, prepare
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.acts import read_event
+from domainpar.tracking.events.acts_program import import_acts
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.scoring import acts_finder
 from domainpar.tracking.scoring.acts_finder import SHIPPED, find_tracks, read_points
 
@@ -64,6 +66,16 @@ def test_what_acts_has_fitted_is_the_particle_whose_hits_are_counted(place, monk
     assert np.mean(pure) > 0.99  # 0.9 if hits are taken by their numbers in ACTS's file
     in_acts_order = [int(it) for it in re.findall(r"\d+", " ".join(table["Measurements_ID"]))]
     assert (np.array(in_acts_order) != given.hit).any()  # else this test looks at nothing
+
+
+def test_seeds_are_sought_in_the_field_of_the_events(place, monkeypatch):
+    acts, told = import_acts(), []
+    options = acts.examples.reconstruction.SeedFinderOptionsArg
+    monkeypatch.setattr(
+        acts.examples.reconstruction, "SeedFinderOptionsArg", lambda **given: told.append(given) or options(**given)
+    )
+    find_tracks(place / "acts", ["000000000"], Field.of(3.0), read_points(SHIPPED)["scanned"], lambda: None)
+    assert [given["bFieldInZ"] for given in told] == [3.0 * acts.UnitConstants.T]
 
 
 def test_the_command_prints_a_row_for_each_working_point_with_seconds(place, capsys):

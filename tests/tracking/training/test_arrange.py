@@ -40,20 +40,20 @@ def test_nothing_is_measured_where_nothing_was_left_open(store, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("of_edge", "latency", "domain_size"),
+    ("of_edge", "latency", "rate", "domain_size"),
     [
-        (1e-2, 0.0, 4),  # one large event of a step: all share it
-        (1e-9, 10.0, 1),  # messages that take forever
+        (1e-2, 0.0, 1e9, 4),  # one large event of a step: all share it
+        (1e-9, 10.0, 1e9, 1),  # messages that take forever
+        (1e-3, 0.0, 1e3, 1),  # slow ones: a rate in bits would make it 4
     ],
 )
 def test_all_ranks_take_the_grid_that_is_best_and_end_with_the_same_bits(
-    store, tmp_path, monkeypatch, of_edge, latency, domain_size
+    store, tmp_path, monkeypatch, of_edge, latency, rate, domain_size
 ):
     known = work(ways=ways(Line(0.0, of_edge)))
     monkeypatch.setattr(arrange, "work_of", lambda *_: known)
-    monkeypatch.setattr(
-        arrange, "transport_rates", lambda *_: {"latency_seconds": latency, "bytes_per_second_1_MiB": 1e9}
-    )
+    rates = {"latency_seconds": latency, "bytes_per_second_1_MiB": rate}
+    monkeypatch.setattr(arrange, "transport_rates", lambda *_: rates)
     usual = run_ranks(trained, 4, store, tmp_path / "usual", timeout=120, domain_size=2)
     assert [grid for grid, _ in usual] == [(2, rank // 2, 2, "contiguous") for rank in range(4)]
     auto = run_ranks(_auto, 4, store, tmp_path / "auto", timeout=120)

@@ -137,9 +137,16 @@ def test_what_is_not_finite_is_never_saved_and_the_rank_that_has_it_is_named(sto
     assert run(store, tmp_path / "run", resume=True) == [0, 0]
 
 
-def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs_only(store, tmp_path):
+def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs_only(store, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+        Checkpoints,
+        "save",
+        lambda self, *given, plain=Checkpoints.save: (steps.append(given[2].step), plain(self, *given)),
+    )
     run(store, tmp_path / "often", save_every_minutes=1e-9)
     assert saved(tmp_path / "often") == ["step_000004", "step_000005", "step_000006"]
+    assert steps == [1, 2, 3, 4, 5, 6]  # each once
     for name, minutes in (("never", 0.0), ("none", None), ("rarely", 15.0)):
         run(store, tmp_path / name, 1, save_every_minutes=minutes)
         assert saved(tmp_path / name) == ["step_000003", "step_000006"]

@@ -43,3 +43,6 @@ def test_step_takes_a_tenth_off_every_ten_epochs():
     assert found[:30] == [0.5] * 30
     assert found[30:60] == pytest.approx([0.45] * 30)
     assert found[60] == pytest.approx(0.405)
+    assert (
+        rates("step", warmup=5, steps_per_epoch=3, total_steps=61)[5:] == found[5:]
+    )  # epochs count from the first step
