@@ -275,21 +275,21 @@ def test_noise_only_and_no_edges_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_index": None}, "no edge_index; .*data reading has hits only"),
-        ({"r": None, "hit_y": None}, r"positions need r and phi, or x and hit_y, .*found columns \['hit_id'"),
+        ({"edge_index": None}, "no edge_index; .*hits only"),
+        ({"r": None, "hit_y": None}, r"r and phi, or x and hit_y, .*\['hit_id'"),
         ({"z": None}, r"no column z of hits; found \['hit_id', 'layer_id'"),
         ({"hit_r": torch.tensor(R)}, "r and hit_r are one column"),
-        ({"r": torch.tensor(R[:5])}, r"r is float64 of shape \[5\], expected one number per hit, \[6\]"),
-        ({"y": torch.tensor([0, 1, 2, 0, 0, 0])}, "label of edge 2 is 2, expected 0 or 1"),
-        ({"y": torch.tensor([0, 1])}, r"y is int64 of shape \[2\], expected one number per candidate edge, \[6\]"),
-        ({"pt": torch.tensor([1.0])}, r"pt is float64 of shape \[1\], expected one number per true edge, \[3\]"),
-        ({"edge_index": torch.tensor([[0], [6]])}, "edge_index names nodes that do not exist .*0 -> 6; .*0 to 5"),
-        ({"edge_index": torch.tensor([[-1], [2]])}, "edge_index names nodes that do not exist .*-1 -> 2"),
-        ({"track_edges": torch.tensor([[0], [6]])}, "track_edges names nodes that do not exist"),
-        ({"edge_index": torch.zeros(2, 3)}, "edge_index is float64 of shape"),
+        ({"r": torch.tensor(R[:5])}, r"^r .*\[5\],.*\[6\]"),
+        ({"y": torch.tensor([0, 1, 2, 0, 0, 0])}, "edge 2 is 2,"),
+        ({"y": torch.tensor([0, 1])}, r"^y .*\[2\],.*\[6\]"),
+        ({"pt": torch.tensor([1.0])}, r"^pt .*\[1\],.*true edge, \[3\]"),
+        ({"edge_index": torch.tensor([[0], [6]])}, "edge_index .*0 -> 6; .*0 to 5"),
+        ({"edge_index": torch.tensor([[-1], [2]])}, "edge_index .*-1 -> 2"),
+        ({"track_edges": torch.tensor([[0], [6]])}, "track_edges .*0 -> 6"),
+        ({"edge_index": torch.zeros(2, 3)}, "edge_index is float64"),
         ({"z": torch.tensor([math.nan] * 6)}, "z of 6 hits is not finite"),
-        ({"phi": torch.tensor(PHI) * 57.3}, "phi goes up to 178.776, expected radians"),
-        ({"r": torch.tensor(R) / 1000, "x": None}, "largest r is 0.5, expected mm"),
+        ({"phi": torch.tensor(PHI) * 57.3}, "phi .*178.776, .*radians"),
+        ({"r": torch.tensor(R) / 1000, "x": None}, "r is 0.5, .*mm"),
         ({"x": torch.tensor(R) * 3}, r"x and r cos\(phi\) differ"),
         ({"r": torch.zeros(6) + torch.tensor([0, 1, 1, 1, 1, 50.0]), "x": None}, "edge_features holds .* not finite"),
     ],
@@ -302,9 +302,9 @@ def test_bad_events_are_refused_with_event_and_file(tmp_path, changes, message):
 
 
 def test_a_feature_that_nobody_knows_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"no column cell_count of hits; found \['hit_id', 'layer_id'"):
+    with pytest.raises(ValueError, match=r"cell_count .*\['hit_id', 'layer_id'"):
         read_event(save(tmp_path), AcornOptions(("r", "cell_count"), (1.0, 1.0)))
-    with pytest.raises(ValueError, match="no column dR of candidate edges; .*computed can be dr, dphi"):
+    with pytest.raises(ValueError, match="dR .*dr, dphi"):
         read_event(save(tmp_path), AcornOptions(edge_features=("dR",)))
 
 

@@ -1,6 +1,7 @@
 """ColliderML's parquet: hits, particles and truth as simulated, on TrackML's layers; what is wrong in one line."""
 
 import gc
+import re
 import shutil
 
 import numpy as np
@@ -237,19 +238,15 @@ def coded_by_acts(row):
 
 
 SPOILT = {
-    "no column": (0, lambda row: row.pop("x"), "no column x; found ['event_id', 'y'"),
+    "no column": (0, lambda row: row.pop("x"), r"column x; found \['event_id', 'y'"),
     "no detector": (0, lambda row: (row.pop("detector"), row.pop("volume_id")), "no column detector"),
     "no momentum": (1, lambda row: row.pop("px"), "no column px"),
-    "metres": (0, in_metres, "hits lie more than 60 mm from every layer of their subdetector"),
-    "ragged": (0, shorten, "lists of one event differ in length"),
-    "not finite": (0, not_finite, "column z holds 1 numbers that are not finite, first at 5"),
-    "calorimeter": (
-        0,
-        in_a_calorimeter,
-        "2 of 629 hits have a volume_id of neither the OpenDataDetector nor TrackML's: 9",
-    ),
-    "codes of others": (0, coded_by_acts, "have a detector of neither the OpenDataDetector nor TrackML's: 255"),
-    "no list": (0, lambda row: row.update(x=1.0), "column x holds double, not a list of numbers an event"),
+    "metres": (0, in_metres, "60 mm from every layer"),
+    "ragged": (0, shorten, "differ in length"),
+    "not finite": (0, not_finite, "column z holds 1 .* 5 "),
+    "calorimeter": (0, in_a_calorimeter, r"^2 of 629 hits .*volume_id .*: 9 "),
+    "codes of others": (0, coded_by_acts, "detector .*: 255 "),
+    "no list": (0, lambda row: row.update(x=1.0), "column x holds double"),
     "twice": (1, lambda row: row.update(particle_id=np.ones_like(row["particle_id"])), "lists 1 more than once"),
 }
 
@@ -262,7 +259,7 @@ def test_what_is_wrong_is_one_line_with_event_and_file(tmp_path, how):
     spoil(path, change)
     with pytest.raises(Problem) as refused:
         ColliderMLEvents(tmp_path).read("000000000")
-    assert said in str(refused.value)
+    assert re.search(said, str(refused.value))
     assert str(path) in str(refused.value)
 
 
@@ -272,22 +269,22 @@ def test_files_that_are_no_parquet_or_truncated_or_there_twice_are_refused(tmp_p
     whole = hits.read_bytes()
     for content in (b"no parquet", whole[: len(whole) // 2]):
         hits.write_bytes(content)
-        with pytest.raises(Problem, match=r"(?s)cannot be read.*is it truncated, or no parquet\?"):
+        with pytest.raises(Problem, match="truncated, or no parquet"):
             ColliderMLEvents(tmp_path)
     hits.write_bytes(whole)
     shutil.copy(hits, hits.with_name("train-00001-of-00001.parquet"))
-    with pytest.raises(Problem, match="event 0 is there twice, the first in .*train-00000"):
+    with pytest.raises(Problem, match="event 0 .*twice, .*train-00000"):
         ColliderMLEvents(tmp_path)
     hits.with_name("train-00001-of-00001.parquet").unlink()
     columns = rows_of(particles)
     columns.pop("event_id")
     write_table(particles, [0], [{name: column[0] for name, column in columns.items()}])
-    with pytest.raises(Problem, match="no row in the files of particles"):
+    with pytest.raises(Problem, match="no row .*particles"):
         ColliderMLEvents(tmp_path).read("000000001")
 
 
 def test_a_directory_without_hits_says_what_is_expected(tmp_path):
-    with pytest.raises(Problem, match="holds no hits of ColliderML"):
+    with pytest.raises(Problem, match="no hits of ColliderML"):
         ColliderMLEvents(tmp_path)
     with pytest.raises(Problem, match="is not a directory"):
         ColliderMLEvents(tmp_path / "nowhere")

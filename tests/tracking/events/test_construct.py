@@ -1,6 +1,7 @@
 """Candidate edges and labels, against all pairs tried one by one and against events drawn by hand."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -282,15 +283,12 @@ def test_an_event_without_hits_is_a_graph_without_edges():
     ("change", "message"),
     [
         ({"position": None}, "hits have no positions"),
-        ({"position": np.full((5, 3), np.nan, np.float32)}, "position holds 15 values not finite, the first is nan at"),
-        (
-            {"position": np.zeros((4, 3), np.float32)},
-            r"position is float32 of shape \[4, 3\], .* \[5, 3\]",
-        ),
-        ({"position": np.zeros((5, 2), np.float32)}, r"position is float32 of shape \[5, 2\]"),
-        ({"hit_id": np.array([1, 2, 2, 3, 4])}, "1 hit ids are repeated, such as 2"),
-        ({"module": np.zeros(3, np.int32)}, r"module is int32 of shape \[3\], expected numbers \[5\]"),
-        ({"layer": np.array([2, 4, 5, 8, 2], np.int32)}, r"1 of 5 hits lie on layers .*: 8\.5 \(1\)"),
+        ({"position": np.full((5, 3), np.nan, np.float32)}, "position holds 15 .*nan at"),
+        ({"position": np.zeros((4, 3), np.float32)}, r"position .*\[4, 3\], .* \[5, 3\]"),
+        ({"position": np.zeros((5, 2), np.float32)}, r"position .*\[5, 2\]"),
+        ({"hit_id": np.array([1, 2, 2, 3, 4])}, "1 hit ids .*2"),
+        ({"module": np.zeros(3, np.int32)}, r"module .*\[3\], .*\[5\]"),
+        ({"layer": np.array([2, 4, 5, 8, 2], np.int32)}, r"1 of 5 hits .*: 8\.5 \(1\)"),
     ],
 )
 def test_hits_that_cannot_be_joined_are_refused_with_event_and_value(change, message):
@@ -315,14 +313,12 @@ def test_cuts_that_mean_nothing_are_refused_with_the_value(arguments, message):
 def test_of_another_detector_all_layers_without_a_pair_are_named_with_the_flag_that_helps():
     rows = [(101, 2, 1, 30, 0, 0, 7), (101, 4, 1, 60, 0, 0, 7), (101, 4, 2, 60, 1, 0, 7), (8, 8, 1, 172, 0, 0, 7)]
     for pairs, hits, listed, whose in (
-        (Cuts().layer_pairs, 3, "101.2 (1), 101.4 (2)", "in no layer pair"),
-        ((((101, 2), (8, 8)),), 2, "101.4 (2)", "in none of the --layer-pairs given"),
+        (Cuts().layer_pairs, 3, "101.2 (1), 101.4 (2)", "no layer pair"),
+        ((((101, 2), (8, 8)),), 2, "101.4 (2)", "--layer-pairs"),
     ):
         with pytest.raises(Problem) as refused:
             build_graph(event(rows), Cuts(layer_pairs=pairs))
-        assert refused.value.what == (
-            f"{hits} of 4 hits lie on layers that are {whose} and not TrackML's, VOLUME.LAYER (hits): {listed}"
-        )
+        assert re.fullmatch(rf"{hits} of 4 hits .*{whose}.*: {re.escape(listed)}", refused.value.what)
         assert "--layer-pairs '101." in refused.value.hint
 
 

@@ -45,7 +45,7 @@ def test_a_folder_of_files_an_event_each_is_read_with_those_that_have_no_track(t
 def test_tracks_of_acts_are_lists_of_measurements_a_track_a_row(tmp_path):
     for kind in ("ambi", "ckf"):
         (tmp_path / f"event000000007-tracks_{kind}.csv").write_text(ACTS)
-    with pytest.raises(Problem, match=r"holds event\*-tracks_ambi.csv and event\*-tracks_ckf.csv\nhint: name one kind"):
+    with pytest.raises(Problem, match=r"event\*-tracks_ambi.csv and event\*-tracks_ckf.csv\nhint: "):
         read_tracks(str(tmp_path))
     assert found(f"{tmp_path}/event*-tracks_ambi.csv") == {"7": ([22, 21, 5, 21, 1], [0, 0, 0, 1, 1], True)}
 
@@ -64,13 +64,13 @@ def test_lists_of_acorn_and_of_colliderml_are_read(tmp_path):
 DAMAGED = {
     "no.csv": (None, "no such file"),
     "empty.csv": ("", "cannot be read, EmptyDataError"),
-    "cut.csv": (TABLE[:-4], "track_id is nan in row 3, which is no whole number"),
+    "cut.csv": (TABLE[:-4], "track_id is nan in row 3"),
     "text.csv": (TABLE.replace("11,4", "x,4"), "hit_id is x in row 2"),
     "half.csv": (TABLE.replace("11,4", "11,4.5"), "track_id is 4.5 in row 2"),
     "other.csv": ("a,b\n1,2\n", "no column hit_id; found a, b"),
     "nameless.csv": ("hit_id,track_id\n1,2\n", "no column event or event_id; found hit_id, track_id"),
-    "event1-tracks_x.csv": (ACTS.replace("[21,1]", "21;1"), "the hits of track 1 are '21;1', no list of numbers"),
-    "event1-tracks_y.csv": (ACTS.replace('"[21,1]"', ""), "the hits of track 1 are 'nan', no list"),
+    "event1-tracks_x.csv": (ACTS.replace("[21,1]", "21;1"), "track 1 .*'21;1'"),
+    "event1-tracks_y.csv": (ACTS.replace('"[21,1]"', ""), "track 1 .*'nan'"),
     "fake.parquet": (TABLE, "cannot be read"),
     "fake.csv.gz": (TABLE, "cannot be read"),
 }

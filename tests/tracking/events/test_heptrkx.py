@@ -71,13 +71,13 @@ def test_hit_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
     ("changes", "message"),
     [
         ({"y": None}, "no array y; found"),
-        ({"X": np.zeros((3, 4))}, r"X is float64 of shape \[3, 4\], expected r, phi and z, \[hits, 3\]"),
+        ({"X": np.zeros((3, 4))}, r"X .*\[3, 4\], .*\[hits, 3\]"),
         ({"X": np.full((3, 3), np.nan)}, "X holds 9 values not finite"),
         ({"y": np.array([0, 1, 0.5], np.float32)}, "label of edge 2 is 0.5"),
-        ({"Ri_rows": np.array([2, 3, 1])}, "edge 1: 1 -> 3; the event has nodes 0 to 2"),
+        ({"Ri_rows": np.array([2, 3, 1])}, "edge 1: 1 -> 3; .*0 to 2"),
         ({"Ro_cols": np.array([0, 0, 1])}, "Ro_cols lists edge 0 2 times"),
         ({"Ro_cols": np.array([0, 3, 1])}, "Ro_cols lists edge 2 0 times"),
-        ({"Ro_rows": np.array([0, 1])}, r"Ro_rows is int64 of shape \[2\], expected integers \[3\]"),
+        ({"Ro_rows": np.array([0, 1])}, r"Ro_rows .*\[2\], .*\[3\]"),
         ({"Ri_rows": np.array([0.0, 1.0, 2.0])}, "Ri_rows is float64"),
         ({"y": np.array([object()] * 3)}, "cannot be read, ValueError: Object arrays"),
     ],
@@ -101,5 +101,5 @@ def test_directories_without_graphs_are_refused(tmp_path):
         list_events(tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
         list_events(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="cannot be read, FileNotFoundError"):
+    with pytest.raises(ValueError, match="FileNotFoundError"):
         read_event(tmp_path, "1")

@@ -251,7 +251,7 @@ def crc_of(content):
 ABSURD = {
     "a chunk that unpacks to an exabyte": (
         {"edges/src/c/0": lambda _: crc_of(frame(2**60))},
-        r"cannot read edges/src: .*claims 1152921504606846976 bytes, a chunk has 480",
+        "edges/src: .* 1152921504606846976 bytes, .* 480",
     ),
     "a chunk that does not say": ({"edges/src/c/0": lambda _: b"x" * 40}, "claims None bytes"),
     "chunks of an exabyte": (
@@ -260,11 +260,11 @@ ABSURD = {
                 chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**60]}},
             )
         },
-        "has chunks of 4611686018427387904 bytes, at most 268435456 are read",
+        " 4611686018427387904 bytes, .* 268435456 ",
     ),
     "a shape of an exabyte": (
         {"edges/src/zarr.json": in_json(shape=[2**60])},
-        r"1 of \d{16} chunks of edges/src are there",
+        r"1 of \d{16} chunks of edges/src",
     ),
     "more nodes than rows": (
         {"zarr.json": in_json(attributes={"num_nodes": 2**60})},
@@ -272,7 +272,7 @@ ABSURD = {
     ),
     "another codec": (
         {"edges/src/zarr.json": in_json(codecs=[{"name": "bytes"}, {"name": "gzip"}])},
-        "is encoded by .'bytes', 'gzip'., expected",
+        "'bytes', 'gzip'., expected",
     ),
     "bytes in the other order": (
         {
@@ -282,11 +282,11 @@ ABSURD = {
         },
         "expected little-endian bytes",
     ),
-    "another order in the type": ({"edges/src/zarr.json": in_json(data_type=">i4")}, "holds >i4, expected numbers"),
-    "a type of one machine": ({"edges/src/zarr.json": in_json(data_type="float128")}, "holds float128, expected"),
-    "another format of zarr": ({"edges/src/zarr.json": in_json(zarr_format=2)}, "is of zarr's format 2, expected 3"),
+    "another order in the type": ({"edges/src/zarr.json": in_json(data_type=">i4")}, ">i4, expected"),
+    "a type of one machine": ({"edges/src/zarr.json": in_json(data_type="float128")}, "float128, expected"),
+    "another format of zarr": ({"edges/src/zarr.json": in_json(zarr_format=2)}, "zarr's format 2, expected 3"),
     "an array in place of the file": ({"zarr.json": in_json(node_type="array")}, "no zarr.json of a group"),
-    "a field that is not known": ({"edges/src/zarr.json": in_json(scale=2)}, "is described by scale, which is not"),
+    "a field that is not known": ({"edges/src/zarr.json": in_json(scale=2)}, "described by scale"),
     "axes without end beside none": (
         {
             "edges/src/zarr.json": in_json(
@@ -308,7 +308,7 @@ ABSURD = {
     "a description nested too deep": ({"edges/src/zarr.json": lambda _: b"[" * 10**6}, "cannot read the archive"),
     "a description too long": (
         {"edges/src/zarr.json": lambda _: b" " * (2**24 + 1)},
-        "has 16777217 bytes, at most 16777216 are read",
+        " 16777217 bytes, .* 16777216 ",
     ),
 }
 
@@ -328,7 +328,7 @@ def test_a_packed_member_is_refused_however_small_it_is(store):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with refused("is packed; members are stored as they are", "000000003", path):
+    with refused("is packed", "000000003", path):
         StoredEvent(path)
 
 
@@ -338,7 +338,7 @@ def test_a_manifest_of_absurd_depth_or_size_is_refused(store, monkeypatch):
     with refused("nested too deep|cannot be read", None, path):
         EventStore(store.path)
     monkeypatch.setattr("domainpar.tracking.events.store.manifest.LARGEST_MANIFEST", 1000)
-    with refused("it has 1000000 bytes, at most 1000 are read", None, path):
+    with refused(" 1000000 bytes, .* 1000 ", None, path):
         EventStore(store.path)
 
 
@@ -353,7 +353,7 @@ def test_an_npz_array_that_claims_more_than_its_member_holds_is_refused_before_i
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with little_memory(), refused("X.npy claims 26388279066624 bytes and holds 72", "7", path):
+    with little_memory(), refused("X.npy .* 26388279066624 .* 72", "7", path):
         heptrkx_event(path)
 
 
@@ -362,5 +362,5 @@ def test_an_npz_array_that_claims_more_than_its_member_holds_is_refused_before_i
 def test_a_tensor_that_repeats_one_value_without_end_is_refused_before_it_is_copied(tmp_path, reader, value):
     path = tmp_path / "event7.pyg"
     torch.save({**GRAPH, "x": value}, path)
-    with little_memory(), refused("x claims .* values, more than the .* bytes of the file can hold", "7", path):
+    with little_memory(), refused("x claims .* values", "7", path):
         reader(path)

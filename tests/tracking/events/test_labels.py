@@ -39,9 +39,7 @@ def test_labels_are_told_apart_by_their_number(tmp_path):
     assert read(tmp_path, y=torch.tensor([2, 0, -1])).node_labels["y"].tolist() == [2, 0, -1]
     assert read(tmp_path, y=torch.tensor([1.5])).graph_labels == {"y": 1.5}
     square = {"x": torch.ones(4, 2)}  # as many nodes as edges
-    with refused(
-        "y has 4 values, one for each edge and one for each node; name it edge_y or node_y", "7", tmp_path / "event7.pt"
-    ):
+    with refused("y has 4 values, .*edge_y or node_y", "7", tmp_path / "event7.pt"):
         read(tmp_path, **square, y=torch.tensor([1, 0, 0, 1]))
     assert read(tmp_path, **square, edge_y=torch.tensor([1, 0, 0, 1])).label.tolist() == [1, 0, 0, 1]
     assert read(tmp_path, **square, node_y=torch.tensor([5, 0, 0, 1])).node_labels["y"].tolist() == [5, 0, 0, 1]
@@ -56,17 +54,14 @@ def test_columns_of_a_label_are_labels_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ({"node_y": torch.tensor([0, 1, -2])}, "label y of row 2 is -2, expected a class, 0 to 999, or -1 where"),
-        (
-            {"node_y": torch.tensor([0, 1, MOST_CLASSES])},
-            "row 2 is 1000, expected a class(?s:.*)numbers to be regressed are floats",
-        ),
+        ({"node_y": torch.tensor([0, 1, -2])}, "label y of row 2 is -2, .* 0 to 999, or -1"),
+        ({"node_y": torch.tensor([0, 1, MOST_CLASSES])}, "row 2 is 1000, (?s:.*)floats"),
         ({"y_energy": torch.tensor([0.0, torch.inf, 1.0])}, "label energy of row 1 is inf"),
-        ({"node_y_energy": torch.zeros(7)}, r"node_y_energy is float64 of shape \[7\], expected one per node"),
-        ({"node_y_a": torch.zeros(3), "graph_y_a": 1.0}, "label a is there twice: of nodes and of the graph"),
-        ({"y_a": torch.zeros(3), "node_y_a": torch.ones(3)}, "label a is there twice, and node_y_a is one of the two"),
-        ({"node_y_a": torch.zeros(3, 2), "node_y_a0": torch.ones(3)}, "label a0 is there twice, and node_y_a0"),
-        ({"graph_y": 1.0, "graph_y_y": 2.0}, "label y is there twice, and graph_y_y"),
+        ({"node_y_energy": torch.zeros(7)}, r"node_y_energy .*\[7\], .*per node"),
+        ({"node_y_a": torch.zeros(3), "graph_y_a": 1.0}, "label a .*nodes and .*graph"),
+        ({"y_a": torch.zeros(3), "node_y_a": torch.ones(3)}, "label a .*node_y_a"),
+        ({"node_y_a": torch.zeros(3, 2), "node_y_a0": torch.ones(3)}, "label a0 .*node_y_a0"),
+        ({"graph_y": 1.0, "graph_y_y": 2.0}, "label y .*graph_y_y"),
     ],
 )
 def test_what_is_no_label_is_refused_by_name(tmp_path, entries, said):

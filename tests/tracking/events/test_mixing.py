@@ -123,7 +123,7 @@ def test_stores_whose_events_are_not_of_one_kind_are_refused_unless_they_are_sel
     prepare(source, tmp_path / "c", val_split=0, test_split=0)
     both = [str(place / "a"), str(tmp_path / "c")]
     for cuts in (None, SHARP):
-        with pytest.raises(Problem, match=r"the stores differ in volumes: a without; c \[7, 8, 9\]"):
+        with pytest.raises(Problem, match=r"volumes: a without; c \[7, 8, 9\]"):
             mixed_events(both, cuts)
     store = prepare(mixed_events(both, SHARP, pixels), tmp_path / "store")
     assert store.settings["volumes"] == [7, 8, 9]
@@ -164,5 +164,5 @@ def test_stores_of_one_name_and_features_of_files_are_refused(place, tmp_path):
     graph = random_event(3, 40, 100)
     write_manifest(tmp_path / "own", [write_graph(tmp_path / "own", graph, np.zeros(40, int), 1, "train")], {})
     source = mixed_events([str(tmp_path / "own")], WIDE)
-    with pytest.raises(Problem, match="are of the files that .*own was made from"):
+    with pytest.raises(Problem, match="node_0.*own"):
         source.read(source.names[0])

@@ -292,7 +292,7 @@ def test_a_map_comes_back_from_its_file(learned, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "no module map"), (b"x" * 100, "no module map"), (None, "cannot read the module map: No such file")],
+    [(b"", "no module map"), (b"x" * 100, "no module map"), (None, "No such file")],
 )
 def test_a_file_that_is_no_map_is_refused(tmp_path, content, message):
     path = tmp_path / "map.safetensors"
@@ -312,7 +312,7 @@ def test_a_map_of_another_format_or_cut_short_is_refused(learned, tmp_path):
 
 def test_hits_of_another_detector_are_refused(learned):
     hits = simulate_event(1, 100)
-    with pytest.raises(Problem, match="none of .* hits lies in a region of the module map"):
+    with pytest.raises(Problem, match="none of .* hits"):
         build_graph(replace(hits, volume=hits.volume + 100), learned)
 
 
@@ -323,8 +323,8 @@ def test_events_without_truth_or_without_targets_are_refused_on_all_ranks(size):
         return replace(hits, particle_id=None) if name == "1" else hits
 
     for read, target, message in (
-        (blind, TARGET, "candidate edges are learned from both"),
-        (simulated, {"pt": [1e9, float("inf")]}, "no target particle in 3 events has two hits that follow each other"),
+        (blind, TARGET, "no positions"),
+        (simulated, {"pt": [1e9, float("inf")]}, "no target particle in 3 events"),
     ):
         errors = on_ranks(size, lambda ranks, read=read, target=target: build_map(read, NAMES[:3], target, {}, ranks))
         assert all(message in str(error) for error in errors)

@@ -61,7 +61,7 @@ def test_large_particle_ids_are_told_apart():
     ],
 )
 def test_what_is_not_of_the_grammar_is_refused_with_the_grammar(text):
-    with pytest.raises(ValueError, match=r"is not understood; write a number, \[lo, hi\], \[in"):
+    with pytest.raises(ValueError, match=r"\[lo, hi\], \[in"):
         passes(VALUES, yaml.safe_load(text))
 
 
@@ -102,10 +102,10 @@ def test_a_target_meets_all_conditions_on_its_quantities(text, chosen):
 
 
 def test_a_quantity_that_is_unknown_or_never_told_is_refused():
-    with pytest.raises(ValueError, match="target condition on 'pT', which is unknown; known: pt, eta, nhits"):
+    with pytest.raises(ValueError, match="'pT', .*pt, eta, nhits"):
         particle_quantity(particles(), "pT")
     for name, values in (("pt", np.full(4, NAN, np.float32)), ("charge", np.zeros(4, np.int8))):
-        with pytest.raises(ValueError, match=f"on '{name}', but the source of these events does not tell it"):
+        with pytest.raises(ValueError, match=f"'{name}', but the source"):
             particle_quantity(particles(**{name: values}), name)
 
 

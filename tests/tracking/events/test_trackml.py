@@ -113,7 +113,7 @@ def test_events_of_a_directory_are_listed_sorted(event):
 
 
 def test_directories_without_events_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no TrackML events"):
+    with pytest.raises(ValueError, match="no TrackML events"):
         list_events(tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
         list_events(tmp_path / "nowhere")
@@ -125,33 +125,29 @@ def test_directories_without_events_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("part", "text", "message"),
     [
-        ("hits", "", "cannot be read, EmptyDataError"),
-        ("hits", HITS.replace("layer_id", "layer"), r"no column layer_id; found \['hit_id', .*'layer', .*expected"),
-        ("hits", HITS.replace("5,3.0", "2,3.0"), r"hit_id appear more than once, the first is 2 in rows \[1, 2\]"),
-        ("hits", HITS.replace("40.0", "nan"), "column y holds 1 values that are empty or not finite.* in row 1"),
-        ("hits", HITS.replace("40.0", "inf"), "column y holds 1 values .*inf in row 1"),
+        ("hits", "", "EmptyDataError"),
+        ("hits", HITS.replace("layer_id", "layer"), r"layer_id; .*\['hit_id', .*'layer', "),
+        ("hits", HITS.replace("5,3.0", "2,3.0"), r"hit_id .* 2 in rows \[1, 2\]"),
+        ("hits", HITS.replace("40.0", "nan"), "y holds 1 .* in row 1"),
+        ("hits", HITS.replace("40.0", "inf"), "y holds 1 .*inf in row 1"),
         ("hits", HITS.replace("40.0", "forty"), "not a number"),
-        (
-            "hits",
-            HITS.replace(",8,4,7", ""),
-            "row 2 has 4 fields, and the first line has 7 .1 such rows.; is it truncated",
-        ),
-        ("hits", HITS.replace("8,2,101", "8,2,101,1"), "row 1 has 8 fields, and the first line has 7"),
-        ("hits", HITS.replace("8,4,7", "8,4,"), "not a number, or an empty field"),
-        ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows name no such hit .first: hit_id 5"),
-        ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv have no row here"),
+        ("hits", HITS.replace(",8,4,7", ""), "row 2 has 4 .* 7 .1 such rows.*truncated"),
+        ("hits", HITS.replace("8,2,101", "8,2,101,1"), "row 1 has 8 .* 7"),
+        ("hits", HITS.replace("8,4,7", "8,4,"), "empty field"),
+        ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows .*hit_id 5"),
+        ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv"),
         ("truth", TRUTH.replace("particle_id", "pid"), "no column particle_id"),
-        ("truth", TRUTH.replace("5,0,0.0", "1,0,0.0"), "the first is 1 in rows"),
-        ("truth", TRUTH.replace("0.25", ""), "column weight holds 1 values"),
+        ("truth", TRUTH.replace("5,0,0.0", "1,0,0.0"), " 1 in rows"),
+        ("truth", TRUTH.replace("0.25", ""), "weight holds 1"),
         ("particles", PARTICLES.replace("particle_id", "id"), "no column particle_id"),
-        ("particles", PARTICLES.replace("7240", "7232"), "particle_id appear more than once"),
-        ("particles", PARTICLES.replace("4503668346847240", "0"), "lists a particle 0"),
-        ("particles", PARTICLES.replace("4.0,0.0,-1", "inf,0.0,-1"), "column py holds 1 values"),
+        ("particles", PARTICLES.replace("7240", "7232"), "particle_id .*more than once"),
+        ("particles", PARTICLES.replace("4503668346847240", "0"), "particle 0"),
+        ("particles", PARTICLES.replace("4.0,0.0,-1", "inf,0.0,-1"), "py holds 1"),
     ],
 )
 def test_bad_files_are_refused_with_event_and_file(event, part, text, message):
     write(event, **{part: text})
-    faulty = "truth" if message.startswith("1 rows name no such hit") else part
+    faulty = "truth" if message.startswith("1 rows ") else part
     with refused(message, "000000042", event / f"event000000042-{faulty}.csv"):
         read_event(event, "000000042")
 
@@ -173,32 +169,28 @@ def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
     (tmp_path / "detectors.csv").write_text("volume_id\n")
     with pytest.raises(Problem) as refused:
         read_event(tmp_path, "000000042", clusters=part == "cells")
-    assert str(refused.value).startswith(f"these are {part} of ACTS or traccc, not of TrackML: no column ")
-    assert "--source acts (docs/recipes/data_acts.md)" in refused.value.hint
+    assert f"{part} of ACTS" in str(refused.value)
+    assert "--source acts" in refused.value.hint
     assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
 
 
 @pytest.mark.parametrize("part", ["measurements", "measurement-simhit-map", "spacepoints"])
 def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
     (tmp_path / f"event000000000-{part}.csv").write_text("measurement_id,geometry_id\n")
-    with pytest.raises(Problem, match="as ACTS and traccc write them; read the directory with --source acts"):
+    with pytest.raises(Problem, match="--source acts"):
         list_events(tmp_path)
 
 
 HINTS = {
-    "another separator": (HITS.replace(",", ";").encode(), ".csv", "separated by ';' here; write commas"),
-    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
-    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names in the first line"),
+    "another separator": (HITS.replace(",", ";").encode(), ".csv", "';' here; write commas"),
+    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "comment: remove it"),
+    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names"),
     "nothing": (b"", ".csv", "the file is empty"),
     "nothing, gzipped": (b"", ".csv.gz", "the file is empty"),
-    "UTF-16": (
-        HITS.encode("utf-16"),
-        ".csv",
-        "it is written in UTF-16: iconv -f UTF-16 -t UTF-8 event000000042-hits.csv",
-    ),
-    "gzipped and named plain": (gzip.compress(HITS.encode()), ".csv", "it is gzipped, and its name says otherwise"),
-    "plain and named gzipped": (HITS.encode(), ".csv.gz", "it is not gzipped, and its name says otherwise"),
-    "truncated": (gzip.compress(HITS.encode())[:-12], ".csv.gz", "is it truncated?"),
+    "UTF-16": (HITS.encode("utf-16"), ".csv", "iconv -f UTF-16 -t UTF-8 event000000042-hits.csv"),
+    "gzipped and named plain": (gzip.compress(HITS.encode()), ".csv", "is gzipped"),
+    "plain and named gzipped": (HITS.encode(), ".csv.gz", "not gzipped"),
+    "truncated": (gzip.compress(HITS.encode())[:-12], ".csv.gz", "truncated"),
 }
 
 
@@ -212,7 +204,7 @@ def test_a_file_that_is_no_csv_is_refused_with_what_its_first_bytes_say(tmp_path
 
 def test_a_file_that_is_there_plain_and_gzipped_is_refused(event):
     write(event, ".csv.gz", truth=TRUTH)
-    twice = "truth are there twice, as event000000042-truth.csv and as event000000042-truth.csv.gz"
+    twice = "truth .*event000000042-truth.csv .*event000000042-truth.csv.gz"
     with refused(twice, "000000042", event / "event000000042-truth.csv"):
         read_event(event, "000000042")
 
@@ -221,11 +213,11 @@ def test_a_particle_0_comes_with_what_to_do_about_it(event):
     write(event, particles=PARTICLES.replace("4503668346847240", "0"))
     with pytest.raises(Problem) as error:
         read_event(event, "000000042")
-    assert "add 1 to every particle_id of a particle, in this file and in truth" in error.value.hint
+    assert "add 1 to every particle_id" in error.value.hint
     (event / "event000000042-truth.csv").unlink()
     with pytest.raises(Problem) as error:
         read_event(event, "000000042")
-    assert error.value.hint == "there is no truth file that could use the particles: remove this file"
+    assert "remove this file" in error.value.hint
 
 
 @pytest.mark.parametrize("size", [0, 20, -12])

@@ -135,12 +135,12 @@ def test_measurements_that_cannot_be_told_apart_are_refused(folder):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        ("--compare acts --store s", "--compare acts means nothing without --input"),
-        ("--compare acts --input a --store s --name mine", "--name mine means nothing with --compare acts"),
-        ("t.csv --input a --store s", "--input a means nothing without --compare"),
+        ("--compare acts --store s", "--compare acts .*without --input"),
+        ("--compare acts --input a --store s --name mine", "--name mine .*with --compare acts"),
+        ("t.csv --input a --store s", "--input a .*without --compare"),
         ("--store s", "there are no tracks"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(words, match, capsys):
     assert evaluate.main(words.split()) == 2
-    assert match in capsys.readouterr().err
+    assert re.search(match, capsys.readouterr().err)

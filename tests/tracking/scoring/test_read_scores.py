@@ -97,17 +97,17 @@ def test_without_the_store_the_scores_are_there_and_it_can_be_named(place, tmp_p
 
 
 def test_what_is_asked_for_and_not_there_is_named(place, tmp_path):
-    with pytest.raises(Problem, match=r"holds scores of several events\nhint: take one of 000, 001"):
+    with pytest.raises(Problem, match=r"several events\nhint: .*000, 001"):
         domainpar.read_scores(place / "run")
-    with pytest.raises(Problem, match=r"holds no scores of event '7'\nhint: take one of 000, 001"):
+    with pytest.raises(Problem, match=r"'7'\nhint: .*000, 001"):
         domainpar.read_scores(place / "run", "7")
-    with pytest.raises(Problem, match=r"holds no scores: no scores.json\nhint: .*domainpar.infer --run"):
+    with pytest.raises(Problem, match=r"no scores.json\nhint: .*domainpar.infer --run"):
         domainpar.read_scores(tmp_path)
     with pytest.raises(StoreError, match="no such file"):
         domainpar.read_scores(tmp_path / "event9.scores.zarr.zip")
     record = EventStore(place / "store").records[0]
     (tmp_path / "event0.scores.zarr.zip").symlink_to(place / "store" / record.path)
-    with pytest.raises(Problem, match="it is 'domainpar event' version 2, not scores"):
+    with pytest.raises(Problem, match="'domainpar event' version 2"):
         domainpar.read_scores(tmp_path / "event0.scores.zarr.zip")
 
 
@@ -116,7 +116,7 @@ def test_positions_are_never_taken_from_another_event_of_the_same_name(place, tm
     other = replace(other, hits=replace(other.hits, event_id="000"))
     path = tmp_path / "store" / event_file_name("000")
     write_manifest(tmp_path / "store", [write_event(path, other, tiles_of(other), 8)], {})
-    with pytest.raises(Problem, match="does not hold the event as it was scored"):
+    with pytest.raises(Problem, match="as it was scored"):
         domainpar.read_scores(place / "run", "000", store=tmp_path / "store")
     told = json.loads((place / "run" / "scores" / "scores.json").read_text())
     (tmp_path / "scores").mkdir()

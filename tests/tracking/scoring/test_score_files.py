@@ -142,7 +142,7 @@ def test_other_scores_are_refused_and_replaced_when_asked_for(tmp_path, leftover
 def test_files_that_are_not_scores_are_never_removed(tmp_path, name, overwrite):
     finished(tmp_path)
     (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=f"holds files that are not scores \\({name}\\)"):
+    with pytest.raises(ValueError, match=f"not scores \\({name}\\)"):
         choose_directory(tmp_path, overwrite)
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -177,10 +177,10 @@ def test_the_list_names_every_event_and_what_it_was_made_with(tmp_path):
 def test_folders_of_acorn_are_removed_with_the_scores_they_belong_to_and_never_without(tmp_path):
     (tmp_path / "trainset").mkdir()
     (tmp_path / "trainset" / "event7.pyg").touch()
-    with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
+    with pytest.raises(ValueError, match=r"not scores \(trainset\)"):
         choose_directory(tmp_path, overwrite=True)
     write_list(tmp_path, ScoresRecord.of(events=[]))
-    with pytest.raises(ValueError, match=r"holds files that are not scores \(trainset\)"):
+    with pytest.raises(ValueError, match=r"not scores \(trainset\)"):
         choose_directory(tmp_path, overwrite=True)
     assert (tmp_path / "trainset" / "event7.pyg").is_file()
     (tmp_path / "event7.scores.zarr.zip").touch()
@@ -233,5 +233,5 @@ def test_scores_lie_in_a_folder_of_their_own_until_all_are_there(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     unfinished = choose_directory(tmp_path / "out", overwrite=True)
     (unfinished / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"holds files that are not scores \(unfinished/notes.txt\)"):
+    with pytest.raises(ValueError, match=r"not scores \(unfinished/notes.txt\)"):
         choose_directory(tmp_path / "out", overwrite=True)

@@ -333,10 +333,10 @@ def test_the_same_event_is_the_same_bytes(written, tmp_path):
 
 
 def test_an_event_without_positions_and_a_missing_library_are_refused(written, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="it has no positions, which acorn.s files need . event 000000007"):
+    with pytest.raises(ValueError, match="no positions, .*event 000000007"):
         written(tracked(position=None))
     monkeypatch.setitem(__import__("sys").modules, "torch_geometric.data", None)
-    with pytest.raises(ValueError, match="install torch-geometric, or choose another format"):
+    with pytest.raises(ValueError, match="install torch-geometric"):
         written(tracked())
     assert not list(tmp_path.iterdir())
 
@@ -378,5 +378,5 @@ def test_why_the_tracks_of_an_event_have_no_parameters_is_said(tmp_path):
         with store.open(store.records[0]) as event:
             reasons[event.event_id] = why_not_fitted(event)
     assert reasons.pop("000") is None
-    assert "which is no surface of the TrackML detector" in reasons.pop("elsewhere")
+    assert "no surface" in reasons.pop("elsewhere")
     assert reasons == {"nowhere": "their hits have no positions"}
