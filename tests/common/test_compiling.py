@@ -337,7 +337,7 @@ def test_kernels_are_compiled_without_a_place_to_keep_them_and_that_is_said_once
     assert words.startswith("3 3.0 None ")
     assert "'~'" not in words
     assert said.count("\n") == 1
-    assert "at every start: they cannot be kept, neither the package nor the home directory can be written" in said
+    assert "they cannot be kept" in said
     assert "NUMBA_CACHE_DIR=DIR" in said
 
 
@@ -348,9 +348,7 @@ def test_a_full_disk_is_named_and_kernels_work_and_a_damaged_one_is_compiled_ane
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
     words, said = _ran(ADD.format(before=full), tmp_path, **path)
     assert words.startswith("3 3.0 ")
-    assert re.search(
-        rf"at every start: they cannot be kept, {tmp_path}/kept/\S+: File too large; NUMBA_CACHE_DIR", said
-    )
+    assert re.search(rf"{tmp_path}/kept/\S+: File too large; NUMBA_CACHE_DIR", said)
     assert said.count("\n") == 1, "once, and never that later runs load them"
     for spoilt in ("*.nbi", "*.nbc"):
         assert "compiling: " in _ran(ADD.format(before=""), tmp_path, **path)[1]

@@ -4,6 +4,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
 def test_a_second_run_is_refused_naming_host_and_process(tmp_path):
     Claim.take(tmp_path, RUN)
     before = (tmp_path / LOCK).read_bytes()
-    with pytest.raises(Problem, match=f"another run is at work in .*: process {os.getpid()} on host"):
+    with pytest.raises(Problem, match=f"process {os.getpid()} on host"):
         Claim.take(tmp_path, RUN)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
 
@@ -50,10 +51,10 @@ def test_a_second_run_is_refused_naming_host_and_process(tmp_path):
 def test_a_store_has_the_same_lock_under_another_name_and_its_own_words(tmp_path):
     left_by(tmp_path)
     (tmp_path / LOCK).rename(tmp_path / STORE.lock)
-    assert "was left by an earlier preparation: process" in Claim.take(tmp_path, STORE).note
-    with pytest.raises(Problem, match=f"another preparation is at work in .*: process {os.getpid()} on") as refused:
+    assert "earlier preparation" in Claim.take(tmp_path, STORE).note
+    with pytest.raises(Problem, match=f"preparation .*process {os.getpid()} on") as refused:
         Claim.take(tmp_path, STORE)
-    assert refused.value.hint == "wait for it, stop it, or choose another --store"
+    assert "--store" in refused.value.hint
     Claim.take(tmp_path, RUN)
 
 
@@ -68,12 +69,12 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over_and_it_is_said(tmp_
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "1\n"
         assert not left_behind(tmp_path, RUN)
-        with pytest.raises(Problem, match=f"another run is at work in .*: process {first.pid} on host"):
+        with pytest.raises(Problem, match=f"process {first.pid} on host"):
             Claim.take(tmp_path, RUN)
         first.kill()
     assert left_behind(tmp_path, RUN)
     claim = Claim.take(tmp_path, RUN)
-    assert f"process {first.pid} on {os.uname().nodename} is gone; taken over" in claim.note
+    assert f"process {first.pid} on {os.uname().nodename} is gone" in claim.note
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     claim.release()
     assert left_behind(tmp_path, RUN)
@@ -87,13 +88,13 @@ def test_a_run_on_another_host_is_never_taken_over_but_it_is_said_what_to_check_
     before = (tmp_path / LOCK).read_bytes()
     with pytest.raises(Problem, match="process 7 on host elsewhere; from host") as refused:
         Claim.take(tmp_path, RUN)
-    assert refused.value.hint == f"check with ps -p 7 on elsewhere; if it is gone, remove {tmp_path / LOCK}"
+    assert re.search(f"ps -p 7 on elsewhere; .* remove {tmp_path / LOCK}$", refused.value.hint)
     assert not left_behind(tmp_path, RUN)
     assert (tmp_path / LOCK).read_bytes() == before
     left_by(tmp_path, host="elsewhere", job="77")
     with pytest.raises(Problem, match="of SLURM job 77") as refused:
         Claim.take(tmp_path, RUN)
-    assert "check with squeue -j 77" in refused.value.hint
+    assert "squeue -j 77" in refused.value.hint
 
 
 @fault(47)
@@ -130,16 +131,16 @@ def test_a_job_that_slurm_has_requeued_elsewhere_goes_on_in_its_directory(tmp_pa
     left_by(tmp_path, host="elsewhere", job="77", restart=restart)
     mine = Holder.here(SLURM | environ)
     if taken:
-        assert "SLURM has requeued job 77 since" in Claim.take(tmp_path, RUN, mine).note
+        assert "job 77 since" in Claim.take(tmp_path, RUN, mine).note
     else:
-        with pytest.raises(Problem, match="another run is, or was, at work"):
+        with pytest.raises(Problem, match="another run"):
             Claim.take(tmp_path, RUN, mine)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"host": 3}', b"\xff"])
 def test_a_lock_that_cannot_be_read_is_left_alone_and_named(tmp_path, content):
     (tmp_path / LOCK).write_bytes(content)
-    with pytest.raises(Problem, match="is locked, but its lock cannot be read") as refused:
+    with pytest.raises(Problem, match="its lock cannot be read") as refused:
         Claim.take(tmp_path, RUN)
     assert f"remove {tmp_path / LOCK}" in refused.value.hint
     assert (tmp_path / LOCK).read_bytes() == content

@@ -87,7 +87,7 @@ def test_so_does_a_checkpoint_for_each_of_its_files(tmp_path):
     for name in (*FILES, "manifest.json"):
         place = files.write(3, dict.fromkeys(FILES, b"some"), best=False)
         refused_as_a_pointer(place / name, lambda path: CheckpointFiles(tmp_path).read("step_000003"))
-    with pytest.raises(Problem, match=r"no checkpoint in .* is whole: .*git lfs pull"):
+    with pytest.raises(Problem, match="git lfs pull"):
         CheckpointFiles(tmp_path).choose()
 
 
@@ -98,15 +98,16 @@ def test_a_path_that_the_locale_cannot_write_is_shown_with_the_remedy(tmp_path):
     program = [sys.executable, "-m", "domainpar.train", "--config", str(path)]
     code, printed = run_command(program, 60, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
     assert code == 2
-    assert "caf\\xe9' holds letters that ascii, the encoding of this locale, does not have\n" in printed
-    assert printed.endswith("hint: set LC_ALL=C.UTF-8, or PYTHONUTF8=1\n")
+    assert "caf\\xe9' holds letters that ascii" in printed
+    assert "LC_ALL=C.UTF-8, or PYTHONUTF8=1\n" in printed
 
 
 def test_another_folder_is_advised_only_where_the_flag_may_name_the_full_one():
     full = as_problem(OSError(28, "No space left on device", "/home/kernel.nbc"))
-    assert (full.file, full.hint) == ("/home/kernel.nbc", "make room there; if --out names that place, choose another")
+    assert full.file == "/home/kernel.nbc"
+    assert "--out names that place, choose another" in full.hint
     somewhere = as_problem(OSError(28, "No space left on device"))
-    assert "df -h tells which is full" in somewhere.hint
+    assert "df -h" in somewhere.hint
     assert "choose another" not in somewhere.hint
 
 

@@ -93,7 +93,7 @@ def test_memory_that_was_freed_is_used_again_without_touching_a_new_page(in_thre
 @on_glibc
 def test_nothing_is_changed_unasked(statement):
     said, pages = in_a_process(statement)
-    assert said in ("the C library's own way (--allocator system)", "imported")
+    assert "--allocator system" in said or said == "imported"
     assert pages >= PAGES
 
 
@@ -133,7 +133,7 @@ def preloaded(tmp_path, source, name):
 @pytest.mark.slow
 def test_another_malloc_that_was_loaded_first_is_left_alone_and_named(tmp_path):
     said, pages = in_a_process(LD_PRELOAD=preloaded(tmp_path, OTHER_MALLOC, "libothermalloc.so"))
-    assert said == "left as it is: LD_PRELOAD set in the environment"
+    assert "LD_PRELOAD" in said
     assert pages >= PAGES
 
 
@@ -148,7 +148,7 @@ def test_a_malloc_that_asks_glibcs_is_set_up_since_that_takes_effect(tmp_path):
 
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(allocator, "_glibc", lambda: None)
-    assert set_up_allocator() == "left as it is: this C library is not glibc"
+    assert "not glibc" in set_up_allocator()
     give_back_freed()
 
 

@@ -1,5 +1,6 @@
 """However a rank ends, all ranks end soon, the reason is printed once, and the exit code tells which kind it was."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
 def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
     code, output = launch([MPIEXEC, "-n", "2"], "refuse")
     assert code == 2
-    assert output.strip() == "domainpar: error: event 7 has no truth | rank 1/2"
+    assert output.strip().endswith("event 7 has no truth | rank 1/2")
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_without_help_from_a_launcher_an_error_ends_even_those_that_compute():
 def test_ranks_do_not_outlive_a_killed_rank_zero():
     codes, output = launch_by_hand(2, "rank 0 is killed while others compute")
     assert codes == ["137", "1"]
-    assert "domainpar: error: rank 0, which serves the board, is gone; ending rank 1" in output
+    assert re.search("domainpar: error: rank 0.* is gone.* rank 1", output)
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
@@ -81,8 +82,7 @@ def test_a_launcher_of_another_mpi_library_is_refused():
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
     code, output = run_command([sys.executable, PROGRAM, "well"], timeout=90, **pretended)
     assert code == 2
-    assert output.startswith("domainpar: error: mpiexec started 8 processes (OMPI_COMM_WORLD_SIZE=8)")
-    assert "they belong to different MPI libraries" in output
+    assert re.match("(?s)domainpar: error: .*8 processes .OMPI_COMM_WORLD_SIZE=8.*MPI libraries", output)
     assert "Traceback" not in output
 
 

@@ -58,9 +58,9 @@ def on(monkeypatch):
 @fault(10)
 def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
     for rank in (0, 1):
-        with pytest.raises(ValueError, match="rank 1 would have no GPU alone: host n1 shows 1 GPU to 2 ranks"):
+        with pytest.raises(ValueError, match="rank 1 .*host n1 shows 1 GPU to 2 ranks"):
             on("cuda", ["A", "A"], rank)
-        with pytest.raises(ValueError, match=r"torch sees no GPU for ranks 0, 1 \(host n1\)"):
+        with pytest.raises(ValueError, match=r"no GPU for ranks 0, 1 \(host n1\)"):
             on("cuda", ["", ""], rank)
     assert on("cuda", ["A", "A"], 1, share=True) == DeviceChoice(torch.device("cuda", 0), shared=True)
     told = [one._replace(may_share=True) for one in seen("A", "A")]  # NCCL, by each rank's environment
@@ -96,10 +96,10 @@ def test_cards_that_torch_counts_and_cuda_cannot_use_are_none(monkeypatch, on, e
     assert here.why in found.found or found.verdict is Verdict.SKIP  # where there is no driver
     assert on("auto", [here, here]) == DeviceChoice(CPU)
     if usable:
-        with pytest.raises(ValueError, match=r"shows 1 GPU to 2 ranks \(Invalid device id\)"):
+        with pytest.raises(ValueError, match=r"1 GPU to 2 ranks \(Invalid device id\)"):
             on("cuda", [here, here])
     else:
-        with pytest.raises(ValueError, match=r"no GPU for ranks 0, 1 \(host .*\): The NVIDIA driver on your"):
+        with pytest.raises(ValueError, match="no GPU for ranks 0, 1 .*NVIDIA driver"):
             on("cuda", [here, here])
 
 
@@ -109,9 +109,9 @@ def test_auto_takes_gpus_if_there_is_one_for_each_rank_and_says_why_where_some_a
     assert on("auto", ["", ""]) == on("auto", ["A", "A"], 1) == on("cpu", ["A", "A"]) == DeviceChoice(CPU)
     assert capfd.readouterr().err == "", "of no GPU there is nothing to say, and rank 0 speaks"
     assert on("auto", ["A", "A"]) == DeviceChoice(CPU)
-    assert "computing on CPUs: rank 1 would have no GPU alone: host n1 shows 1 GPU to 2 ranks" in capfd.readouterr().err
+    assert "host n1 shows 1 GPU to 2 ranks" in capfd.readouterr().err
     assert on("auto", ["", "A"]) == DeviceChoice(CPU)
-    assert "computing on CPUs: torch sees no GPU for rank 0 (host n1)" in capfd.readouterr().err
+    assert "no GPU for rank 0 (host n1)" in capfd.readouterr().err
 
 
 def test_nccl_wants_a_gpu_for_each_rank():
@@ -119,7 +119,7 @@ def test_nccl_wants_a_gpu_for_each_rank():
     assert choose_transport("auto", alone, has_mpi=True) == "nccl"
     assert choose_transport("auto", shared, has_mpi=True) == "mpi"
     assert choose_transport("auto", shared, has_mpi=False) == "gloo"
-    with pytest.raises(ValueError, match="NCCL takes one rank on a GPU, but ranks share one"):
+    with pytest.raises(ValueError, match="NCCL .*ranks share one"):
         choose_transport("nccl", shared, has_mpi=False)
 
 
@@ -140,4 +140,4 @@ def test_gpus_of_two_kinds_are_a_problem_for_those_who_compare_bits(monkeypatch)
     card = torch.device("cuda", 0)
     assert mixed_kinds(Gathering(), card) is None
     others = Gathering(0, 3, lambda payload: [payload, payload, payload.replace(b"A100", b"H100")])
-    assert "the device that computes is H100 on rank 2, but A100 on the others" in str(mixed_kinds(others, card))
+    assert " H100 on rank 2, but A100 on" in str(mixed_kinds(others, card))

@@ -350,7 +350,7 @@ def test_rows_of_the_wrong_kind_are_refused_with_both_numbers():
 
 
 def _wrong_part(world):
-    with pytest.raises(ValueError, match="plan of part 1 of 3 given to rank 0 of 1"):
+    with pytest.raises(ValueError, match="part 1 of 3 .*rank 0 of 1"):
         Halo(build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incident")[1], world.transport)
 
 
@@ -360,7 +360,7 @@ def test_a_plan_of_another_part_is_refused():
 
 def _incoming_plan_in_complete_form(world):
     plan = build_plans(drawn.EDGE_INDEX, drawn.ASSIGNMENT, 3, "incoming")[world.rank]
-    with pytest.raises(ValueError, match="needs a plan with edge_policy='incident', got 'incoming'"):
+    with pytest.raises(ValueError, match="edge_policy='incident', .*'incoming'"):
         CompleteHalo(plan, world.transport)
 
 

@@ -89,7 +89,7 @@ def test_what_is_typed_at_the_terminal_of_srun_is_alone_and_tasks_are_ranks(pmi)
 
 def test_one_process_in_a_job_of_several_tasks_is_told_what_starts_them():
     assert [alone_in_job({}), alone_in_job(SLURM_JOB | {"SLURM_NTASKS": "1"})] == ["", ""]
-    assert "job of 16 tasks, started by a script or shell, not srun: srun -n 16 " in alone_in_job(SLURM_JOB)
+    assert "16 tasks, started by a script or shell, not srun: srun -n 16 " in alone_in_job(SLURM_JOB)
     assert "started by srun --pty: srun --overlap -n 16 " in alone_in_job(SLURM_JOB | PTY)
     by_node = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
     assert "srun -n 8 " in alone_in_job(by_node)

@@ -1,5 +1,6 @@
 """Ranks under MPICH need room in /dev/shm: looked at before they start, and what ended runs left is told of."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -44,10 +45,8 @@ def test_ranks_without_room_are_refused_with_what_makes_room(shared, ranks, fits
     problem = shared_memory.shortage(ranks, shared)
     assert (problem is None) is fits
     if problem is not None:
-        assert problem.what == (
-            f"{shared} has 64.0 MiB free, too little for 12 ranks under MPICH on this machine: they take 5.5 MiB each"
-        )
-        assert problem.hint.startswith(f"2 files of runs that have ended lie there: rm {shared}/mpich_shm_old ")
+        assert re.match(f"{shared} .*64.0 MiB free.* 12 ranks .*MPICH.* 5.5 MiB", problem.what)
+        assert f"rm {shared}/mpich_shm_old " in problem.hint
         assert "--shm-size=1g" in problem.hint
 
 
@@ -66,7 +65,7 @@ def test_doctor_counts_what_was_left_and_names_the_command(shared, monkeypatch):
     monkeypatch.setattr(machine.limits, "cores_here", lambda: range(2))
     finding = machine.check_shared_memory(2, shared)
     assert "64 MiB free" in finding.found
-    assert "room for 11 ranks under MPICH; 2 files of runs that have ended take 0.0 MiB" in finding.found
+    assert re.search("11 ranks .*MPICH; 2 files", finding.found)
     assert (finding.verdict, finding.advice) == (Verdict.WARN, f"rm {shared}/mpich_shm_old {shared}/mpich_shm_older")
     for path in shared.glob("mpich_shm_old*"):
         path.unlink()
@@ -90,6 +89,6 @@ def test_ranks_in_a_container_of_little_shared_memory_end_in_one_line_and_not_by
     program = "from domainpar import World\nwith World.session('mpi') as world: print(world.transport.library)"
     start = f'{find_mpiexec()} -n 2 {sys.executable} -c "{program}"'
     ended = subprocess.run([*apart, small + start], capture_output=True, text=True, timeout=patient(120))
-    assert ended.stderr.count("domainpar: error: /dev/shm has 8.0 MiB free, too little for 2 ranks") == 1, ended.stderr
+    assert len(re.findall("error: /dev/shm .*8.0 MiB.* 2 ranks", ended.stderr)) == 1, ended.stderr
     assert "--shm-size=1g" in ended.stderr
     assert ended.returncode == 2

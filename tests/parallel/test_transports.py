@@ -112,11 +112,11 @@ def test_a_deadline_of_gloo_is_one_for_all_messages_that_are_waited_for(monkeypa
     group = MockedGloo(monkeypatch)
     transport = GlooTransport(deadline=10.0)
     exchange = transport.start(torch.zeros(0, 2), [0] * 5, torch.zeros(4, 2), [0, 1, 1, 1, 1])
-    with pytest.raises(RankMissing, match=r"waited 10 s in an exchange \(gloo\); .*nothing came from ranks 3, 4"):
+    with pytest.raises(RankMissing, match=r"10 s in an exchange .* ranks 3, 4"):
         exchange.finish()
     assert group.now == pytest.approx(110, abs=0.01)
     exchange = transport.start(torch.zeros(2, 2), [0, 1, 1, 0, 0], torch.zeros(2, 2), [0, 1, 1, 0, 0])
-    with pytest.raises(RankMissing, match="rank 1 did not take what was sent"):
+    with pytest.raises(RankMissing, match="rank 1 did not take"):
         exchange.finish()
     assert group.now == pytest.approx(120, abs=0.01)
 

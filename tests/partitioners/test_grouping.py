@@ -109,7 +109,7 @@ def test_more_parts_than_tiles_gives_every_tile_its_own_part(method, num_parts):
 
 
 def test_an_unknown_method_or_no_part_at_all_is_refused():
-    with pytest.raises(ValueError, match="'best' is unknown; choose one of contiguous, metis, random"):
+    with pytest.raises(ValueError, match="'best' .*contiguous, metis, random"):
         group(ring_of_tiles(), 2, "best")
     with pytest.raises(ValueError, match="num_parts is 0"):
         group(ring_of_tiles(), 0)
@@ -117,7 +117,7 @@ def test_an_unknown_method_or_no_part_at_all_is_refused():
 
 def test_tiles_that_do_not_exist_are_refused():
     topology = random_topology(0)
-    with pytest.raises(ValueError, match="uses blocks 0 to 7 but there are 4"):
+    with pytest.raises(ValueError, match="blocks 0 to 7 .*4"):
         TileGraph.from_assignment(topology.edge_index, Contiguous()(topology, 8), 4)
 
 

@@ -135,14 +135,14 @@ def test_a_failure_of_metis_is_an_error_and_never_another_method(monkeypatch):
 
 def test_blocks_that_do_not_exist_are_never_passed_on(monkeypatch):
     monkeypatch.setattr("pymetis.part_graph", lambda *args, **options: (0, [8] * 400))
-    with pytest.raises(RuntimeError, match=r"METIS gave 400 blocks for 400 nodes, 400 of them outside \[0, 8\)"):
+    with pytest.raises(RuntimeError, match=r"METIS .*400 of them outside \[0, 8\)"):
         Metis()(grid(20), 8)
 
 
 def test_a_graph_too_large_for_this_build_is_refused(monkeypatch):
     monkeypatch.setattr("pymetis.zero_copy_dtype", lambda: np.dtype(np.int8))
     monkeypatch.setattr("pymetis.part_graph", lambda *args, **options: (0, [0] * 400))
-    with pytest.raises(ValueError, match="counts in int8 but the graph needs counts up to"):
+    with pytest.raises(ValueError, match="int8 .*graph needs counts up to"):
         Metis()(grid(20), 8)
 
 

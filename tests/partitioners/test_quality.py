@@ -72,7 +72,7 @@ def test_imbalance_is_largest_over_mean():
 
 
 def test_an_assignment_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="uses blocks 0 to 3 but there are 2"):
+    with pytest.raises(ValueError, match="blocks 0 to 3 .*2"):
         measure(EDGES, PARTS, 2)
-    with pytest.raises(ValueError, match="edge 6 joins nodes 5 and 0 but the event has 5 nodes"):
+    with pytest.raises(ValueError, match="edge 6 .*5 and 0 .*5 nodes"):
         measure(EDGES, PARTS[:5], 4)

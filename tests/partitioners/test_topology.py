@@ -40,7 +40,7 @@ def test_edges_are_dealt_evenly_to_parts_that_compute_on_incoming_ones(graph, na
 
 
 def test_edges_that_name_no_node_are_refused_with_the_first_bad_one():
-    with pytest.raises(ValueError, match="edge 1 joins nodes 2 and 3 but the event has 3 nodes"):
+    with pytest.raises(ValueError, match="edge 1 .*2 and 3 .*3 nodes"):
         Topology(np.array([[0, 2, 9], [1, 3, 9]]), 3)
     with pytest.raises(ValueError, match="edge 0 joins nodes -1 and 0"):
         Topology(np.array([[-1], [0]]), 3)
@@ -49,7 +49,7 @@ def test_edges_that_name_no_node_are_refused_with_the_first_bad_one():
 
 
 def test_positions_that_do_not_fit_or_are_not_finite_are_refused():
-    with pytest.raises(ValueError, match=r"position has shape \(2, 3\); expected x, y, z of 3 nodes"):
+    with pytest.raises(ValueError, match=r"position .*\(2, 3\); .*3 nodes"):
         Topology(NO_EDGES, 3, np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"position of node 1 is \[0.0, nan, 0.0\] \(2 of 3 nodes"):
         Topology(NO_EDGES, 3, np.array([[0, 0, 0], [0, np.nan, 0], [0, 0, np.inf]]))
@@ -87,7 +87,7 @@ def test_the_seed_reaches_the_partitioners_that_use_one():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'voronoi' is unknown; choose one of phi, eta, phi-eta, metis"):
+    with pytest.raises(ValueError, match="'voronoi' .*phi, eta, phi-eta, metis"):
         get_partitioner("voronoi")
 
 

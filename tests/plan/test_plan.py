@@ -104,7 +104,7 @@ def test_an_assignment_to_parts_that_do_not_exist_is_refused(assignment, num_par
 
 
 def test_an_edge_to_a_node_that_does_not_exist_is_refused_with_its_number():
-    with pytest.raises(ValueError, match="edge 1 has dst 3 but the graph has 3 nodes"):
+    with pytest.raises(ValueError, match="edge 1 .*dst 3 .*3 nodes"):
         build_plans(np.array([[0, 1], [1, 3]]), np.zeros(3, np.int64), 1, "incident")
 
 
@@ -129,5 +129,5 @@ def test_edges_that_are_not_the_parts_own_are_refused_before_anybody_is_asked(ed
 
 def test_being_asked_for_a_node_of_another_part_is_a_disagreement():
     edges = LocalEdges(*(np.zeros(0, np.int64),) * 3)
-    with pytest.raises(RuntimeError, match="part 0 was asked for node 1, which it does not own"):
+    with pytest.raises(RuntimeError, match="part 0 .*node 1,"):
         build_plan(edges, np.array([0, 1]), 0, 2, "incident", lambda wanted: [np.zeros(0, np.int64), np.array([1])])

@@ -171,9 +171,7 @@ def test_a_flipped_bit_anywhere_is_found_and_named(checkpoints, saved, file):
     content = path.read_bytes()
     for position in range(0, len(content), max(1, len(content) // 25)):
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
-        with pytest.raises(
-            ValueError, match=r"checkpoint .*step_000003.*(damaged|cannot be read)(.|\n)*write the name of"
-        ):
+        with pytest.raises(ValueError, match=r"step_000003.*(damaged|cannot be read)(.|\n)*write the name"):
             checkpoints.load("last", network())
     path.write_bytes(content)
     checkpoints.load("last", network())
@@ -182,13 +180,13 @@ def test_a_flipped_bit_anywhere_is_found_and_named(checkpoints, saved, file):
 def test_a_damaged_tensor_file_is_named_with_both_hashes(checkpoints, saved):
     path = checkpoints.place(checkpoints.pointed("last")) / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors has sha256 \w{12}, its manifest says \w{12}"):
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors .*sha256 \w{12}, .*manifest .*\w{12}"):
         checkpoints.load("last", network())
 
 
 def test_a_missing_file_is_named(checkpoints, saved):
     (checkpoints.place(checkpoints.pointed("last")) / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"step_000003 cannot be read: FileNotFoundError.*model\.safetensors"):
+    with pytest.raises(ValueError, match=r"step_000003 .*FileNotFoundError.*model\.safetensors"):
         checkpoints.load("last", network())
 
 
@@ -205,11 +203,11 @@ OTHERS = {
 def test_a_checkpoint_of_another_network_is_refused_both_ways(checkpoints, saved, flags):
     other = network(**flags)
     before = parameters_sha256(other)
-    with pytest.raises(ValueError, match="belongs to another network: (.|\n)*give the flags the run was trained with"):
+    with pytest.raises(ValueError, match="another network: (.|\n)*the flags"):
         checkpoints.load("last", other, training(other))
     assert parameters_sha256(other) == before, "nothing was loaded in part"
     checkpoints.save(other, training(other, steps=1), TrainingState(step=9), best=False)
-    with pytest.raises(ValueError, match="belongs to another network"):
+    with pytest.raises(ValueError, match="another network"):
         checkpoints.load("last", network())
 
 
@@ -308,7 +306,7 @@ def test_a_step_that_was_named_by_hand_is_taken_and_that_it_is_not_the_newest_is
     hashes = three(checkpoints)
     (checkpoints.directory / "last").write_text("step_000002\n")
     assert load_on(1, checkpoints) == [(2, hashes[2])]
-    assert "last names step_000002 though step_000003 is there" in capsys.readouterr().err
+    assert "step_000002 though step_000003 is there" in capsys.readouterr().err
     flip(step_of(checkpoints, 2, "state.json"), 0)
     assert load_on(1, checkpoints) == [(1, hashes[1])], "not the newer one, which was left on purpose"
     flip(step_of(checkpoints, 1, "state.json"), 0)
@@ -327,7 +325,7 @@ def test_a_damaged_best_checkpoint_is_never_replaced_by_another(checkpoints):
     load_on(1, checkpoints, "best")
     (checkpoints.directory / "best").write_text("step_000003\n")
     flip(step_of(checkpoints, 3, "model.safetensors"), 1000)
-    with pytest.raises(Refused, match="step_000003: model.safetensors has sha256"):
+    with pytest.raises(Refused, match="step_000003: model.safetensors "):
         load_on(2, checkpoints, "best")
 
 
@@ -337,7 +335,7 @@ def test_a_best_pointer_that_names_what_was_not_the_best_is_found(checkpoints):
     checkpoints.save(model, optimizer, TrainingState(step=1, best=0.9, best_step=1), best=True)
     checkpoints.save(model, optimizer, TrainingState(step=3, best=0.9, best_step=1), best=False)
     (checkpoints.directory / "best").write_text("step_000003\n")
-    with pytest.raises(Refused, match="but then the best was that of step 1: the pointer is damaged"):
+    with pytest.raises(Refused, match="step 1: the pointer is damaged"):
         load_on(2, checkpoints, "best")
 
 
@@ -351,7 +349,7 @@ def test_a_rank_that_sees_other_files_than_rank_0_makes_all_refuse(checkpoints, 
         mine = elsewhere if world.rank == 1 else checkpoints
         load_agreed(mine, "last", world, network())
 
-    with pytest.raises(Refused, match="its manifest is another one than rank 0 has read"):
+    with pytest.raises(Refused, match="manifest .*rank 0"):
         run_ranks(load, 3)
 
 
