@@ -49,7 +49,7 @@ def test_an_error_on_one_rank_ends_all_and_names_rank_step_phase_and_event(launc
     measured(f"raise, 2 ranks, {launcher}", job.seconds)
     assert job.code == 1
     check_raised(text, 1, 2)
-    assert "domainpar: error: RuntimeError: fault on purpose at forward | event " in text
+    assert "RuntimeError: fault on purpose at forward | event " in text
     assert "| step 2 phase forward\n" in text
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -213,7 +214,7 @@ def test_another_number_of_ranks_than_asked_for_is_refused(forked, launcher):
     else:
         (code,), output = forked.start([({}, ["ranks=8"])])
     assert int(code) == 2
-    assert output.startswith(f"domainpar: error: config wants 8 ranks, {2 if launcher == 'mpiexec' else 1} started\n")
+    assert f" 8 ranks, {2 if launcher == 'mpiexec' else 1} started\n" in output
     assert "hint: mpiexec -n 8 " in output
 
 
@@ -221,15 +222,14 @@ def test_another_number_of_ranks_than_asked_for_is_refused(forked, launcher):
 def test_a_job_of_several_tasks_that_srun_did_not_start_is_told_so_and_runs_alone(forked):
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
     codes, output = forked.start([(job, [])])
-    said = "WARNING: alone in a Slurm job of 4 tasks, started by a script or shell, not srun: srun -n 4 python -m "
     assert codes == ["0"]
-    assert output.startswith(said), output
+    assert re.match("WARNING: .* 4 tasks, .*: srun -n 4 python -m ", output), output
     assert output.endswith("\nrank 0 of 1 over threads\n")
     step = job | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}
     pty_of_srun = step | {"SLURM_PTY_PORT": "40001", "SLURM_PTY_WIN_COL": "120", "SLURM_TASK_PID": str(os.getpid())}
     code, output = run_command([*WITH_TERMINAL, sys.executable, "-c", SEEN], 90, **pty_of_srun)
     assert code == 0, output
-    assert output.startswith("none 0 of 1 alone in a Slurm job of 4 tasks, started by srun --pty: srun --overlap -n 4 ")
+    assert re.match("none 0 of 1 .* 4 tasks, .*srun --pty: srun --overlap -n 4 ", output)
 
 
 WITH_TERMINAL = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"]
@@ -264,7 +264,7 @@ def test_a_port_that_is_taken_is_named(forked):
         port = taken.getsockname()[1]
         codes, output = forked.by_hand([0], 2, "join=5", MASTER_PORT=str(port))
     assert codes == ["2"]
-    assert f"domainpar: error: port {port} of 127.0.0.1 is taken\nhint: set MASTER_PORT to a free port" in output
+    assert f"domainpar: error: port {port} of 127.0.0.1 is taken\nhint: set MASTER_PORT" in output
 
 
 @fault(6)
@@ -298,7 +298,7 @@ def test_ranks_that_never_start_are_named(forked):
     codes, output = forked.by_hand([0, 2], 4, "join=2")
     assert codes == ["2", "2"]
     assert output.count("domainpar: error:") == 1
-    assert "domainpar: error: ranks 1, 3 did not join within 2 s; joined: 0, 2" in output
+    assert "ranks 1, 3 did not join within 2 s; joined: 0, 2" in output
 
 
 @fault(7)

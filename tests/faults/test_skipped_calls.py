@@ -66,9 +66,9 @@ def test_a_rank_that_ends_while_another_waits_for_it_is_named_soon(launcher, ski
     begins = {"torch.sum(...)": "model(part", "split_graph(...)": "part = split"}[call]
     used = 1 + next(at for at, line in enumerate(lines) if line.strip().startswith(begins))
     (error,) = re.findall("domainpar: error: (.*)", output)
-    assert error.startswith("rank 1 did not come: it is in world.close() at ")
-    assert f"makes no more calls, but rank 0 waits for it in {call} at " in error
+    assert "rank 1 did not come: it is in world.close() at " in error
+    assert f"rank 0 waits for it in {call} at " in error
     assert f"skipping_program.py:{used} | rank 1/2 host " in error
     assert "waiting for others in close" in output
-    assert "World.session(timeout=...) gives ranks more time" in output
+    assert "World.session(timeout=...)" in output
     assert "--timeout" not in output

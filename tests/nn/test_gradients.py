@@ -237,7 +237,7 @@ def test_stages_that_share_a_perceptron_add_up_but_those_that_share_a_part_of_on
     model[1].mlp.linears[1] = NodeStage(an_mlp(16, (16,), torch.Generator())).mlp.linears[0]
     model.append(NodeStage(an_mlp(16, (16, 16), torch.Generator())))
     model[3].mlp.linears[0] = model[1].mlp.linears[1]
-    with pytest.raises(ValueError, match="stage 3 shares some of its parameters with another one"):
+    with pytest.raises(ValueError, match="stage 3 shares"):
         GradientSink(model)
 
 

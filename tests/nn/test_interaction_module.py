@@ -185,7 +185,7 @@ def with_norm(norm, products=None):
 
 def test_running_means_are_not_updated_twice():
     assert with_norm("graph").ways_to_recompute == (None, 1)
-    with pytest.raises(ValueError, match="--recompute-every 1 is not for --norm batch, whose running means"):
+    with pytest.raises(ValueError, match="--recompute-every 1 .*--norm batch"):
         build_model("interaction", 3, 6, NetworkOptions(**SIZES, norm="batch", recompute_every=1))
 
 
@@ -196,9 +196,7 @@ def test_what_stages_alone_can_do_is_refused():
 
 @pytest.mark.parametrize("wrong", [{"activation": "gelu"}, {"norm": "group"}], ids=str)
 def test_an_activation_or_norm_that_is_not_there_is_refused(wrong):
-    with pytest.raises(
-        ValueError, match="take an activation of relu, silu, tanh, and a norm of layer, batch, graph or"
-    ):
+    with pytest.raises(ValueError, match="relu, silu, tanh, .*layer, batch, graph or"):
         InteractionNetwork(3, 6, **SIZES, **wrong)
 
 

@@ -73,7 +73,7 @@ def test_checkpoints_are_those_of_the_plain_network():
 
 
 def test_a_width_that_would_need_padding_is_refused():
-    with pytest.raises(ValueError, match="width 20 is not a multiple of 16; take 32"):
+    with pytest.raises(ValueError, match="width 20 .*16; take 32"):
         InteractionsOnStages(InteractionGNN(3, 2, hidden=20, graph_iters=2))
 
 
@@ -101,6 +101,6 @@ def test_a_gradient_of_a_gradient_is_refused_by_name(name, of):
     for said in run_ranks(_second_gradients, 2, tiled_event(), name, of):
         if name in BITWISE:
             assert "create_graph=True" in said
-            assert "a network built on stages has no form here; take one in plain torch" in said
+            assert "plain torch" in said
         else:
             assert "differentiate twice" in said or "not have been used in the graph" in said

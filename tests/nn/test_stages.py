@@ -185,7 +185,7 @@ def test_a_loss_may_use_only_one_of_the_results_of_an_edge_stage(num_ranks, used
 
 @pytest.mark.parametrize("shape", ["edges alone", "plain, of width 1", "plain, of width 5"])
 def test_sums_of_a_stage_without_a_halo_or_of_a_readout_are_refused(shape):
-    with pytest.raises(ValueError, match="sums at both ends need node states and a stage that makes states"):
+    with pytest.raises(ValueError, match="sums at both ends need node states"):
         run_ranks(_edge_stage, 1, tiled_event(), shape, True)
 
 
@@ -292,5 +292,5 @@ def test_a_network_on_another_device_is_refused_before_kernels_read_its_memory(p
         part = event.part(world.transport, event.grouping("ranges", world.size))
         networks.network(event, torch.float32, published=published).to("meta")(part.graph, part.halo)
 
-    with pytest.raises(ValueError, match=r"compute on a CPU, but the network is on meta and the part on cpu; .*plain"):
+    with pytest.raises(ValueError, match=r"CPU, .*meta .*cpu; .*plain"):
         run_ranks(on_rank, 1)

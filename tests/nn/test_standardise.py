@@ -97,5 +97,5 @@ def test_events_without_edge_features_have_constants_of_nodes_alone():
 
 
 def test_constants_of_other_features_are_refused():
-    with pytest.raises(ValueError, match=r"constants of \(3, 6\) node and edge features do not standardise \(3, 5\)"):
+    with pytest.raises(ValueError, match=r"\(3, 6\) .*\(3, 5\)"):
         InteractionNetwork(3, 5, hidden=16, standard=STANDARD)

@@ -400,9 +400,9 @@ def test_counts_of_rows_that_do_not_match_are_refused_on_all_ranks_though_their_
     def work(world):
         part = part_of_domain(**given_of(world.rank), world=world)
         count = part.plan.num_owned + {0: 1, 1: -1}.get(world.rank, 0)
-        with pytest.raises(Refused, match=r"part.nodes: \d+ rows were given where this rank has \d+ nodes"):
+        with pytest.raises(Refused, match=r"part.nodes: \d+ rows .*\d+ nodes"):
             part.nodes(torch.ones(count))
-        with pytest.raises(ValueError, match=r"ghosts may be those of images: part.nodes\(x\)"):
+        with pytest.raises(ValueError, match=r"images: part.nodes\(x\)"):
             part.nodes_from_local(torch.ones(part.plan.num_local))
 
     run_ranks(work, 3)

@@ -290,7 +290,7 @@ def test_slices_that_do_not_fit_are_refused_on_all_ranks(change, text):
 
 def test_assignments_of_too_few_nodes_are_refused():
     def work(world):
-        with pytest.raises(Refused, match="have 12 nodes together where the graph has 13"):
+        with pytest.raises(Refused, match="12 nodes .*13"):
             split_slices(**USUALLY, world=world, assignment=torch.zeros(4, dtype=torch.int64))
 
     run_ranks(work, 3)

@@ -439,7 +439,7 @@ def test_weights_that_parted_between_groups_are_refused_in_the_next_step():
         mine, part = parallelize(made(lambda: nn.Linear(4, 1)), world), of_group(world)
         with torch.no_grad():
             mine.weight += world.data_group
-        with pytest.raises(RanksDiffer, match="ranks 2, 3 no longer hold what rank 0 holds"):
+        with pytest.raises(RanksDiffer, match="ranks 2, 3 no longer"):
             mine(part.nodes(USUAL.x)).square().mean().backward()
 
     run_ranks(work, 4, domain_size=2)

@@ -161,7 +161,7 @@ def test_a_file_that_wants_torch_geometric_where_it_is_not_is_refused_with_the_e
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "torch_geometric", None)
     monkeypatch.delitem(sys.modules, "torch_geometric.nn", raising=False)
-    with pytest.raises(ValueError, match=r"'of_pyg:net' cannot be made: .*; pip install 'domainpar\[pyg\]' brings it"):
+    with pytest.raises(ValueError, match=r"'of_pyg:net' .*pip install 'domainpar\[pyg\]'"):
         built("of_pyg:net")
 
 

@@ -239,7 +239,7 @@ def test_a_module_that_needs_other_arguments_is_refused_by_name():
         def forward(self, x, adjacency, *, weights):
             return x
 
-    with pytest.raises(ValueError, match="forward needs adjacency, weights; here it can have x, edge_index"):
+    with pytest.raises(ValueError, match="adjacency, weights; .*x, edge_index"):
         OnEvents(Net())
 
 
@@ -260,7 +260,7 @@ def test_a_module_that_keeps_rows_in_its_state_is_refused_before_training():
 
     event = TiledEvent.random(5, 30, 60, 6)
     x = torch.randn(30, 3, dtype=torch.float64)
-    with pytest.raises(NotExact, match="the buffer seen holds rows of this rank's part"):
+    with pytest.raises(NotExact, match="buffer seen"):
         OnEvents(own_models.filled(Keeps()).double()).verify(torch.from_numpy(event.edge_index), x, torch.zeros(60, 6))
 
 
@@ -277,7 +277,7 @@ def test_complex_parameters_are_refused():
 
 @pytest.mark.parametrize("make", [own_models.OfNodes, own_models.TwoColumns, own_models.APair])
 def test_a_result_that_is_no_logit_for_each_edge_is_refused(make):
-    with pytest.raises(ValueError, match="the model returned a t.*; return one logit for each edge, "):
+    with pytest.raises(ValueError, match="returned a t.*; return one logit"):
         answer(lambda: own_models.filled(make()), 2)
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -70,12 +71,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(store, tmp_path, capsys,
     inject(at="save:files", do="full", step=4)
     assert run(store, tmp_path / "run", checkpoint_every=2) == [0, 0]
     out, err = capsys.readouterr()
-    warning = (
-        "WARNING: the checkpoint of step 4 could not be saved: [Errno 28] No space left on device; training goes on"
-    )
-    assert err.count("WARNING") == err.count(warning) == 1
-    assert "the last checkpoint is step_000003" in err
-    assert "WARNING: 1 checkpoint could not be written" in out
+    assert err.count("WARNING") == 1
+    assert re.search(r"step 4 .*\[Errno 28\].* step_000003", err)
+    assert "WARNING: 1 checkpoint " in out
     content = run_json(tmp_path / "run")
     assert (content["state"], content["failed_saves"]) == ("done", 1)
     assert saved(tmp_path / "run") == ["step_000002", "step_000003", "step_000006"]
@@ -85,7 +83,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(store, tmp_path, capsys,
 def test_old_checkpoints_that_cannot_be_removed_cost_nothing(store, tmp_path, capsys, inject):
     inject(at="save:drop", do="full", step=6)
     assert run(store, tmp_path / "run") == [0, 0]
-    assert "checkpoint of step 6 saved, but old ones could not be removed" in capsys.readouterr().err
+    assert "step 6 saved, but old ones" in capsys.readouterr().err
     assert "failed_saves" not in run_json(tmp_path / "run")
 
 
@@ -94,11 +92,10 @@ def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_pa
     inject(at="save:files", do="full", step=6)
     assert run(store, tmp_path / "run") == [1, 1]
     err = capsys.readouterr().err
-    assert "domainpar: error: the checkpoint of step 6 could not be saved: [Errno 28] No space left on device |" in err
-    assert "step 6 phase save\nhint: make room, then go on from the last checkpoint" in err
+    assert re.search(r"error: .* step 6 .*\[Errno 28\].*step 6 phase save\nhint: make room", err)
     content = run_json(tmp_path / "run")
     assert content["state"] == "failed"
-    assert "the checkpoint of step 6 could not be saved" in content["error"]
+    assert " step 6 could not be saved" in content["error"]
     assert saved(tmp_path / "run") == ["step_000003"]
     assert not (tmp_path / "run" / RUN.lock).exists()
 
@@ -127,7 +124,7 @@ def spoil_after_step(monkeypatch, number, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_is_not_finite_is_never_saved_and_the_rank_that_has_it_is_named(store, tmp_path, monkeypatch, rank):
     spoil_after_step(monkeypatch, 6, rank)
-    with pytest.raises(StepFailed, match="exp_avg is not finite after step 6; nothing was saved"):
+    with pytest.raises(StepFailed, match="exp_avg is not finite .*step 6; nothing"):
         run(store, tmp_path / "run")
     content = run_json(tmp_path / "run")
     assert content["state"] == "failed"
@@ -166,7 +163,7 @@ def test_lines_of_metrics_that_a_full_disk_does_not_take_are_counted_and_trainin
     assert run(store, tmp_path / "run") == [0, 0]
     out, err = capsys.readouterr()
     assert err.count("metrics.jsonl cannot be written: [Errno 28]") == 1
-    assert "WARNING: 2 lines of metrics.jsonl could not be written" in out
+    assert "WARNING: 2 lines of metrics.jsonl" in out
     assert run_json(tmp_path / "run")["lost_records"] == 2
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 4, 5, 6]

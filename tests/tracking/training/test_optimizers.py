@@ -144,7 +144,7 @@ def test_of_several_patterns_that_fit_the_last_counts():
         "vector": 0.5,
         "zeros": 0.5,
     }
-    with pytest.raises(ValueError, match="no parameter has 'head' in its name; the names are matrix, vector, zeros"):
+    with pytest.raises(ValueError, match="'head' .*matrix, vector, zeros"):
         made("sgd", model, lr_factors="head: 1.0")
 
 
@@ -293,8 +293,8 @@ def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_w
     resume = ["--out", str(run), "--resume", "--max-steps", "2"]
     assert train_command.main(resume) == 2
     said = capfd.readouterr().err
-    assert "the optimiser of this run is code of your own, which no file names" in said
-    assert "hint: repeat --optimizer package.module:Class; run.json says what it was" in said
+    assert "code of your own" in said
+    assert "repeat --optimizer package.module:Class" in said
     assert train_command.main([*resume, "--optimizer", name]) == 0
     assert json.loads((run / "run.json").read_text())["steps"] == 2
     assert resume_command(run, TrainConfig(optimizer=name)).endswith(f"--out {run} --resume --optimizer {name}")

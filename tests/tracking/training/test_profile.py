@@ -56,7 +56,7 @@ def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path, mo
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_with_fewer_steps_is_refused_before_it_begins(store, tmp_path, num_ranks):
-    with pytest.raises(Refused, match="--profile 3 begins with the third step of a run, and this one has 4"):
+    with pytest.raises(Refused, match="--profile 3 .* 4"):
         run_ranks(_trained, num_ranks, store, tmp_path / "run", {"profile": 3, "max_steps": 4})
     assert not (tmp_path / "run").exists()
 

@@ -78,7 +78,7 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(store, tmp_path
 
 def test_a_package_that_is_not_here_is_refused_before_anything_is_written(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(Refused, match="--log mlflow takes the package mlflow, which is not here"):
+    with pytest.raises(Refused, match="--log mlflow .*not here"):
         trained_with(store, tmp_path / "run", 2, log="mlflow")
     assert not (tmp_path / "run").exists()
 
