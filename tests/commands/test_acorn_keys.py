@@ -272,21 +272,21 @@ def test_the_target_of_metrics_is_that_of_the_weighting_if_one_rule_tells(read, 
 
 
 REFUSED = {
-    "a doubled graph": ("undirected: true", "undirected: True is not an option", "model of your own"),
-    "another norm": ("layernorm: false", "layernorm: False is not an option", "package.module:factory"),
+    "a doubled graph": ("undirected: true", "undirected: True", "model of your own"),
+    "another norm": ("layernorm: false", "layernorm: False", "package.module:factory"),
     "more aggregations": ("aggregation: [sum, mean]", "aggregation: ['sum', 'mean']", "model of your own"),
-    "another model": ("model: Filter", "model 'Filter' of acorn has no equal", "take one of InteractionGNN"),
-    "another cut of edges": ("edge_cut: 0.6", "edge_cut: 0.6 has no equal", "edges pass above 0.5"),
-    "another schedule": ("patience: 15", "patience 15 have no equal", "choose lr_schedule"),
-    "a floor": ("min_lr: 0.000005", "min_lr: 5e-06 has no equal", "no floor"),
-    "scores of before": ("input_cut: 0.05", "input_cut: 0.05 has no equal", "drop them in the files"),
+    "another model": ("model: Filter", "'Filter'", "InteractionGNN"),
+    "another cut of edges": ("edge_cut: 0.6", "edge_cut: 0.6", "above 0.5"),
+    "another schedule": ("patience: 15", "patience 15", "lr_schedule"),
+    "a floor": ("min_lr: 0.000005", "min_lr: 5e-06", "no floor"),
+    "scores of before": ("input_cut: 0.05", "input_cut: 0.05", "drop them"),
     "a unit that may be either": ("hard_cuts: {pt: [30, .inf]}\ntarget_tracks: {pt: [30, .inf]}", "MeV or GeV", "MeV"),
     "what stores do not keep": (
         "weighting: [{weight: 1, conditions: {y: true, redundant_split_edges: false}}]",
-        "redundant_split_edges, which stores do not keep", "remove the line",
+        "redundant_split_edges", "remove the line",
     ),
-    "weights without a list": ("weighting: {weight: 1}", "not a list of weights and conditions", "as acorn does"),
-    "a key that nobody knows": ("n_graph_itres: 3", "unknown key n_graph_itres", "did you mean graph_iters"),
+    "weights without a list": ("weighting: {weight: 1}", "weights and conditions", "as acorn does"),
+    "a key that nobody knows": ("n_graph_itres: 3", "n_graph_itres", "graph_iters"),
 }  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def test_tracks_that_have_no_equal_are_refused(read):
     with pytest.raises(ConfigError) as refused:
         read(InferConfig, "stage: track_building\non_true_graph: True\n")
     assert "not by truth" in refused.value.hint
-    with pytest.raises(ConfigError, match="expected one of atlas, one_way, two_way"):
+    with pytest.raises(ConfigError, match="atlas, one_way, two_way"):
         read(InferConfig, "stage: track_building\nmatching_style: loose\n")
 
 
@@ -375,7 +375,7 @@ def test_files_of_acorn_are_prepared_and_trained_on_with_its_own_configuration(t
     path = tmp_path / "gnn_train.yaml"
     path.write_text(WHOLE.format(files=tmp_path / "graphs", run=tmp_path / "gnn"))
     assert prepare.main(["--config", str(path)]) == 0
-    assert "pt of the files is in MeV; stores hold GeV" in capsys.readouterr().out
+    assert "MeV; stores hold GeV" in capsys.readouterr().out
     assert train.main(["--config", str(path), "--threads", "1"]) == 0
     records = [json.loads(line) for line in (tmp_path / "gnn" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["lr"] for record in records if record["split"] == "train"]
@@ -409,19 +409,16 @@ def test_a_cut_by_truth_is_said_aloud_where_a_store_is_prepared(tmp_path, monkey
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (
-            {"source": "pyg", "input": ".", "hard_cuts": "pt: [1, .inf]"},
-            "means nothing with --source",
-        ),
-        ({"volumes": "7"}, "--volumes 7 means nothing with --source acorn"),
-        ({"source": "simulate", "input": None, "volumes": "7, a"}, "--volumes '7, a': 'a' is no number"),
-        ({"input": None}, "--source acorn means nothing without --input"),
-        ({"node_features": "r, z"}, "have no scales"),
-        ({"node_features": "r, z", "node_scales": "1"}, "not one for each of 2 node features"),
-        ({"node_features": "none", "node_scales": "1"}, "not one for each of 0"),
-        ({"node_scales": "1, 2, 0"}, "--node-scales '1, 2, 0': '0' is no number"),
-        ({"edge_scales": "1"}, "not one for each of 0 edge features"),
-        ({"hard_cuts": "pt"}, "--hard-cuts 'pt': not a mapping"),
+        ({"source": "pyg", "input": ".", "hard_cuts": "pt: [1, .inf]"}, "--hard-cuts .*with --source"),
+        ({"volumes": "7"}, "--volumes 7 .*with --source acorn"),
+        ({"source": "simulate", "input": None, "volumes": "7, a"}, "--volumes '7, a': 'a'"),
+        ({"input": None}, "--source acorn .*without --input"),
+        ({"node_features": "r, z"}, "no scales"),
+        ({"node_features": "r, z", "node_scales": "1"}, "each of 2 node features"),
+        ({"node_features": "none", "node_scales": "1"}, "each of 0"),
+        ({"node_scales": "1, 2, 0"}, "--node-scales '1, 2, 0': '0'"),
+        ({"edge_scales": "1"}, "each of 0 edge features"),
+        ({"hard_cuts": "pt"}, "--hard-cuts 'pt'"),
     ],
 )
 def test_prepare_refuses_what_cannot_be_read(given, error):
@@ -433,8 +430,8 @@ def test_prepare_refuses_what_cannot_be_read(given, error):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{weight: 1}", "not a list of rules"),
-        ("[]", "not a list of rules"),
+        ("{weight: 1}", "list of rules"),
+        ("[]", "list of rules"),
         ("[1", "not YAML"),
         ("[{weight: 1}]", "a rule is"),
         ("[{weight: yes, conditions: {y: true}}]", "a weight is True"),
@@ -449,5 +446,5 @@ def test_weights_that_are_no_rules_are_refused(text, error):
 
 
 def test_rules_and_the_three_weights_exclude_each_other():
-    with pytest.raises(ConfigError, match="--false-weight .* means nothing with --weighting"):
+    with pytest.raises(ConfigError, match="--false-weight .*with --weighting"):
         TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", false_weight=0.5)

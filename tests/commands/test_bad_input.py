@@ -103,65 +103,36 @@ def emptied(store):
     write_random_store(store, num_train=0, num_val=2)
 
 
-SPOILT = {
-    "no store": (
-        shutil.rmtree,
-        [],
-        "store is not a finished store: it has no manifest.json\nhint: run python -m domainpar.prepare",
-    ),
-    "no manifest": (lambda store: (store / "manifest.json").unlink(), [], "it has no manifest.json"),
-    "a damaged manifest": (lambda store: cut_off(store / "manifest.json"), [], "manifest.json cannot be read"),
+SPOILT = {  # how, the flags, and a pattern of the values and the remedy that the refusal names
+    "no store": (shutil.rmtree, [], "store .*manifest.json\nhint: .*python -m domainpar.prepare"),
+    "no manifest": (lambda store: (store / "manifest.json").unlink(), [], "no manifest.json"),
+    "a damaged manifest": (lambda store: cut_off(store / "manifest.json"), [], "manifest.json"),
     "a missing event": (
         lambda store: event_file(store).unlink(),
         [],
-        "No such file or directory; the manifest lists it | event 000000001 | file {store}/event000000001.zarr.zip\n",
+        r"No such file .* \| event 000000001 \| file {store}/event000000001.zarr.zip\n",
     ),
-    "a truncated event": (
-        lambda store: cut_off(event_file(store)),
-        [],
-        " bytes, the manifest says ",
-    ),
+    "a truncated event": (lambda store: cut_off(event_file(store)), [], " bytes, .*manifest .*event 000000001 "),
     "a damaged event": (
         lambda store: overwritten_end(event_file(store)),
         [],
-        "cannot read the archive: BadZipFile: File is not a zip file | event 000000001 | file {store}/event000000001.",
+        r"BadZipFile.* \| event 000000001 \| file {store}/event000000001.",
     ),
-    "no truth": (
-        without_truth,
-        [],
-        "none of 1 training event of store {store} has truth; they can be inferred on, not trained on\nhint: prepare ",
-    ),
-    "nothing to train on": (
-        emptied,
-        [],
-        "store {store} has no training events\nhint: prepare some, or lower --val-split",
-    ),
+    "no truth": (without_truth, [], "1 training event of store {store} .*truth"),
+    "nothing to train on": (emptied, [], "store {store} .*no training events\nhint: .*--val-split"),
     "no edge at all": (
         lambda store: write_random_store(store, num_train=1, num_val=1, num_edges=0),
         [],
-        "no candidate edge in 1 training event of {store}: there is nothing to train on\nhint: of hits, --phi-slope",
+        "no candidate edge in 1 training event of {store}.*\nhint: .*--phi-slope",
     ),
-    "a real number that is to be equal": (
-        kept,
-        ["--target", "pt: 1"],
-        "asks for pt equal to 1, and hardly a particle has exactly that\nhint: for 1 and more write 'pt: [1, .inf]'",
-    ),
-    "an unknown quantity": (
-        kept,
-        ["--target", "pT: [1, .inf]"],
-        "target condition on 'pT', which is unknown",
-    ),
-    "a condition of no grammar": (
-        kept,
-        ["--target", "pt: [above, 1]"],
-        "is not understood; write a number",
-    ),
+    "an unknown quantity": (kept, ["--target", "pT: [1, .inf]"], "'pT'"),
+    "a condition of no grammar": (kept, ["--target", "pt: [above, 1]"], "above"),
     "a quantity that is not told": (
         lambda store: other_particles(store, pt=random_event(0).hits.particles.pt * float("nan")),
         ["--target", "pt: [1, .inf]"],
-        "target condition on 'pt', but the source of these events does not tell it",
+        "'pt', but the source",
     ),
-    "no particles": (other_particles, ["--target", "pt: [1, .inf]"], "--target needs a particle table"),
+    "no particles": (other_particles, ["--target", "pt: [1, .inf]"], "--target .*particle table"),
 }
 
 
@@ -170,7 +141,7 @@ SPOILT = {
 def test_events_that_will_not_do_are_named_and_nothing_is_written(copy, capfd, spoil, flags, error):
     spoil(copy / "store")
     printed = refusal(capfd, copy, "--store", copy / "store", "--out", copy / "new", *flags)
-    assert error.format(store=copy / "store") in printed
+    assert re.search(error.replace("{store}", str(copy / "store")), printed)
     assert printed.startswith("domainpar: error: ")
     assert not (copy / "new").exists()
 
@@ -181,23 +152,19 @@ def test_a_run_that_is_to_be_replaced_survives_a_new_one_that_is_refused(copy, c
 
 
 OUTPUTS = {
-    "another run": ("run", [], "run holds another run\nhint: choose another --out, or --resume or --overwrite it"),
-    "a store": ("store", [], "store holds other files\nhint: choose another --out"),
-    "a store to overwrite": (
-        "store",
-        ["--overwrite"],
-        "holds files that are not a run (event000000000.zarr.zip); ",
-    ),
-    "a file": ("run/run.json", [], "cannot write the run to {place}/run/run.json: Not a directory"),
-    "nothing to resume": ("none", ["--resume"], "{place}/none holds no run to resume"),
-    "no run to resume": ("store", ["--resume"], "{place}/store holds no run to resume"),
+    "another run": ("run", [], "run holds another run\nhint: .*--out, .*--resume .*--overwrite"),
+    "a store": ("store", [], "store holds other files\nhint: .*--out"),
+    "a store to overwrite": ("store", ["--overwrite"], "event000000000.zarr.zip"),
+    "a file": ("run/run.json", [], "{place}/run/run.json: Not a directory"),
+    "nothing to resume": ("none", ["--resume"], "{place}/none holds no run"),
+    "no run to resume": ("store", ["--resume"], "{place}/store holds no run"),
 }
 
 
 @pytest.mark.parametrize(("out", "flags", "error"), OUTPUTS.values(), ids=OUTPUTS)
 def test_a_directory_that_belongs_to_something_else_is_left_alone(place, capfd, out, flags, error):
     printed = refusal(capfd, place, "--store", place / "store", "--out", place / out, *flags)
-    assert error.format(place=place) in printed
+    assert re.search(error.replace("{place}", str(place)), printed)
 
 
 def rewritten(path, old, new):
@@ -216,29 +183,25 @@ def half(run):
 
 
 RUNS = {
-    "another width": (kept, "--hidden 32", "belongs to another network: "),
-    "more iterations": (kept, "--graph-iters 2", "belongs to another network: "),
-    "another order": (kept, "--model interaction-node-first", "belongs to another network: "),
-    "shared weights": (kept, "--shared-weights --graph-iters 2", "belongs to another network: "),
-    "another precision": (kept, "--dtype float64", "belongs to another network: "),
-    "damaged weights": (spoilt_weights, "", "model.safetensors has sha256 "),
-    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "", "no last checkpoint in "),
-    "a damaged run.json": (lambda run: (run / "run.json").write_text("{"), "", "run.json cannot be read: "),
+    "another width": (kept, "--hidden 32", "another network"),
+    "more iterations": (kept, "--graph-iters 2", "another network"),
+    "another order": (kept, "--model interaction-node-first", "another network"),
+    "shared weights": (kept, "--shared-weights --graph-iters 2", "another network"),
+    "another precision": (kept, "--dtype float64", "another network"),
+    "damaged weights": (spoilt_weights, "", "model.safetensors .*sha256 "),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "", "no last checkpoint"),
+    "a damaged run.json": (lambda run: (run / "run.json").write_text("{"), "", "run.json"),
     "no config.yaml": (
         lambda run: (run / "config.yaml").unlink(),
         "",
-        "{run} holds a run without its config.yaml\nhint: copy it back, ",
+        "{run} .*config.yaml\nhint: copy it back",
     ),
-    "half a config.yaml": (
-        half,
-        "",
-        "{run}/config.yaml: its end is missing: the file is half of what was written\nhint: copy",
-    ),
-    "an empty config.yaml": (lambda run: (run / "config.yaml").write_text(""), "", "config.yaml\nhint: copy it back, "),
+    "half a config.yaml": (half, "", "{run}/config.yaml: .*\nhint: copy"),
+    "an empty config.yaml": (lambda run: (run / "config.yaml").write_text(""), "", "config.yaml\nhint: copy it back"),
     "a config.yaml of before there were residuals": (
         lambda run: rewritten(run / "config.yaml", "residual: true\n", ""),
         "",
-        "config.yaml does not say residual of the network\nhint: copy it back, ",
+        "config.yaml .* residual .*\nhint: copy it back",
     ),
     "a strange config.yaml": (lambda run: rewritten(run / "config.yaml", "lr:", "rl:"), "", "unknown key rl"),
 }
@@ -251,7 +214,7 @@ def test_a_run_that_cannot_go_on_like_this_says_why_and_stays(copy, capfd, spoil
     assert exit_code(["--out", str(copy / "run"), "--resume", *flags.split()]) == 2
     out, err = capfd.readouterr()
     assert (out, contents(copy)) == ("", before)
-    assert error.format(run=copy / "run") in err
+    assert re.search(error.replace("{run}", str(copy / "run")), err)
 
 
 @fault(12)
@@ -268,7 +231,6 @@ def test_half_a_configuration_is_refused_by_whoever_reads_it(copy, capfd):
             assert command.main(list(map(str, argv))) == 2
         err = capfd.readouterr().err
         assert f"{copy / 'run' / 'config.yaml'}" in err
-        assert "its end is missing" in err
         assert "hint: copy it" in err
     assert not (copy / "new").exists()
 
@@ -276,11 +238,7 @@ def test_half_a_configuration_is_refused_by_whoever_reads_it(copy, capfd):
 def test_a_run_does_not_go_on_with_other_events(place, tmp_path, capfd):
     other = write_random_store(tmp_path / "other", num_edges=600, compared=False)
     assert exit_code(["--out", str(place / "run"), "--resume", "--store", str(other)]) == 2
-    assert "was trained on other events" in capfd.readouterr().err
-
-
-def test_a_flag_that_nobody_knows_is_refused_before_anything_is_read(place, capfd):
-    assert "unknown flag --epoch" in refusal(capfd, place, "--store", place / "none", "--epoch", "3")
+    assert "other events" in capfd.readouterr().err
 
 
 def test_what_one_rank_finds_all_refuse_and_it_is_named(copy):
@@ -294,10 +252,9 @@ def test_what_one_rank_finds_all_refuse_and_it_is_named(copy):
 
     found = run_ranks(refused, 3, timeout=20)
     assert len(set(found)) == 1
-    assert found[0].startswith(
-        "cannot read the archive: BadZipFile: File is not a zip file | event 000000001 | rank 1/3"
+    assert re.search(
+        rf"BadZipFile.* \| event 000000001 \| rank 1/3 \| file {event_file(copy / 'store')}\nhint: ", found[0]
     )
-    assert f"| file {event_file(copy / 'store')}\nhint: the file is damaged or incomplete" in found[0]
     assert not (copy / "new").exists()
 
 
@@ -310,8 +267,8 @@ def test_an_event_with_a_flipped_bit_ends_one_process_with_two_lines(copy, capfd
         path.write_bytes(content)
     assert exit_code(["--store", str(copy / "store"), "--out", str(copy / "new"), *SMALL]) == 1
     error, hint = capfd.readouterr().err.splitlines()
-    assert re.match("domainpar: error: cannot read nodes/features: BadZipFile: Bad CRC-32 .* phase load$", error)
-    assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
+    assert re.search("nodes/features.* Bad CRC-32 .* phase load$", error)
+    assert "copy it anew" in hint
 
 
 def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_that_help(tmp_path, monkeypatch, capfd):
@@ -319,9 +276,8 @@ def test_events_of_its_own_that_train_cannot_prepare_are_told_with_the_flags_tha
     (tmp_path / "stores").touch()
     assert exit_code(SMALL) == 2
     error, hint = capfd.readouterr().err.splitlines()
-    cannot = "cannot write a store to stores/simulate-20000: Not a directory (errno 20)"
-    assert error == f"domainpar: error: the built-in simulated events cannot be prepared: {cannot}"
-    assert hint == "hint: name a store of your own with --store, and a place for the run with --out"
+    assert "stores/simulate-20000: Not a directory" in error
+    assert re.search("--store.*--out", hint)
     assert [path.name for path in tmp_path.iterdir()] == ["stores"]
 
 
@@ -335,8 +291,8 @@ def test_events_of_its_own_from_an_earlier_version_are_told_with_the_command_tha
     capfd.readouterr()
     assert exit_code(SMALL) == 2
     error, hint = capfd.readouterr().err.splitlines()
-    assert "was prepared with other settings: " in error
-    assert hint.startswith("hint: python -m domainpar.prepare --overwrite makes them anew")
+    assert "other settings: " in error
+    assert "python -m domainpar.prepare --overwrite" in hint
 
 
 HITS = "hit_id,x,y,z,volume_id,layer_id,module_id\n1,32,1,5,8,2,1\n2,72,3,11,8,4,1\n3,116,5,18,8,6,1\n"
@@ -388,9 +344,9 @@ def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, mon
         prepare.main(["--events", "1", "--hits", "500", "--store", str(tmp_path / "new")])
     assert ended.value.code == 1
     error, hint = capfd.readouterr().err.splitlines()
-    assert error.startswith("domainpar: error: No space left on device (errno 28) | rank 0/1 host ")
+    assert "(errno 28) | rank 0/1 host " in error
     assert error.endswith(f" | file {tmp_path / 'new' / 'event000000000.zarr.zip'}")
-    assert hint == "hint: make room there; if --store names that place, choose another"
+    assert "--store" in hint
 
 
 def launch(ranks, program, *flags):
@@ -405,7 +361,7 @@ def test_two_processes_refuse_with_one_voice_and_exit_code_two(copy):
     code, printed = launch(2, ["-m", "domainpar.train"], "--store", copy / "store", "--out", copy / "new")
     assert code == 2
     printed = without_signs_of_life(printed)
-    assert printed.startswith("domainpar: error: cannot read the archive: ")
+    assert printed.startswith("domainpar: error: ")
     assert f" | event 000000001 | rank 1/2 | file {event_file(copy / 'store', 1)}\nhint: " in printed
     assert printed.count("\n") == 2
     assert contents(copy) == before

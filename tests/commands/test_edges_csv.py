@@ -35,7 +35,7 @@ def graphs(store):
 
 def test_what_infer_writes_are_the_edges_and_scores_of_the_event(place, tmp_path, capsys):
     inferred(place, tmp_path / "one", checkpoint="last", format="edges")
-    assert "beside them: tables of edges, event<name>-graph.csv" in capsys.readouterr().out.splitlines()
+    assert "event<name>-graph.csv" in capsys.readouterr().out
     inferred(place, tmp_path / "two", 2, checkpoint="last", format="edges")
     names = sorted(path.name for path in (tmp_path / "one").glob("*.csv"))
     assert names == ["event000000000-graph.csv", "event000000001-graph.csv"]
@@ -119,7 +119,7 @@ def test_files_that_are_missing_or_no_text_are_named_also_once_the_store_is_ther
         (tmp_path / "edges" / "event000000000-graph.csv").unlink()
     (tmp_path / "edges" / "event000000000-graph.csv").write_bytes(b"edge0,edge1\n0,1\n\xff\xfe")
     assert prepare_main(words) == 2
-    assert "cannot be read: 'utf-8' codec" in capfd.readouterr().err
+    assert "'utf-8' codec" in capfd.readouterr().err
     assert prepare_main([*words[:-1], ""]) == 2
     assert "no such file" in capfd.readouterr().err
 

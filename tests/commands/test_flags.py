@@ -55,91 +55,71 @@ LAUNCHER_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
 )
 
-REFUSED_FLAGS = {
-    "a flag nobody knows": ("--hiden 32", "unknown flag --hiden", "did you mean --hidden?"),
-    "a flag spelled with underscores": ("--graph_iters 3", "unknown flag --graph_iters", "did you mean --graph-iters?"),
-    "an abbreviated flag": ("--hidde=32", "unknown flag --hidde", "--hidden"),
-    "a flag like no other": ("--batch-size 8", "unknown flag --batch-size", "train --help lists those of train"),
-    "a flag of other commands": ("--tracks greedy", "--tracks is a flag of infer, not of train", "--help"),
-    "one dash": ("-lr 1", "unknown flag -lr", "--lr"),
-    "a word without a flag": ("fast", "belong to no flag: fast", "--help"),
-    "the dashes after which no flags come": ("-- --lr 1", "belong to no flag: --", "--help"),
-    "a flag without its value": ("--lr", "--lr: expected one argument", "--help"),
-    "a word for a number": ("--lr fast", "--lr is 'fast'; expected a number", "--help"),
-    "a fraction for a count": ("--max-steps 1.5", "--max-steps is '1.5'; expected a whole number", "--help"),
-    "nothing for a count": ("--epochs null", "--epochs is 'null'; expected a whole number", "--help"),
-    "a choice that is none": ("--mode niave", "--mode is 'niave'; expected one of halo, naive", "did you mean naive?"),
-    "a negative count": ("--epochs -1", "--epochs is -1; it must be at least 1", "--epochs"),
-    "a negative rate": ("--lr -1e-3", "--lr is -0.001; it must be a finite number above 0", "--lr"),
-    "an infinite rate": ("--lr 1e400", "--lr is inf; it must be a finite number above 0", "--lr"),
-    "a width that is no multiple of 16": (
-        "--hidden 50",
-        "rows are computed 16 numbers at a time",
-        "48 or --hidden 64",
-    ),
-    "naive without sectors": ("--mode naive", "--mode naive means nothing without --sectors", "--sectors 8"),
-    "no sectors": ("--mode naive --sectors 0", "--sectors is 0; it must be at least 1", "--sectors 8x2"),
-    "a grid without wedges": ("--mode naive --sectors 0x2", "--sectors is 0x2; it must be", "--sectors 8x2"),
-    "half a grid of sectors": ("--mode naive --sectors 8x", "--sectors is 8x; it must be", "--sectors 8x2"),
-    "sectors without naive": ("--sectors 8", "--sectors 8 means nothing with --mode halo", "--mode naive"),
-    "a GPU transport on CPU": ("--transport nccl --device cpu", "means nothing with --device cpu", "--device cuda"),
-    "no thread": ("--threads 0", "--threads is 0; it must be at least 1", "omit --threads"),
-    "bf16 of float64": (
-        "--precision bf16 --dtype float64",
-        "--precision bf16 means nothing with --dtype float64",
-        "drop one",
-    ),
-    "a precision that is none": ("--precision fp16", "expected one of full, bf16", "did you mean bf16?"),
-    "to drop everything": ("--dropout 1", "--dropout is 1.0; it must be", "omit --dropout"),
-    "to drop less than nothing": ("--dropout -0.1", "--dropout is -0.1; it must be", "omit --dropout"),
-    "no iteration kept": ("--recompute-every 0", "--recompute-every is 0; it must be at least 1", "omit --recompute"),
-    "no memory": ("--memory-limit 0", "--memory-limit is 0.0; it must be", "omit --memory-limit"),
-    "to offload what lies there": (
-        "--offload --device cpu",
-        "ranks compute on cpu: they lie there already",
-        "--recompute-every 2",
-    ),
-    "to offload next to nothing": (
-        "--offload --device cuda --recompute-every 2",
-        "--offload means nothing with --recompute-every 2",
-        "drop one of them",
-    ),
-    "resume and overwrite": ("--out x --resume --overwrite", "--resume means nothing with --overwrite", "keep one"),
-    "resume of no run": ("--resume", "--resume means nothing without --out", "runs/0001"),
-    "weights that leave one class": ("--false-weight 0", "one score would fit every edge", "small number"),
-    "a target that is no mapping": ("--target 3", "not a mapping", "pt: [1, .inf]"),
-    "a target that is no YAML": ("--target pt:[1", "--target", "pt: [1, .inf]"),
-    "a model that is none": ("--model acron", "--model is 'acron'; expected one of interaction, ", "mean acorn?"),
-    "a model that left": ("--model agnn", "no longer built in", "use --model examples.networks:AttentionNetwork, with"),
-    "an optimiser that left": ("--optimizer lamb", "no longer built in", "--optimizer examples.optimizers:Lamb, with"),
-    "code that is no name": ("--model mine:net()", "or package.module:factory", "--help explains it"),
-    "what stands for code": ("--model own", "code of your own, which no file names", "repeat --model package"),
-    "a file that is not there": ("--config no-such.yaml", "no-such.yaml: No such file", "YAML file"),
+REFUSED_FLAGS = {  # by what they are: words, further values that the error names beside the flag, and the remedy
+    "a flag nobody knows": ("--hiden 32", "unknown", "--hidden"),
+    "a flag spelled with underscores": ("--graph_iters 3", "unknown", "--graph-iters"),
+    "an abbreviated flag": ("--hidde=32", "unknown", "--hidden"),
+    "a flag like no other": ("--batch-size 8", "unknown", "train --help"),
+    "a flag of other commands": ("--tracks greedy", "infer train", "--help"),
+    "one dash": ("-lr 1", "unknown", "--lr"),
+    "a word without a flag": ("fast", "no flag", "--help"),
+    "the dashes after which no flags come": ("-- --lr 1", "no flag", "--help"),
+    "a flag without its value": ("--lr", "argument", "--help"),
+    "a word for a number": ("--lr fast", "'fast' number", "--help"),
+    "a fraction for a count": ("--max-steps 1.5", "'1.5' whole", "--help"),
+    "nothing for a count": ("--epochs null", "'null' whole", "--help"),
+    "a choice that is none": ("--mode niave", "'niave' halo naive", "naive"),
+    "a negative count": ("--epochs -1", "-1; least 1", "--epochs"),
+    "a negative rate": ("--lr -1e-3", "-0.001 above 0", "--lr"),
+    "an infinite rate": ("--lr 1e400", "inf finite", "--lr"),
+    "a width that is no multiple of 16": ("--hidden 50", "50 16", "48 or --hidden 64"),
+    "naive without sectors": ("--mode naive", "naive without --sectors", "--sectors 8"),
+    "no sectors": ("--sectors 0 --mode naive", "0; least 1", "--sectors 8x2"),
+    "a grid without wedges": ("--sectors 0x2 --mode naive", "0x2;", "--sectors 8x2"),
+    "half a grid of sectors": ("--sectors 8x --mode naive", "8x;", "--sectors 8x2"),
+    "sectors without naive": ("--sectors 8", "8 --mode halo", "--mode naive"),
+    "a GPU transport on CPU": ("--transport nccl --device cpu", "--device cpu", "--device cuda"),
+    "no thread": ("--threads 0", "0; least 1", "omit --threads"),
+    "bf16 of float64": ("--precision bf16 --dtype float64", "bf16 --dtype float64", "drop one"),
+    "a precision that is none": ("--precision fp16", "full bf16", "bf16"),
+    "to drop everything": ("--dropout 1", "1.0", "omit --dropout"),
+    "to drop less than nothing": ("--dropout -0.1", "-0.1", "omit --dropout"),
+    "no iteration kept": ("--recompute-every 0", "0; least 1", "omit --recompute-every"),
+    "no memory": ("--memory-limit 0", "0.0", "omit --memory-limit"),
+    "to offload what lies there": ("--offload --device cpu", "cpu", "--recompute-every 2"),
+    "to offload next to nothing": ("--offload --device cuda --recompute-every 2", "--recompute-every 2", "drop one"),
+    "resume and overwrite": ("--resume --overwrite --out x", "--overwrite", "keep one"),
+    "resume of no run": ("--resume", "without --out", "runs/0001"),
+    "weights that leave one class": ("--false-weight 0", "every edge", "small number"),
+    "a target that is no mapping": ("--target 3", "mapping", "pt: [1, .inf]"),
+    "a target that is no YAML": ("--target pt:[1", "pt:[1", "pt: [1, .inf]"),
+    "a model that is none": ("--model acron", "'acron' interaction", "acorn"),
+    "a model that left": ("--model agnn", "agnn", "--model examples.networks:AttentionNetwork"),
+    "an optimiser that left": ("--optimizer lamb", "lamb", "--optimizer examples.optimizers:Lamb"),
+    "code that is no name": ("--model mine:net()", "package.module:factory", "--help"),
+    "what stands for code": ("--model own", "code", "--model package"),
+    "a file that is not there": ("--config no-such.yaml", "no-such.yaml", "YAML file"),
 }
 
-REFUSED_FILES = {
-    "an empty file": ("", "config is empty: ", "key: value"),
-    "only comments": ("# lr: 1\n", "config is empty: ", "key: value"),
-    "a list": ("- lr\n", "holds a list", "key: value"),
-    "YAML with a mistake": ("lr: 1\nmode: [halo\n", " line 3: not YAML", "key: value"),
-    "an unknown key": ("hiden: 32\n", "unknown key hiden", "did you mean hidden?"),
-    "a key with dashes": ("graph-iters: 3\n", "unknown key graph-iters", "did you mean graph_iters?"),
-    "a word for a number": ("lr: fast\n", "lr is 'fast'; expected a number", "--help"),
-    "a number for a switch": ("resume: 1\n", "resume is 1; expected true or false", "--help"),
-    "nothing for a number": ("lr:\n", "lr is null; expected a number", "default"),
-    "a choice that is none": ("mode: niave\n", "expected one of halo, naive", "did you mean naive?"),
-    "code": ("model: os:system\n", "a file is data and never names code", "as a flag: --model os:system"),
-    "an optimiser's code": ("optimizer: os:system\n", "never names code", "as a flag: --optimizer os:system"),
-    "a list of code": ("model: [os:system]\n", "a file is data and never names code", "as a flag"),
-    "a target that is not quoted": (
-        "target: {pt: [1, .inf]}\n",
-        "target is {'pt': [1, inf]}; expected text",
-        "quote it",
-    ),
-    "keys of another command": ("tiles: 3\nhits: 600\n", "tiles, hits are flags of prepare, not of train", "--help"),
-    "a key of another command": ("tracks: cc\n", "tracks is a flag of infer, not of train", "--help"),
-    "another file": ("config: more.yaml\n", "unknown key config", "--help"),
-    "values that exclude each other": ("mode: naive\n", "--mode naive means nothing without --sectors", "--sectors"),
+REFUSED_FILES = {  # content, what the error names beside the file, and the remedy
+    "an empty file": ("", "empty", "key: value"),
+    "only comments": ("# lr: 1\n", "empty", "key: value"),
+    "a list": ("- lr\n", "list", "key: value"),
+    "YAML with a mistake": ("lr: 1\nmode: [halo\n", "line 3: YAML", "key: value"),
+    "an unknown key": ("hiden: 32\n", "unknown hiden", "hidden"),
+    "a key with dashes": ("graph-iters: 3\n", "unknown graph-iters", "graph_iters"),
+    "a word for a number": ("lr: fast\n", "lr 'fast' number", "--help"),
+    "a number for a switch": ("resume: 1\n", "resume 1; true false", "--help"),
+    "nothing for a number": ("lr:\n", "lr null number", "default"),
+    "a choice that is none": ("mode: niave\n", "halo naive", "naive"),
+    "code": ("model: os:system\n", "data code", "--model os:system"),
+    "an optimiser's code": ("optimizer: os:system\n", "code", "--optimizer os:system"),
+    "a list of code": ("model: [os:system]\n", "data code", "as a flag"),
+    "a target that is not quoted": ("target: {pt: [1, .inf]}\n", "target {'pt': text", "quote it"),
+    "keys of another command": ("tiles: 3\nhits: 600\n", "tiles hits prepare train", "--help"),
+    "a key of another command": ("tracks: cc\n", "tracks infer train", "--help"),
+    "another file": ("config: more.yaml\n", "unknown config", "--help"),
+    "values that exclude each other": ("mode: naive\n", "--mode naive without --sectors", "--sectors"),
 }
 
 
@@ -168,7 +148,8 @@ def test_refused_flags_name_the_flag_and_what_to_do(capfd, argv, error, hint):
     printed = refusal(capfd, *argv.split())
     assert printed[0].startswith("domainpar: error: ")
     assert printed[1].startswith("hint: ")
-    assert error in printed[0]
+    assert argv.split()[0].partition("=")[0] in printed[0] + printed[1]
+    assert all(value in printed[0] for value in error.split())
     assert hint in printed[1]
 
 
@@ -178,9 +159,9 @@ def test_refused_files_name_the_file_the_key_and_what_to_do(capfd, tmp_path, tex
     path = tmp_path / "train.yaml"
     path.write_text(text)
     printed = refusal(capfd, "--config", str(path))
-    assert error in printed[0]
+    assert all(value in printed[0] for value in error.split())
     assert hint in printed[1]
-    assert str(path) in printed[0] or "means nothing" in error
+    assert str(path) in printed[0] or "--" in error
 
 
 def test_a_file_that_is_not_text_and_a_folder_are_refused(capfd, tmp_path):
@@ -193,37 +174,34 @@ def test_a_file_that_is_not_text_and_a_folder_are_refused(capfd, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hidden: 16\nlr: 0.1\nhidden: 32\n", "hidden is given twice, in lines 1 and 3"),
-        ("'hidden': 16\nhidden: 16\n", "hidden is given twice, in lines 1 and 2"),
+        ("hidden: 16\nlr: 0.1\nhidden: 32\n", "hidden .* 1 and 3"),
+        ("'hidden': 16\nhidden: 16\n", "hidden .* 1 and 2"),
         (
             "input_dir: d\nweighting:\n- weight: 2\n  conditions:\n    y: true\n    pt: [1, .inf]\n    y: false\n",
-            "y is given twice, in lines 5 and 7",
+            "y .* 5 and 7",
         ),
-        ("target: 'pt: [1, 2], pt: [1, 3]'\n", "--target 'pt: [1, 2], pt: [1, 3]': pt is given twice"),
+        ("target: 'pt: [1, 2], pt: [1, 3]'\n", "--target .*: pt "),
     ],
 )
 def test_a_key_given_twice_in_a_file_is_refused_with_both_lines(capfd, tmp_path, text, said):
     path = tmp_path / "twice.yaml"
     path.write_text(text)
     error, hint = refusal(capfd, "--config", str(path))
-    assert said in error
-    assert hint == "hint: keep one of the two"
+    assert re.search(said, error)
+    assert "keep one" in hint
 
 
 @pytest.mark.parametrize(
     ("words", "said", "instead"),
     [
-        (["--target", "pt: 1"], "--target 'pt: 1': asks for pt equal to 1", "'pt: [1, .inf]'"),
-        (["--target", "nhits: 5, eta: 0.5"], "asks for eta equal to 0.5", "'[is, 0.5]'"),
-        (
-            ["--weighting", "[{weight: 2, conditions: {y: true, pt: 1}}]"],
-            "asks for pt equal to 1",
-            "[1, .inf]",
-        ),
+        (["--target", "pt: 1"], "pt equal to 1", "'pt: [1, .inf]'"),
+        (["--target", "nhits: 5, eta: 0.5"], "eta equal to 0.5", "'[is, 0.5]'"),
+        (["--weighting", "[{weight: 2, conditions: {y: true, pt: 1}}]"], "pt equal to 1", "[1, .inf]"),
     ],
 )
 def test_a_real_number_that_is_to_be_equal_is_refused_with_what_was_meant(capfd, words, said, instead):
     error, hint = refusal(capfd, *words)
+    assert words[0] in error
     assert said in error
     assert instead in hint
 
@@ -337,7 +315,7 @@ def test_rules_name_flags_and_values_that_there_are(config_class):
 
 
 def test_what_a_preset_sets_is_named_as_its_own_where_it_means_nothing():
-    with pytest.raises(ConfigError, match=r"--module-map build \(of --preset full\) means nothing with --source pyg"):
+    with pytest.raises(ConfigError, match=r"--module-map build .*--preset full.*--source pyg"):
         parse(PrepareConfig, "", ["--preset", "full", "--source", "pyg", "--input", "d"])
 
 
@@ -392,19 +370,16 @@ def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passe
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"source": "trackml"}, "--source trackml means nothing without --input"),
-        ({"input": "d"}, "means nothing with --source simulate"),
-        (
-            {"source": "pyg", "input": "d", "hit_inefficiency": 0.1},
-            "--hit-inefficiency 0.1 means nothing with --source pyg",
-        ),
-        ({"hit_inefficiency": 1.0}, "--hit-inefficiency is 1.0; it must be a finite number of at least 0 and below 1"),
+        ({"source": "trackml"}, "--source trackml .*without --input"),
+        ({"input": "d"}, "with --source simulate"),
+        ({"source": "pyg", "input": "d", "hit_inefficiency": 0.1}, "--hit-inefficiency 0.1 .*with --source pyg"),
+        ({"hit_inefficiency": 1.0}, "--hit-inefficiency is 1.0;.* at least 0 and below 1"),
         ({"hits": 499}, "at least 500"),
-        ({"val_split": 0.5, "test_split": 0.6}, "--val-split 0.5 and --test-split 0.6 are more than all events"),
+        ({"val_split": 0.5, "test_split": 0.6}, "--val-split 0.5 and --test-split 0.6 "),
         ({"val_split": 1.1}, "at least 0 and at most 1"),
         (
             {"source": "trackml", "input": "d", "module_map": "build", "val_split": 0, "test_split": 1},
-            "--module-map build learns from events to train on, and --val-split 0 and --test-split 1 leave none",
+            "--module-map build .*--val-split 0 and --test-split 1 ",
         ),
         ({"phi_slope": 0.0}, "above 0"),
         ({"z0": float("nan")}, "above 0"),
@@ -489,9 +464,7 @@ def test_four_ranks_speak_with_one_voice_under_mpiexec():
     assert helped.stdout.count("usage:") == 1
     refused = run_python("-m", "domainpar.train", "--mode", "niave", ranks=4)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == (
-        "domainpar: error: --mode is 'niave'; expected one of halo, naive\nhint: did you mean naive?\n"
-    )
+    assert re.fullmatch(r"domainpar: error: .*--mode.*'niave'.*\nhint: .*naive.*\n", refused.stderr)
 
 
 @pytest.mark.parametrize(("device", "driver", "level"), [("auto", True, "ERROR"), ("auto", False, "FATAL")])
@@ -548,11 +521,9 @@ def test_the_frame_reads_the_words_of_this_process(monkeypatch):
 
 
 def test_a_choice_that_may_be_left_out_is_explained_like_any_other():
-    with pytest.raises(
-        ConfigError, match="--partitioner is 'metiss'; expected one of phi, eta, phi-eta, metis"
-    ) as caught:
+    with pytest.raises(ConfigError, match="--partitioner .*'metiss'.* phi, eta, phi-eta, metis") as caught:
         parse(PrepareConfig, "", ["--partitioner", "metiss"])
-    assert caught.value.hint == "did you mean metis?"
+    assert "metis?" in caught.value.hint
 
 
 def test_sectors_are_a_number_or_a_grid_of_wedges_and_slices(tmp_path):
@@ -563,7 +534,7 @@ def test_sectors_are_a_number_or_a_grid_of_wedges_and_slices(tmp_path):
         file.write_text(resolved_yaml(TrainConfig(mode="naive", sectors=sectors)))
         assert trained_with("--config", str(file)).sectors == sectors
     assert parse(InferConfig, "", ["--run", "r", "--border-sectors", "8x2"]).border_sectors == "8x2"
-    with pytest.raises(ConfigError, match="--border-sectors is 8x; it must be at least 1, or a grid"):
+    with pytest.raises(ConfigError, match="--border-sectors is 8x; .*grid"):
         InferConfig(border_sectors="8x")
 
 

@@ -92,8 +92,8 @@ def test_the_numbers_of_features_are_those_it_was_trained_on_and_so_must_be_thei
     with pytest.raises(Refused) as refused:
         run_ranks(lambda world: infer(config, world), 2)
     said = str(refused.value)
-    assert "was trained on features with node_scales [1000.0, 3.14, 1000.0] but those of" in said
-    assert "prepare them with --node-scales '1000.0, 3.14, 1000.0'" in said
+    assert "node_scales [1000.0, 3.14, 1000.0]" in said
+    assert "--node-scales '1000.0, 3.14, 1000.0'" in said
 
 
 class Evil:
@@ -112,40 +112,40 @@ def but(told, *without, **changes):
     return {"hyper_parameters": {key: of for key, of in (told | changes).items() if key not in without}}
 
 
-# What is changed of a checkpoint, or a weight of it, and what is said.
+# What is changed of a checkpoint, or a weight of it, and the values that its refusal names.
 REFUSED = {
-    "not a checkpoint": ({"state_dict": None}, "no mapping state_dict: it has callbacks, epoch"),
-    "a list of numbers": ({"hyper_parameters": [1]}, "no mapping hyper_parameters: that is a list"),
-    "asks to be run": ({"callbacks": Evil()}, "refused, nothing of it was run: it asks for builtins.print"),
-    "another network": (but(ONE, model="Filter"), "model 'Filter' of acorn has no equal here"),
+    "not a checkpoint": ({"state_dict": None}, "state_dict: callbacks, epoch"),
+    "a list of numbers": ({"hyper_parameters": [1]}, "hyper_parameters: list"),
+    "asks to be run": ({"callbacks": Evil()}, "nothing of it was run builtins.print"),
+    "another network": (but(ONE, model="Filter"), "'Filter' acorn"),
     "other options": (
         but(ONE, aggregation=["sum", "std"], undirected=True),
-        "InteractionGNN with undirected: True; aggregation: ['sum', 'std'] is not acorn",
+        "InteractionGNN undirected: True; aggregation: ['sum', 'std']",
     ),
-    "an option that is a tensor": (but(ONE, layernorm=torch.tensor([True, True])), "layernorm: [True, True] is not"),
-    "an option left out": (but(ONE, "output_activation"), "InteractionGNN with no output_activation is not acorn"),
-    "no scales": (but(ONE, "node_scales"), "hyper_parameters do not tell node_features and node_scales"),
-    "too few scales": (but(ONE, node_scales=[1.0]), "node_scales of hyper_parameters is [1.0], expected"),
-    "a scale of 0": (but(ONE, node_scales=[1.0, 0, 1.0]), "expected a finite number other than 0 for each of the 3"),
-    "a scale that is none": (but(ONE, node_scales=[1.0, None, 1.0]), "expected a finite number other than 0"),
-    "a huge scale": (but(ONE, node_scales=[1.0, 10**400, 1.0]), "expected a finite number other than 0"),
-    "scales in words": (but(ONE, node_scales="123"), "node_scales of hyper_parameters is '123'"),
-    "no list of features": (but(ONE, node_features="rpz"), "node_features of hyper_parameters is 'rpz'"),
-    "features of odd names": (but(ONE, node_features=["r, x", "phi", "z"]), "expected a list of names"),
-    "a feature twice": (but(ONE, node_features=["r", "r", "z"]), "expected a list of names"),
-    "no width": (but(ONE, hidden="wide"), "hidden of hyper_parameters is 'wide', expected a whole number"),
-    "another width": (but(ONE, hidden=48), "0.weight is [32, 3], hyper_parameters say hidden: 48"),
-    "other iterations": (but(TWO, n_graph_iters=2), "state_dict has 3 edge networks, hyper_parameters say"),
-    "a great many iterations": (but(ONE, n_graph_iters=10**9), "expected a whole number from 1 to 1,000"),
-    "steps that are none": ({"global_step": torch.tensor([1, 2])}, "global_step is [1, 2], expected a number of steps"),
-    "half precision": (("node_encoder.0.bias", torch.zeros(32).half()), "node_encoder.0.bias is torch.float16"),
-    "not finite": (("node_encoder.0.bias", torch.full((32,), torch.nan)), "node_encoder.0.bias is not finite"),
-    "a number alone": (("node_encoder.0.weight", torch.tensor(1.0)), "0.weight is [], hyper_parameters say hidden"),
-    "a sparse weight": (("node_encoder.0.bias", torch.zeros(32).to_sparse()), "bias is torch.sparse_coo on cpu"),
-    "no weight": (("node_encoder.0.bias", "none"), "node_encoder.0.bias of state_dict is a str"),
-    "a weight more": (("loss.weight", torch.zeros(1)), "loss.weight is (1,), of acorn it is not there"),
-    "a weight twice": (("edge_networks.0.0.weight", torch.zeros(32, 96)), "is there under two names"),
-    "more than it holds": (("x", torch.zeros(1).expand(10**12)), "x claims 1,000,000,000,000 values, more than"),
+    "an option that is a tensor": (but(ONE, layernorm=torch.tensor([True, True])), "layernorm: [True, True]"),
+    "an option left out": (but(ONE, "output_activation"), "InteractionGNN output_activation"),
+    "no scales": (but(ONE, "node_scales"), "hyper_parameters node_features node_scales"),
+    "too few scales": (but(ONE, node_scales=[1.0]), "node_scales hyper_parameters [1.0],"),
+    "a scale of 0": (but(ONE, node_scales=[1.0, 0, 1.0]), "node_scales finite other than 0 3"),
+    "a scale that is none": (but(ONE, node_scales=[1.0, None, 1.0]), "node_scales finite other than 0"),
+    "a huge scale": (but(ONE, node_scales=[1.0, 10**400, 1.0]), "node_scales finite other than 0"),
+    "scales in words": (but(ONE, node_scales="123"), "node_scales hyper_parameters '123'"),
+    "no list of features": (but(ONE, node_features="rpz"), "node_features hyper_parameters 'rpz'"),
+    "features of odd names": (but(ONE, node_features=["r, x", "phi", "z"]), "node_features list of names"),
+    "a feature twice": (but(ONE, node_features=["r", "r", "z"]), "node_features list of names"),
+    "no width": (but(ONE, hidden="wide"), "hidden hyper_parameters 'wide', whole number"),
+    "another width": (but(ONE, hidden=48), "0.weight [32, 3], hyper_parameters hidden: 48"),
+    "other iterations": (but(TWO, n_graph_iters=2), "state_dict 3 edge hyper_parameters"),
+    "a great many iterations": (but(ONE, n_graph_iters=10**9), "n_graph_iters whole number 1,000"),
+    "steps that are none": ({"global_step": torch.tensor([1, 2])}, "global_step [1, 2],"),
+    "half precision": (("node_encoder.0.bias", torch.zeros(32).half()), "node_encoder.0.bias torch.float16"),
+    "not finite": (("node_encoder.0.bias", torch.full((32,), torch.nan)), "node_encoder.0.bias not finite"),
+    "a number alone": (("node_encoder.0.weight", torch.tensor(1.0)), "0.weight [], hyper_parameters hidden"),
+    "a sparse weight": (("node_encoder.0.bias", torch.zeros(32).to_sparse()), "bias torch.sparse_coo cpu"),
+    "no weight": (("node_encoder.0.bias", "none"), "node_encoder.0.bias state_dict str"),
+    "a weight more": (("loss.weight", torch.zeros(1)), "loss.weight (1,),"),
+    "a weight twice": (("edge_networks.0.0.weight", torch.zeros(32, 96)), "edge_networks.0.0.weight two names"),
+    "more than it holds": (("x", torch.zeros(1).expand(10**12)), "x 1,000,000,000,000"),
 }
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_such_network_is_refused_in_a_line_and_leaves_no_run(tmp_path
     path = acorn_networks.save(tmp_path / "gnn.ckpt", told, module, **change)
     assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
-    assert error in said
+    assert all(value in said for value in error.split())
     assert said.count("error: ") == 1
     assert not (tmp_path / "run").exists()
 
@@ -169,7 +169,7 @@ def test_a_prefix_of_all_weights_is_named(tmp_path, capsys):
     state = {f"module.{name}": value for name, value in module.state_dict().items()}
     path = acorn_networks.save(tmp_path / "gnn.ckpt", ONE, module, state_dict=state)
     assert import_acorn.main([str(path)]) == 2
-    assert "no node_encoder.0.weight; it has module.node_encoder.0.weight first" in capsys.readouterr().err
+    assert "module.node_encoder.0.weight" in capsys.readouterr().err
 
 
 def test_numbers_of_numpy_and_torch_are_numbers_and_a_scale_of_phi_that_is_not_pi_is_said(tmp_path, capsys):
@@ -177,15 +177,13 @@ def test_numbers_of_numpy_and_torch_are_numbers_and_a_scale_of_phi_that_is_not_p
     told |= {"node_features": tuple(TWO["node_features"]), "concat": torch.tensor(True)}
     path = acorn_networks.save(tmp_path / "gnn.ckpt", told, acorn_networks.trained(TWO))
     assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 0
-    assert (
-        "acorn wraps differences of phi after its scale, 3.14, which is right for pi alone" in capsys.readouterr().out
-    )
+    assert " phi after its scale, 3.14," in capsys.readouterr().out
 
 
 def test_without_a_store_its_run_asks_for_one(tmp_path):
     path = acorn_networks.save(tmp_path / "gnn.ckpt", ONE, acorn_networks.trained(ONE))
     assert import_acorn.main([str(path), "--out", str(tmp_path / "run")]) == 0
-    with pytest.raises(Refused, match="does not say of which store it is"):
+    with pytest.raises(Refused, match="of which store"):
         run_ranks(lambda world: infer(InferConfig(run=str(tmp_path / "run")), world), 2)
 
 
@@ -207,21 +205,21 @@ def test_what_a_checkpoint_of_lightning_or_a_script_is_stands_in_its_error(tmp_p
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch, which names its successor
         torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "script.pt")
     said = {
-        "callbacks.ckpt": ("refused, a checkpoint of Lightning, nothing of it was run: it asks for ", "plain.ckpt')"),
-        "another.ckpt": ("hyper_parameters name no model, as those of acorn do; they have lr", "no other checkpoints"),
-        "untold.ckpt": ("no mapping hyper_parameters: it has epoch, state_dict", "which have it"),
-        "script.pt": ("it is a TorchScript archive, which is a program", "give the checkpoint that Lightning wrote"),
+        "callbacks.ckpt": ("Lightning, nothing run: ModelCheckpoint", "plain.ckpt')"),
+        "another.ckpt": ("hyper_parameters model, acorn lr", "no other checkpoints"),
+        "untold.ckpt": ("hyper_parameters: epoch, state_dict", "which have it"),
+        "script.pt": ("TorchScript program", "the checkpoint that Lightning wrote"),
     }
     for name, (error, hint) in said.items():
         assert import_acorn.main([str(tmp_path / name)]) == 2
         first, second = capsys.readouterr().err.splitlines()
-        assert error in first
+        assert all(value in first for value in error.split())
         assert second.startswith("hint: ")
         assert hint in second
         assert "weights_only" not in first + second
         with pytest.raises(Problem) as refused:
             pyg.read_event(tmp_path / name)
-        as_graph = "save the graph as a dict" if name == "script.pt" else "this is a checkpoint, not a graph"
+        as_graph = "as a dict" if name == "script.pt" else "a checkpoint, not a graph"
         assert as_graph in refused.value.hint
 
 

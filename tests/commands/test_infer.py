@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import zipfile
@@ -206,7 +207,7 @@ def test_so_they_are_of_a_published_network_on_stages(place, tmp_path):
 
 def test_a_network_that_may_have_norms_over_an_event_takes_one_per_call(place, tmp_path):
     trained(place / "store", tmp_path / "run", model="acorn2", max_steps=1)
-    with pytest.raises(Refused, match="--events-per-call 2 joins events, and --model acorn2 may have norms"):
+    with pytest.raises(Refused, match="--events-per-call 2.* --model acorn2"):
         inferred(place, tmp_path / "out", 2, run=str(tmp_path / "run"), events_per_call=2)
     assert not (tmp_path / "out").exists()
 
@@ -253,19 +254,19 @@ def test_events_without_truth_are_scored_and_named_as_such(place, tmp_path, caps
     listed, _ = inferred(place, tmp_path / "out", split="test")
     assert len(listed["events"]) == 1
     assert listed["metrics"] == {}
-    assert "1 event without truth to count against" in capsys.readouterr().out
+    assert "1 event without truth" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [{"mode": "naive", "sectors": 999}, {"tracks": "cc", "border_sectors": "30x30"}])
 def test_more_sectors_than_an_event_has_tiles_are_refused(place, tmp_path, flags):
-    with pytest.raises(Problem, match="9.. sectors are made of whole tiles, and event .* has [0-9]+ tiles"):
+    with pytest.raises(Problem, match="9.. sectors .* event .* has [0-9]+ tiles"):
         inferred(place, tmp_path / "out", **flags)
 
 
 @pytest.mark.parametrize("sectors", [6, "3x2"])
 def test_the_summary_tells_what_naive_mode_cannot_score_and_counts_it_as_lost(place, tmp_path, capsys, sectors):
     halo, _ = inferred(place, tmp_path / "halo")
-    assert "whole events, halo exchange" in capsys.readouterr().out
+    assert "APPROXIMATE" not in capsys.readouterr().out
     naive, _ = inferred(place, tmp_path / "naive", mode="naive", sectors=sectors)
     assert naive["sectors"] == sectors
     out = capsys.readouterr().out
@@ -293,18 +294,19 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
     out = capsys.readouterr().out
     assert out.count("scored 4 events") == 1
     assert "split=val events=1 edge_efficiency=" in out
-    assert "all 2 train events were trained on" in out.splitlines()
+    assert "all 2 train events" in out
     assert "test event" not in out
     read, following = out.splitlines()[-2:]
-    assert following == f"next: {this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}"
-    program = read.removeprefix(f'read one: {this_python()} -c "').removesuffix('"')
+    assert following.endswith(f"{this_python()} -m domainpar.report {place / 'run'} --scores {tmp_path / 'out'}")
+    program = read.partition(f'{this_python()} -c "')[2].removesuffix('"')
     exec(program, {})
     assert capsys.readouterr().out.startswith("[")
 
 
 def test_events_without_a_segment_of_a_target_are_not_divided_by():
     told = summary._segments_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
-    assert told == "split=test against the truth: the target particles of --track-target have no segments"
+    assert "split=test" in told
+    assert "--track-target have no segments" in told
 
 
 def test_seconds_of_network_and_tracks_are_told_apart():
@@ -312,8 +314,8 @@ def test_seconds_of_network_and_tracks_are_told_apart():
         scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
         return summary._stages_line([Outcome(scored, 3.0, None, stages={"network": network, "building": tracks})] * 2)
 
-    assert told(0.5, 2.0) == "seconds per event: network 2, building 2 tracks 0.5"
-    assert told(24.896, 0.231) == "seconds per event: network 0.231, building 2 tracks 24.9"
+    assert re.search("network 2, .*2 tracks 0.5$", told(0.5, 2.0))
+    assert re.search("network 0.231, .*2 tracks 24.9$", told(24.896, 0.231))
 
 
 def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_scored_all_the_same(tmp_path):
@@ -335,10 +337,7 @@ def test_a_run_with_float64_and_naive_sectors_is_scored_whole_in_float64(place, 
     assert (listed["dtype"], listed["mode"], listed["trained_mode"]) == ("float64", "halo", "naive")
     assert opened(tmp_path / "out" / listed["events"][0]["path"])["edge_logit"].dtype == np.float64
     (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
-    assert told == (
-        "note: trained on 4 sectors of an event, scored on whole events here; "
-        "as it was trained: --mode naive --sectors 4"
-    )
+    assert re.search(" 4 sectors .* whole events .*: --mode naive --sectors 4$", told)
     inferred(tmp_path, tmp_path / "sectors", store=str(place / "store"), mode="naive", sectors=4)
     assert "note: " not in capsys.readouterr().out
 
@@ -398,20 +397,20 @@ def other_store(place, tmp_path, what):
 
 
 REFUSED = {
-    "no such run": (lambda place, tmp: {"run": str(tmp / "none")}, "none is not a run: it has no run.json"),
-    "no config": (lambda place, tmp: damaged(place, tmp, "no config.yaml"), "holds a run without its config.yaml"),
-    "strange config": (lambda place, tmp: damaged(place, tmp, "strange config.yaml"), "hidden is 'wide'; expected"),
-    "damaged run": (lambda place, tmp: damaged(place, tmp, "damaged run.json"), "run.json cannot be read"),
+    "no such run": (lambda place, tmp: {"run": str(tmp / "none")}, "none .*no run.json"),
+    "no config": (lambda place, tmp: damaged(place, tmp, "no config.yaml"), "without its config.yaml"),
+    "strange config": (lambda place, tmp: damaged(place, tmp, "strange config.yaml"), "hidden is 'wide'"),
+    "damaged run": (lambda place, tmp: damaged(place, tmp, "damaged run.json"), "run.json"),
     "flipped bit": (lambda place, tmp: damaged(place, tmp, "flipped bit"), "the file is damaged"),
     "other network": (lambda place, tmp: damaged(place, tmp, "another network"), "belongs to another network"),
     "no best yet": (lambda place, tmp: damaged(place, tmp, "no best yet"), "--checkpoint last"),
-    "no checkpoint": (lambda place, tmp: damaged(place, tmp, "no checkpoint"), "no best checkpoint in"),
-    "no such store": (lambda place, tmp: {"store": str(tmp / "none")}, "none is not a finished store"),
+    "no checkpoint": (lambda place, tmp: damaged(place, tmp, "no checkpoint"), "no best checkpoint"),
+    "no such store": (lambda place, tmp: {"store": str(tmp / "none")}, "none is not"),
     "fewer features": (
         lambda place, tmp: other_store(place, tmp, "fewer features"),
-        r"trained on feature_names \['node_0', 'node_1', 'node_2'\] but the events of .* have \['node_0', 'node_1'\]",
+        r"feature_names \['node_0', 'node_1', 'node_2'\] .* \['node_0', 'node_1'\]",
     ),
-    "other features": (lambda place, tmp: other_store(place, tmp, "other features"), r"have \['r', 'phi', 'node_2'\]"),
+    "other features": (lambda place, tmp: other_store(place, tmp, "other features"), r"\['r', 'phi', 'node_2'\]"),
 }
 
 
@@ -425,7 +424,7 @@ def test_what_cannot_be_scored_is_refused_on_all_ranks_and_nothing_is_written(pl
 
 def test_a_split_without_events_is_refused(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
-    with pytest.raises(Refused, match="has no val events\nhint: take another --split"):
+    with pytest.raises(Refused, match="no val events\nhint: .*--split"):
         inferred(place, tmp_path / "out", 2, store=str(store), split="val")
 
 
@@ -433,7 +432,7 @@ def test_a_store_that_has_moved_is_asked_for(place, tmp_path):
     store = write_store(tmp_path / "store", [random_event(0)], ["train"])
     trained(store, tmp_path / "run", epochs=1)
     store.rename(tmp_path / "moved")
-    with pytest.raises(Refused, match="is not there\nhint: name its place with --store"):
+    with pytest.raises(Refused, match="not there\nhint: .*--store"):
         inferred(tmp_path, tmp_path / "out")
     listed, _ = inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "moved"))
     none = {"same_hits": 0, "same_name": 0, "in_map": 0}
@@ -458,17 +457,16 @@ def test_events_that_were_trained_on_are_counted_by_their_bytes_and_else_by_thei
         "test": {"events": 3, "trained_on": 1, "same_hits": 1, "same_name": 0, "in_map": 0},
         "val": {"events": 1, "trained_on": 0, "same_hits": 0, "same_name": 0, "in_map": 0},
     }
-    out = capsys.readouterr().out.splitlines()
-    assert "1 of these 3 test events was trained on" in out
-    assert "1 of these 3 test events has the hits of an event that was trained on, and other content" in out
-    assert not any("val event" in line for line in out)
+    out = capsys.readouterr().out
+    assert len(re.findall("1 of these 3 test events was trained on|1 of these 3 test events has the hits", out)) == 2
+    assert "val event" not in out
     shutil.copytree(place / "run", tmp_path / "from elsewhere")
     content = json.loads((tmp_path / "from elsewhere" / "run.json").read_text())
     content["store"]["events"] = None
     (tmp_path / "from elsewhere" / "run.json").write_text(json.dumps(content))
     listed, _ = inferred(place, tmp_path / "scores", run=str(tmp_path / "from elsewhere"), store=str(directory))
     assert listed["trained_on"] is None
-    assert "which of these events were trained on is not known" in capsys.readouterr().out
+    assert "trained on is not known" in capsys.readouterr().out
 
 
 def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_them(tmp_path, monkeypatch, capfd):
@@ -494,13 +492,13 @@ def test_scores_lie_anywhere_and_are_shown_from_anywhere_with_the_run_that_made_
     with pytest.raises(SystemExit):
         main(["--run", ".", "--overwrite"])
     error = capfd.readouterr().err
-    assert f"error: the store that . was trained on is not found: neither {tmp_path}/elsewhere/store nor" in error
-    assert f" nor {tmp_path}/b/store is there\nhint: name its place with --store\n" in error
+    assert f" {tmp_path}/elsewhere/store " in error
+    assert re.search(f" {tmp_path}/b/store .*\nhint: .*--store\n", error)
 
 
 def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):
     _, first = inferred(place, tmp_path / "out", split="val")
-    with pytest.raises(Refused, match="holds scores already"):
+    with pytest.raises(Refused, match="holds scores"):
         inferred(place, tmp_path / "out", 2, split="test")
     assert files_of(tmp_path / "out") == first
     _, second = inferred(place, tmp_path / "out", 2, split="test", overwrite=True)
@@ -528,11 +526,9 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd):
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 2
-    assert capfd.readouterr() == (
-        "",
-        "domainpar: error: no run in runs/; train one first (python -m domainpar.train), or name it with --run "
-        "(pretrained:NAME for a shipped network)\n",
-    )
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"domainpar: error: no run in runs/.*domainpar\.train.*--run.*pretrained:NAME.*\n", err)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -568,13 +564,13 @@ def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
     listed, files = inferred(place, tmp_path / "out", num_ranks, domain_size, **how, events_per_call=per_call)
     assert [event["event"] for event in listed["events"]] == ["000000000", "000000002", "000000003"]
     assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
-    assert listed["skipped"][0]["why"].startswith("cannot read its bytes: BadZipFile: Bad CRC-32")
+    assert "Bad CRC-32" in listed["skipped"][0]["why"]
     assert {name: files[name] for name in files if name != "scores.json"} == {
         event["path"]: whole[event["path"]] for event in listed["events"]
     }
     printed = capsys.readouterr().out
-    assert printed.count("event 000000001: left out: cannot read its bytes") == 1
-    assert "WARNING: 1 event left out that could not be used: 000000001 (why: scores.json)" in printed
+    assert printed.count("event 000000001: left out: ") == 1
+    assert re.search("WARNING: 1 event left out .*: 000000001 .*scores.json", printed)
 
 
 def test_an_event_that_is_missing_is_left_out_from_the_start(place, tmp_path):
@@ -588,7 +584,7 @@ def test_an_event_that_is_missing_is_left_out_from_the_start(place, tmp_path):
 @pytest.mark.parametrize("per_call", [1, 4])
 def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(place, tmp_path, per_call):
     store = a_damaged_store(place, tmp_path / "store")
-    with pytest.raises(BadEvent, match="cannot read its bytes") as error:
+    with pytest.raises(BadEvent, match="Bad CRC-32") as error:
         inferred(place, tmp_path / "out", 3, store=str(store), events_per_call=per_call)
     assert (error.value.event, error.value.file) == ("000000001", str(store / event_file_name("000000001")))
     assert not (tmp_path / "out" / "scores.json").exists()
@@ -609,12 +605,12 @@ def error_lines(capfd, *argv):
 def test_a_flipped_bit_is_told_in_two_lines(place, tmp_path, capfd):
     store = a_damaged_store(place, tmp_path / "store")
     error, hint = error_lines(capfd, "--run", place / "run", "--store", store, "--out", tmp_path / "out")
-    assert error.startswith("domainpar: error: cannot read its bytes: BadZipFile: Bad CRC-32 of ")
+    assert "Bad CRC-32" in error
     assert (
         f" | event 000000001 | rank 0/1 host {platform.node()} | file {store / event_file_name('000000001')} | "
         in error
     )
-    assert hint == "hint: the file is damaged or incomplete; prepare the event again or copy it anew"
+    assert "copy it anew" in hint
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
 
 
@@ -638,9 +634,9 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
     out = tmp_path / "out"
     error, hint = error_lines(capfd, "--run", place / "run", "--split", "train", "--out", out, *flags)
     event = "" if file == "scores.json" else " | event 000000001"
-    assert error.startswith(f"domainpar: error: No space left on device (errno 28){event} | rank 0/1 host ")
+    assert f"(errno 28){event} | rank 0/1 host " in error
     assert f" | file {out / 'unfinished' / file} | " in error
-    assert hint == "hint: make room there; if --out names that place, choose another"
+    assert "--out" in hint
     assert [path.name for path in out.iterdir()] == ["unfinished"]
     assert not list(out.rglob(".partial-*"))
     monkeypatch.undo()

@@ -145,17 +145,6 @@ def test_ctrl_c_after_a_first_signal_ends_at_once_with_one_line(store, tmp_path,
     assert train.main(["--out", str(out), "--resume", "auto", "--max-steps", "4"]) == 0
 
 
-@fault(30)
-@needs_mpi
-@pytest.mark.slow
-def test_the_log_of_a_killed_run_has_its_lines(store, tmp_path):
-    flags = words(store, tmp_path / "run", "--epochs", "100000", "--log-every", "1")
-    with started("mpiexec", 1, flags, fault="rank=0,at=forward,step=3,do=kill", **BUFFERED) as job:
-        job.wait(60)
-    assert job.code in (-9, 9, 137), job.text
-    assert steps_said(job.text) == ["step=1", "step=2", "step=3"]
-
-
 def test_every_command_prints_each_line_when_it_is_complete():
     """Each in a copy of a process that has read them all, whose output waits as Python makes it wait in a file."""
     program = (
@@ -184,7 +173,7 @@ def test_a_killed_run_has_its_lines_in_the_log_and_goes_on_with_the_command_that
     assert CheckpointFiles(out / "checkpoints").names() == ["step_000002"]
     assert train.main(again[1:]) == 0
     said = capfd.readouterr().out
-    assert said.count("run.lock was left by an earlier run: process ") == 1
+    assert said.count("run.lock was left") == 1
     assert "steps 3 to 6" in said
     assert train.main(["--store", str(store), *SMALL, "--epochs", "3", "--out", str(tmp_path / "whole")]) == 0
     assert run_json(out)["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
@@ -197,6 +186,6 @@ def test_a_run_that_never_saved_is_begun_anew_in_its_place(store, tmp_path, capf
         assert program.wait()[0] == -signal.SIGKILL
     assert steps(out) == [1, 2]
     assert train.main(again[1:]) == 0
-    assert "holds a run that never saved a checkpoint; starting anew" in capfd.readouterr().out
+    assert "never saved a checkpoint; starting anew" in capfd.readouterr().out
     assert steps(out) == [1, 2, 3, 4]
     assert Path(out, "checkpoints", "last").read_text() == "step_000004\n"

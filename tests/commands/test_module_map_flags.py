@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_a_map_is_built_from_other_events_and_kept_and_said(built):
     assert EventStore(store).settings["module_map"] == found.settings["module_map"]
     assert "phi_slope" not in EventStore(store).settings
     assert f"module map: {len(found.segments):,} boxes of " in said
-    assert "learned from segments of 8 events (nhits: [5, inf], pt: [1, inf])" in said
+    assert " 8 events (nhits: [5, inf], pt: [1, inf])" in said
 
 
 def test_the_same_command_again_keeps_the_map_and_more_events_are_joined_by_it(built):
@@ -169,16 +170,16 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
         infer(InferConfig(run="run", store=store, checkpoint="last", overwrite=True), world)
         return capsys.readouterr().out
 
-    said = told("own")
-    assert "none of these events was trained on\nthe candidate edges were learned from all 4 train events" in said
+    said, from_all = told("own"), "edges were learned from all 4 train events"
+    assert "none of these events was trained on\n" in said
+    assert from_all in said
     files = read_run_files(Path("run"))
-    assert {files.known_as(record) for record in files.store.records} == {
-        "train split, not trained on, but the candidate edges were learned from it"
-    }
+    for record in files.store.records:
+        assert re.match("train split, not trained on.* learned from it", files.known_as(record))
     prepare_store(PrepareConfig(source="scores", input="run", min_score=1e-3, store="filtered"), world)
     assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
-    assert "the candidate edges were learned from all 4 train events" in told("filtered")
+    assert from_all in told("filtered")
     assert "edges were learned" not in told("rest")
     # Events joined by cuts, and a network whose own edges are of that map.
     prepare_store(replace(few, module_map=None, store="by cuts"), world)
-    assert "the candidate edges were learned from all 4 train events" in told("by cuts")
+    assert from_all in told("by cuts")

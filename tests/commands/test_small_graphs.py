@@ -34,19 +34,19 @@ def store(tmp_path, capfd):
 
 
 def test_labels_are_listed_with_the_events_that_have_them_and_the_next_command_learns_one(store):
-    assert "labels: y (node, 2 classes), total (graph, a number) in 5 of 6 events" in store[1]
+    assert any("y (node, 2 classes), total (graph, a number) in 5 of 6" in line for line in store[1])
     assert store[1][-1].endswith(f"-m domainpar.train --task node-class --label y --store {store[0]}")
 
 
 def test_who_asks_for_edges_is_told_of_the_labels(store, capfd, tmp_path):
     with pytest.raises(SystemExit):
         train.main(["--store", str(store[0]), "--out", str(tmp_path / "run")])
-    assert "their labels are trained on with --task node-class --label y" in capfd.readouterr().err
+    assert "--task node-class --label y" in capfd.readouterr().err
 
 
 def test_labels_of_particles_are_not_offered_where_there_are_none(store):
     config = TrainConfig(task="node-class", label="colour", store=str(store[0]))
-    with refused("no label colour of this kind; --label takes one of y$"):
+    with refused("colour.* --label .* y$"):
         tasks_of(config, EventStore(store[0]), World.alone())
 
 
@@ -57,7 +57,7 @@ def test_a_label_that_is_of_nodes_in_one_file_and_of_graphs_in_another_is_told_h
     with pytest.raises(SystemExit, match="2"):
         prepare.main(words)
     assert not (tmp_path / "store" / "manifest.json").exists()
-    assert "name it node_q or graph_q in all files" in capfd.readouterr().err
+    assert "node_q or graph_q" in capfd.readouterr().err
 
 
 def test_a_list_of_graphs_in_one_file_is_told_how_to_save_them(tmp_path):

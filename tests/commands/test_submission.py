@@ -68,7 +68,7 @@ def test_the_official_scorer_takes_it_and_says_what_is_printed(place, tmp_path, 
     }
     assert all(0 < figure < 1 for figure in official.values())
     words = ", ".join(f"{name} {figure:.4f}" for name, figure in official.items())
-    assert f"as its scorer counts (docs/recipes/data_colliderml.md): {words}" in capsys.readouterr().out
+    assert f": {words}" in capsys.readouterr().out
 
 
 def test_the_particle_of_most_hits_of_a_track_is_its_own_the_first_of_two():
@@ -118,10 +118,10 @@ def test_events_are_in_the_order_of_their_numbers_whatever_the_names_of_their_fi
 
 
 def test_events_whose_name_is_no_number_are_refused(tmp_path):
-    with pytest.raises(Problem, match="its name 'sim7' is no number"):
+    with pytest.raises(Problem, match="'sim7'"):
         write_piece(tmp_path, "eventsim7", EventPlace("sim7"), np.arange(1), np.zeros(1, np.int64), None)
 
 
 def test_without_tracks_there_is_nothing_to_submit(place, tmp_path):
-    with pytest.raises((Refused, Problem, ValueError), match="--format colliderml means nothing without --tracks"):
+    with pytest.raises((Refused, Problem, ValueError), match="--format colliderml .*without --tracks"):
         inferred(place, tmp_path / "out", format="colliderml")
