@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 from functools import partial
 
@@ -90,17 +91,17 @@ def test_an_embedding_of_files_is_learned_from_their_training_events_alone(tmp_p
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--embedding", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 means nothing with --embedding build"),
-        (["--embedding", "build", "--module-map", "build"], "--module-map build means nothing with --embedding build"),
-        (["--embedding-edges-per-hit", "3"], "--embedding-edges-per-hit 3.0 means nothing without"),
-        (["--embedding", "a.file", "--map-events", "3"], "--map-events 3 means nothing without"),
+        (["--embedding", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 .*with --embedding build"),
+        (["--embedding", "build", "--module-map", "build"], "--module-map build .*with --embedding build"),
+        (["--embedding-edges-per-hit", "3"], "--embedding-edges-per-hit 3.0 .*without"),
+        (["--embedding", "a.file", "--map-events", "3"], "--map-events 3 .*without"),
         (["--embedding", "build", "--embedding-edges-per-hit", "0"], "embedding-edges-per-hit"),
-        (["--embedding", "missing.file"], "cannot read the embedding: No such file"),
-        (["--embedding", "build", "--edges-from", "d"], "--embedding build means nothing with --edges-from"),
-        (["--source", "pyg", "--input", ".", "--embedding", "build"], "means nothing with --source pyg"),
+        (["--embedding", "missing.file"], "embedding: No such file"),
+        (["--embedding", "build", "--edges-from", "d"], "--embedding build .*with --edges-from"),
+        (["--source", "pyg", "--input", ".", "--embedding", "build"], "with --source pyg"),
         (
             ["--source", "trackml", "--input", "d", "--embedding", "build", "--val-split", "0", "--test-split", "1"],
-            "--embedding build learns from events to train on, and --val-split 0.0 and --test-split 1.0 leave none",
+            "--embedding build .*--val-split 0.0 and --test-split 1.0 ",
         ),
     ],
 )
@@ -112,5 +113,5 @@ def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capfd, flags
     except SystemExit as stopped:  # found by all ranks together
         code = stopped.code
     assert code == 2
-    assert message in capfd.readouterr().err
+    assert re.search(message, capfd.readouterr().err)
     assert not (tmp_path / "store").exists()

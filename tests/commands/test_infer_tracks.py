@@ -243,13 +243,13 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"shared_hits": True}, "--shared-hits means nothing without --tracks"),
+        ({"shared_hits": True}, "--shared-hits .*without --tracks"),
         (
             {"tracks": "cc", "max_chi2": 2.0},
-            "--max-chi2 2.0 means nothing without --tracks greedy, --refine or --shared-hits",
+            "--max-chi2 2.0 .*without --tracks greedy, --refine or --shared-hits",
         ),
-        ({"ckf": True}, "--ckf means nothing without --tracks"),
-        ({"format": "csv"}, "--format csv means nothing without --tracks"),
+        ({"ckf": True}, "--ckf .*without --tracks"),
+        ({"format": "csv"}, "--format csv .*without --tracks"),
         ({"tracks": "greedy", "score_cut": 1.0}, "--score-cut is 1.0"),
         ({"tracks": "greedy", "min_hits": 0}, "--min-hits is 0"),
         ({"tracks": "greedy", "matching_fraction": 0.4}, "--matching-fraction is 0.4; it must be from 0.5 to 1"),

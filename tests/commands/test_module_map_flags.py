@@ -117,19 +117,19 @@ def test_a_map_of_files_is_learned_from_their_training_events_alone(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--module-map", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 means nothing with --module-map"),
-        (["--module-map", "build", "--same-layer"], "--same-layer means nothing with --module-map"),
-        (["--map-events", "3"], "--map-events 3 means nothing without --module-map build or --embedding build"),
+        (["--module-map", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 .*with --module-map"),
+        (["--module-map", "build", "--same-layer"], "--same-layer .*with --module-map"),
+        (["--map-events", "3"], "--map-events 3 .*without --module-map build or --embedding build"),
         (
             ["--module-map", "some.file", "--map-target", "pt: [2, .inf]"],
-            "--map-target 'pt: [2, .inf]' means nothing without --module-map build or --embedding build",
+            "--map-target .*without --module-map build or --embedding build",
         ),
         (["--module-map", "build", "--map-target", "mass: 3"], "'mass', which is unknown"),
         (["--module-map", "build", "--map-edges-per-hit", "0"], "map-edges-per-hit"),
-        (["--module-map", "missing.file"], "cannot read the module map: No such file"),
+        (["--module-map", "missing.file"], "module map: No such file"),
         (
             ["--source", "pyg", "--input", ".", "--module-map", "build"],
-            "--module-map build means nothing with --source pyg",
+            "--module-map build .*with --source pyg",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capfd, flags
     except SystemExit as stopped:  # found by all ranks together
         code = stopped.code
     assert code == 2
-    assert message in capfd.readouterr().err
+    assert re.search(message, capfd.readouterr().err)
     assert not (tmp_path / "store").exists()
 
 

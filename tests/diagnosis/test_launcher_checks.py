@@ -1,5 +1,6 @@
 """Does the mpiexec that one would type belong to the MPI library that mpi4py loads?"""
 
+import re
 import sys
 import textwrap
 
@@ -56,7 +57,7 @@ def test_a_launcher_is_named_and_a_slurm_job_without_srun_is_seen(monkeypatch):
         assert advice in finding.advice
         assert finding.verdict is (Verdict.WARN if advice else Verdict.PASS)
     of_slurm = Launcher("srun", "srun", 0, 4, "SLURM_NTASKS")
-    assert check_launcher(of_slurm, 4).found == "srun (srun) started 4 ranks, as SLURM_NTASKS says"
+    assert re.search("srun .*4 ranks, .*SLURM_NTASKS", check_launcher(of_slurm, 4).found)
 
 
 def fake_mpiexec(folder, text):
@@ -87,7 +88,7 @@ LONELY = """
 def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
     finding = probe_mpi([fake_mpiexec(tmp_path, LONELY)], 0.1)
     assert finding.verdict is Verdict.FAIL
-    assert "exit code 2: mpiexec started 2 processes (PMI_SIZE=2) but mpi4py " in finding.found
+    assert "exit code 2: mpiexec started 2 processes (PMI_SIZE=2)" in finding.found
     assert "belong" in finding.advice
 
 

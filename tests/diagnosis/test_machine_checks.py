@@ -85,7 +85,7 @@ def test_more_ranks_or_threads_than_cores_are_seen(monkeypatch):
     assert machine.check_processor(5).verdict is Verdict.WARN
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert machine.check_processor(1).verdict is Verdict.PASS
-    assert machine.check_processor(2).advice == "OMP_NUM_THREADS=2 gives each rank its share"
+    assert machine.check_processor(2).advice.startswith("OMP_NUM_THREADS=2 ")
 
 
 def test_little_memory_is_seen():
@@ -113,11 +113,11 @@ def test_a_cache_of_kernels_that_cannot_be_kept_is_seen(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert finding.verdict is Verdict.WARN
     assert f"{tmp_path / 'cache'}" in finding.found
-    assert "File too large: kernels are compiled anew at every start" in finding.found
+    assert "File too large" in finding.found
     monkeypatch.setattr(machine, "place_of_kernels", lambda: None)
     finding = machine.check_numba_cache()
     assert finding.verdict is Verdict.WARN
-    assert "neither the package nor the home directory can be written to" in finding.found
+    assert "home directory" in finding.found
 
 
 def test_gpus_are_counted_against_ranks(monkeypatch):
@@ -145,10 +145,7 @@ def place(rank, host="one", clock=100.0, cpu="cpu"):
 def test_ranks_are_counted_by_host():
     places = [place(0), place(1), place(2, "two")]
     assert [local_ranks(places, rank) for rank in range(3)] == [2, 2, 1]
-    assert (
-        check_ranks(places, "mpi").found
-        == "3 ranks on 2 hosts met by mpi; 1 to 2 ranks a host; clocks differ by at most 0.00 s"
-    )
+    assert re.search("3 ranks on 2 hosts .*mpi; 1 to 2 ranks .* 0.00 s", check_ranks(places, "mpi").found)
     assert check_ranks([place(0), place(1, cpu="other")], "mpi").verdict is Verdict.WARN
 
 

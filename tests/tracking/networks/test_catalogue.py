@@ -117,7 +117,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", [*NAMES, "own_models:small"])
 @pytest.mark.parametrize(("option", "flag"), OPTIONS.values(), ids=OPTIONS)
 def test_options_of_stages_are_refused_for_other_networks_by_their_flags(name, option, flag):
-    with pytest.raises(ValueError, match=f"--model {name} has no {flag}; interaction and interaction-node-first have"):
+    with pytest.raises(ValueError, match=f"--model {name} has no {flag}; .*interaction-node-first"):
         built(name, **option)
 
 
@@ -129,11 +129,11 @@ def test_dropout_is_refused_where_it_would_do_nothing(name):
 
 
 REFUSED = {
-    "no such module": ("no_such_module:net", "'no_such_module:net' cannot be made: ModuleNotFoundError: No module"),
-    "no such package": ("own_models.deeper:net", "cannot be made: ModuleNotFoundError: .*not a package"),
-    "no such factory": ("own_models:nothing", "'own_models:nothing' cannot be made: AttributeError.*nothing"),
-    "no module made": ("own_models:makes_no_module", "made a str; a factory returns a torch.nn.Module"),
-    "other arguments": ("own_models:OtherArguments", "forward needs adjacency; here it can have x, edge_index,"),
+    "no such module": ("no_such_module:net", "'no_such_module:net' .*ModuleNotFoundError"),
+    "no such package": ("own_models.deeper:net", "ModuleNotFoundError: .*not a package"),
+    "no such factory": ("own_models:nothing", "'own_models:nothing' .*AttributeError"),
+    "no module made": ("own_models:makes_no_module", "str; .*torch.nn.Module"),
+    "other arguments": ("own_models:OtherArguments", "adjacency; .*x, edge_index,"),
     "a module of torch": ("torch.nn:Identity", "forward needs input"),
 }
 FAILING = {

@@ -78,13 +78,11 @@ def test_training_events_without_a_true_edge_or_one_of_a_target_are_noticed_by_a
         return [line.partition(f" of {tmp_path / place}: ")[::2] for line in found]
 
     assert warned("good", 1, 1, target) == []
-    assert warned("slow", 0, 1, target) == [
-        ("WARNING: no edge of a target (--target 'pt: [2, .inf]') in 4 training events", "there is none to find")
-    ]
+    ((said, _),) = warned("slow", 0, 1, target)
+    assert "no edge of a target (--target 'pt: [2, .inf]') in 4 training events" in said
     assert warned("slow for nobody", 0, 1, None) == []
-    assert warned("false", 1, 2, target) == [
-        ("WARNING: no true edge in 4 training events", "the network learns to say no to every edge")
-    ]
+    ((said, _),) = warned("false", 1, 2, target)
+    assert "no true edge in 4 training events" in said
 
 
 def test_edges_of_which_the_truth_is_not_known_weigh_nothing_whatever_the_rules():

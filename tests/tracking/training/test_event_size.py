@@ -27,11 +27,11 @@ def _trained(world, store, out, flags):
 def test_only_events_of_the_size_are_used(store, tmp_path, capsys, mode, samples):
     (found,) = run_ranks(_trained, 1, store, tmp_path / "run", {"event_size": "155, 180", **mode})
     assert found == (2 * 2 * samples, [size for size in (160, 170, 180) for _ in range(samples)])
-    assert "note: 1 training event and 1 validation event left out, of fewer or more hits" in capsys.readouterr().out
+    assert "1 training event and 1 validation event left out" in capsys.readouterr().out
 
 
 def test_where_none_is_left_that_is_refused_on_all_ranks(store, tmp_path):
-    with refused_alike("no training event has 1 to 9 hits; they have 150 to 170"):
+    with refused_alike(" 1 to 9 hits; .* 150 to 170"):
         run_ranks(_trained, 2, store, tmp_path / "run", {"event_size": "1, 9"})
     assert not (tmp_path / "run").exists()
 

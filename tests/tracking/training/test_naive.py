@@ -104,7 +104,7 @@ def test_where_edges_are_cut_naive_mode_gives_another_answer_and_counts_them(tmp
     assert not torch.equal(given[scored], scores(naive, None)[scored]), "edges inside miss their neighbours outside"
     for line in naive_lines:
         assert (line["edges"], line["edges_not_scored"]) == (EDGES * NUM_SECTORS, 5 * NUM_SECTORS)
-        assert line["counted_against"] == "candidate edges inside sectors (approximate: naive mode)"
+        assert "approximate" in line["counted_against"]
     assert halo_lines[0]["edges"] == (EDGES + 5) * NUM_SECTORS
     assert halo_lines[0]["counted_against"] == "candidate edges"
 

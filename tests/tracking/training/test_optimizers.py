@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import invariance
 import numpy as np
@@ -184,19 +185,19 @@ def test_an_optimiser_of_ones_own_gets_weight_decay_if_it_takes_it():
         group = made(name, layer()[0], lr=0.25, weight_decay=0.5, lr_factors="z: 2").param_groups[1]
         assert [group[key] for key in ("lr", "weight_decay", "factor")] == [0.25, 0.5, 2.0]
     assert made(f"{__name__}:plain", layer()[0]).param_groups[0]["weight_decay"] == 0
-    with pytest.raises(Problem, match=f"--weight-decay 0.5 means nothing with --optimizer {__name__}:plain, which"):
+    with pytest.raises(Problem, match=f"--weight-decay 0.5 .*with --optimizer {__name__}:plain, which"):
         made(f"{__name__}:plain", layer()[0], weight_decay=0.5)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no_such_module:Mine", "optimizer 'no_such_module:Mine' cannot be made: ModuleNotFoundError: No module"),
-        ("examples.optimizers:Larry", "'examples.optimizers:Larry' cannot be made: AttributeError"),
-        ("torch.nn:Identity", "optimizer 'torch.nn:Identity' made a Identity, not a torch.optim.Optimizer"),
-        ("torch.nn:Linear", "cannot be made: TypeError: .*; a factory may take lr, weight_decay"),
-        ("torch.optim:LBFGS", "'torch.optim:LBFGS' cannot be made: TypeError: .*closure"),
-        ("Counts", "keeps steps from step to step, which no checkpoint holds"),
+        ("no_such_module:Mine", "'no_such_module:Mine' .*ModuleNotFoundError"),
+        ("examples.optimizers:Larry", "'examples.optimizers:Larry' .*AttributeError"),
+        ("torch.nn:Identity", "'torch.nn:Identity' .*torch.optim.Optimizer"),
+        ("torch.nn:Linear", "TypeError: .*lr, weight_decay"),
+        ("torch.optim:LBFGS", "'torch.optim:LBFGS' .*TypeError: .*closure"),
+        ("Counts", "keeps steps .*checkpoint"),
         ("CountsInNumbers", "keeps times from step to step"),
         ("CountsForAll", "keeps all from step to step"),
     ],
@@ -260,13 +261,11 @@ def test_a_checkpoint_of_another_optimiser_is_refused(store, tmp_path):
     trained(store, tmp_path / "run", **RUNS["lamb"], max_steps=1)
     lamb = "examples.optimizers:Lamb"
     for name in ("adam", "sgd", "torch.optim.adamax:Adamax"):  # one keeps what has the same names
-        with pytest.raises(
-            Refused, match=f"was left by {lamb}, and what that keeps means nothing to {name}"
-        ) as refused:
+        with pytest.raises(Refused, match=f"left by {lamb}, .* to {name}") as refused:
             trained(store, tmp_path / "run", optimizer=name, resume=True)
         assert refused.value.hint.startswith(f"give --optimizer {lamb}, or ")
     trained(store, tmp_path / "other", optimizer="adam", max_steps=1)
-    with pytest.raises(Refused, match=f"was left by adam, and what that keeps means nothing to {lamb}"):
+    with pytest.raises(Refused, match=f"left by adam, .* to {lamb}"):
         trained(store, tmp_path / "other", optimizer=lamb, resume=True)
 
 
@@ -300,27 +299,27 @@ def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_w
     assert resume_command(run, TrainConfig(optimizer=name)).endswith(f"--out {run} --resume --optimizer {name}")
     assert f"/config.yaml --optimizer {name} --out" in command(read_run_files(run))
     (tmp_path / "file.yaml").write_text(f"optimizer: {name}\n")
-    with pytest.raises(ConfigError, match=f"optimizer is '{name}': a file is data and never names code") as refused:
+    with pytest.raises(ConfigError, match=f"optimizer is '{name}'") as refused:
         parse(TrainConfig, "", ["--config", str(tmp_path / "file.yaml")])
-    assert refused.value.hint == f"give it as a flag: --optimizer {name}"
+    assert f"as a flag: --optimizer {name}" in refused.value.hint
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"betas": "0.9"}, "--betas '0.9': not two numbers"),
-        ({"betas": "0.9,1"}, "not two numbers from 0 up to, but not, 1"),
+        ({"betas": "0.9,1"}, "two numbers from 0 "),
         ({"momentum": 1.0}, "--momentum is 1.0"),
-        ({"momentum": 0.5}, "--momentum 0.5 means nothing with --optimizer adamw"),
-        ({"optimizer": "sgd", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer sgd"),
-        ({"optimizer": "a:B", "betas": "0.5,0.9"}, "--betas 0.5,0.9 means nothing with --optimizer a:B"),
-        ({"optimizer": "a:B", "momentum": 0.5}, "--momentum 0.5 means nothing with --optimizer a:B"),
+        ({"momentum": 0.5}, "--momentum 0.5 .*with --optimizer adamw"),
+        ({"optimizer": "sgd", "betas": "0.5,0.9"}, "--betas 0.5,0.9 .*with --optimizer sgd"),
+        ({"optimizer": "a:B", "betas": "0.5,0.9"}, "--betas 0.5,0.9 .*with --optimizer a:B"),
+        ({"optimizer": "a:B", "momentum": 0.5}, "--momentum 0.5 .*with --optimizer a:B"),
         ({"optimizer": "lars", "momentum": 0.5}, "use --optimizer examples.optimizers:Lars, with examples/"),
         ({"optimizer": "lamb", "betas": "0.5,0.9"}, "use --optimizer examples.optimizers:Lamb, with examples/"),
-        ({"optimizer": "admw"}, "expected one of adamw, adam, sgd, or package.module:Class\nhint: did you mean adamw?"),
+        ({"optimizer": "admw"}, "adamw, adam, sgd, or package.module:Class\nhint: .*adamw"),
         ({"lr_factors": "{}"}, "not a mapping"),
         ({"lr_factors": "head"}, "'head' has None"),
-        ({"lr_factors": "head: -1"}, "'head' has -1, not a number from 0 on"),
+        ({"lr_factors": "head: -1"}, "'head' has -1,"),
         ({"lr_factors": "head: yes"}, "'head' has True"),
         ({"lr_factors": "head: fast"}, "'head' has 'fast'"),
         ({"lr_factors": "'(': 1"}, "no regular expression"),
@@ -329,7 +328,7 @@ def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_w
 def test_what_no_optimiser_can_use_is_refused_by_name(flags, words):
     with pytest.raises(ConfigError) as refused:
         TrainConfig(**flags)
-    assert words in f"{refused.value}{refused.value.hint}"
+    assert re.search(words, str(refused.value))
 
 
 def test_factors_may_be_written_as_numbers_are():

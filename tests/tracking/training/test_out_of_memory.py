@@ -1,6 +1,7 @@
 """A rank that runs out of memory says in which layer, with how large a part, and what to try."""
 
 import errno
+import re
 import threading
 
 import numpy as np
@@ -104,9 +105,9 @@ def test_how_large_the_part_is_and_what_to_try(store):
     owned, ghosts, edges = sizes[0]
     assert min(owned, ghosts, edges) > 0
     assert f"{owned:,} owned + {ghosts:,} ghost nodes, {edges:,} local edges; " in said.what
-    assert said.hint == "try --recompute-every auto, more ranks on more machines, or a smaller --hidden"
+    assert re.search("--recompute-every auto, more ranks .*--hidden", said.hint)
     sparing = fails_on_one(store, spoil, recompute_every=2, graph_iters=3)
-    assert sparing.hint == "try more ranks on more machines, or a smaller --hidden"
+    assert re.match("try more ranks .*--hidden", sparing.hint)
 
 
 @fault(32)

@@ -182,7 +182,7 @@ def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(tmp_path, cap
     store = write_random_store(tmp_path / "store", num_tiles=3, compared=False)
     run(store, tmp_path / "run", num_ranks=5, domain_size=5, max_steps=1)
     said = capsys.readouterr().out
-    assert "of 5 ranks own nothing in training step 1" in said
+    assert "of 5 ranks own nothing" in said
     names = "|".join(record.event for record in EventStore(store).events("train"))
     assert re.search(f"no tile of ({names}) is theirs: fewer ranks, a smaller --domain-size or more tiles", said)
     assert 0 in lines(tmp_path / "run")[0]["owned_nodes"]
@@ -191,7 +191,7 @@ def test_more_ranks_than_tiles_run_and_it_is_said_who_owns_nothing(tmp_path, cap
 def test_groups_of_ranks_without_events_are_told_to_take_more_a_step(store, tmp_path, capsys):
     run(store, tmp_path / "run", num_ranks=2, domain_size=1, max_steps=2)
     said = capsys.readouterr().out
-    assert said.count("note: 1 of 2 ranks own nothing in training step 1 (1)") == said.count("in training step") == 1
+    assert said.count("1 of 2 ranks own nothing in training step 1 (1)") == said.count("in training step") == 1
     assert "): more --events-per-step, fewer ranks or a larger --domain-size" in said
     assert "smaller --domain-size" not in said
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 
 import pytest
 import watched
@@ -75,9 +76,7 @@ def line(times, times_edges):
 
 
 def test_the_reason_is_looked_for_in_the_edges():
-    assert line(2.1, 1.02) == (
-        "note: rank 3 (n2) computed 2.1x the median for 20 steps with 1.02x the edges: a slow or shared core?"
-    )
+    assert re.match(r"note: rank 3 \(n2\) .*2.1x .* 20 steps .*1.02x the edges: a slow or shared core", line(2.1, 1.02))
     assert line(2.1, 2.0).endswith("with 2.00x the edges: try --grouping metis or more tiles")
     assert line(4.0, 2.0).endswith("with 2.00x the edges: a slow or shared core?"), "not for its edges alone"
     assert len(line(12.1, 12.02)) <= 120

@@ -180,7 +180,7 @@ def test_a_run_without_a_better_validation_stops_early_and_stays_stopped(store, 
     flags = {"epochs": 9, "max_steps": None, "lr": 1e-30, "weight_decay": 0.0, "stop_early": 2}
     (first,) = run_ranks(_trained, 1, store, tmp_path / "run", flags)
     assert (first[2].epoch, first[2].step, first[2].best_step, first[2].best_epoch) == (3, 9, 3, 1)
-    assert "stopping : no better validation than that of step 3 in 2 epochs" in capsys.readouterr().out
+    assert " step 3 in 2 epochs" in capsys.readouterr().out
     again = flags | {"resume": True, "overwrite": False}
     assert {it[2].step for it in run_ranks(_trained, 2, store, tmp_path / "run", again)} == {9}
     longer = again | {"stop_early": 4}
@@ -297,8 +297,8 @@ def test_labels_may_have_names_that_torch_has_too(tmp_path, norm):
 REFUSED = {
     "an unknown label": ({"aux": "colour:1"}, "--aux: store .* has no label colour.*it has .*kind"),
     "another kind": ({"task": "node-class", "label": "energy"}, "has no label energy of this kind"),
-    "several": ({"task": "node-regression", "label": "mass"}, "has no label mass of this kind.*--label takes one of"),
-    "twice": ({"task": "node-class", "aux": "kind:1"}, "--aux kind: that is what --task node-class is about"),
+    "several": ({"task": "node-regression", "label": "mass"}, "no label mass .*--label"),
+    "twice": ({"task": "node-class", "aux": "kind:1"}, "--aux kind: .*--task node-class"),
     "a graph in sectors": ({"task": "graph-class", "mode": "naive", "sectors": 2}, "label sort is one of the whole"),
     "another network": ({"aux": "kind:1", "model": "acorn2"}, "--model acorn2 has no head of kind"),
 }  # fmt: skip
@@ -314,10 +314,10 @@ def test_labels_that_cannot_be_learnt_are_refused_on_all_ranks_before_anything(s
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"aux": "pt"}, "'pt' is no label named once"),
-        ({"aux": "pt:0"}, "'pt:0' is no label named once"),
-        ({"aux": "pt:1, pt:2"}, "'pt:2' is no label named once"),
-        ({"aux": "edge:1"}, "--aux edge: that is what --task edge is about"),
+        ({"aux": "pt"}, "'pt' is no label"),
+        ({"aux": "pt:0"}, "'pt:0' is no label"),
+        ({"aux": "pt:1, pt:2"}, "'pt:2' is no label"),
+        ({"aux": "edge:1"}, "--aux edge: .*--task edge"),
         ({"label": "kind"}, "--label kind is of a --task of nodes or graphs.*|learn it beside"),
         ({"stop_early": 0}, "--stop-early"),
     ],
@@ -336,7 +336,7 @@ def test_an_event_without_the_label_is_refused_or_left_out(tmp_path):
         records.append(write_graph(tmp_path / "store", graph, tiles, NUM_TILES, split))
     write_manifest(tmp_path / "store", records, {})
     flags = {"task": "node-class"}
-    with refused_alike("it has no label kind; it can be inferred on, not trained on"):
+    with refused_alike("no label kind"):
         run_ranks(_trained, 2, tmp_path / "store", tmp_path / "run", flags)
     skipping = run_ranks(
         _trained, 2, tmp_path / "store", tmp_path / "run", flags | {"on_bad_event": "skip", "epochs": 1}
