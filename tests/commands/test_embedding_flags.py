@@ -1,4 +1,5 @@
-"""`prepare --embedding`: trained, kept beside the events, used again, and refused where it means nothing."""
+"""`prepare --embedding`: trained, kept beside the events, used again; it and `--module-map` refused where they mean
+nothing."""
 
 from __future__ import annotations
 
@@ -78,10 +79,11 @@ def test_an_embedding_of_a_file_joins_another_store_and_fewer_edges_a_hit_are_wi
     assert 0 < edges_of(tmp_path / "few").shape[1] < edges_of(store).shape[1]
 
 
-def test_an_embedding_of_files_is_learned_from_their_training_events_alone(tmp_path):
+@pytest.mark.parametrize("what", ["--embedding", "--module-map"])
+def test_what_joins_the_hits_of_files_is_learned_from_their_training_events_alone(tmp_path, what):
     for seed in range(6):
         write_files(tmp_path, simulate_event(seed, 600, f"{seed:09d}"))
-    flags = ["--source", "trackml", "--input", str(tmp_path), "--embedding", "build"]
+    flags = ["--source", "trackml", "--input", str(tmp_path), what, "build"]
     assert prepare.main([*flags, "--store", str(tmp_path / "store")]) == 0
     store = EventStore(tmp_path / "store")
     assert set(store.learned_from) == {record.event for record in store.events("train")}
@@ -103,6 +105,14 @@ def test_an_embedding_of_files_is_learned_from_their_training_events_alone(tmp_p
             ["--source", "trackml", "--input", "d", "--embedding", "build", "--val-split", "0", "--test-split", "1"],
             "--embedding build .*--val-split 0.0 and --test-split 1.0 ",
         ),
+        (["--module-map", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 .*with --module-map"),
+        (["--module-map", "build", "--same-layer"], "--same-layer .*with --module-map"),
+        (["--map-events", "3"], "--map-events 3 .*without --module-map build or --embedding build"),
+        (["--module-map", "a", "--map-target", "pt: [2, .inf]"], "--map-target .*without --module-map build"),
+        (["--module-map", "build", "--map-target", "mass: 3"], "'mass', which is unknown"),
+        (["--module-map", "build", "--map-edges-per-hit", "0"], "map-edges-per-hit"),
+        (["--module-map", "missing.file"], "module map: No such file"),
+        (["--source", "pyg", "--input", ".", "--module-map", "build"], "--module-map build .*with --source pyg"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capfd, flags, message):
