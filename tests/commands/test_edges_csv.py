@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from test_infer import inferred, opened, trained
@@ -86,14 +88,14 @@ def test_columns_may_stand_in_any_order_and_numbers_of_events_have_nine_digits_o
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("edge0,edge1,weight\n0,1,1\n#1,2,1\n", "cannot be read: "),
+        ("edge0,edge1,weight\n0,1,1\n#1,2,1\n", "cannot be read"),
         ("edge0,edge1,weight\n0,1,1\n1,2", "cannot be read: "),
-        ("edge0,edge1,weight\n0,1\n", "lines have 2 numbers, the first line names 3 columns"),
-        ("edge0,edge1\n0,1e300\n", "edge0 and edge1 are not whole numbers"),
-        ("src,dst\n0,1\n", "no column edge0; found src, dst"),
+        ("edge0,edge1,weight\n0,1\n", "2 numbers, .* 3 columns"),
+        ("edge0,edge1\n0,1e300\n", "not whole numbers"),
+        ("src,dst\n0,1\n", "edge0; found src, dst"),
         ("edge0,edge1,weight\n0,5,1\n", "edge0, edge1"),
         ("edge0,edge1,weight\n0,-1,1\n", "edge0, edge1"),
-        ("edge0,edge1,weight\n0,1.5,1\n", "edge0 and edge1 are not whole numbers"),
+        ("edge0,edge1,weight\n0,1.5,1\n", "not whole numbers"),
         ("edge0,edge1,weight\n0,1,1\n2\n", "cannot be read: "),
     ],
 )
@@ -102,7 +104,7 @@ def test_a_file_that_does_not_fit_the_event_is_refused(tmp_path, text, error):
     path.write_text(text)
     with pytest.raises(Problem) as refused:
         read_edges(path, "7", 3)
-    assert error in refused.value.what
+    assert re.search(error, refused.value.what)
     assert (refused.value.event, refused.value.file) == ("7", str(path))
 
 
@@ -134,17 +136,14 @@ def prepare_main(words):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ({"preset": "pixel", "volumes": "7, 8, 9"}, "--volumes (of --preset pixel) leaves hits out"),
-        ({"phi_slope": 1e-3}, "--phi-slope 0.001 means nothing with --edges-from"),
-        ({"module_map": "build"}, "--module-map build means nothing with --edges-from"),
-        (
-            {"hit_inefficiency": 0.1},
-            "--hit-inefficiency leaves hits out, and the rows of --edges-from count all of them",
-        ),
-        ({"source": "pyg", "input": "x"}, "--edges-from edges means nothing with --source pyg"),
+        ({"preset": "pixel", "volumes": "7, 8, 9"}, "--volumes .*--preset pixel"),
+        ({"phi_slope": 1e-3}, "--phi-slope 0.001 .*with --edges-from"),
+        ({"module_map": "build"}, "--module-map build .*with --edges-from"),
+        ({"hit_inefficiency": 0.1}, "--hit-inefficiency .*--edges-from"),
+        ({"source": "pyg", "input": "x"}, "--edges-from edges .*with --source pyg"),
     ],
 )
 def test_flags_that_contradict_it_are_refused(flags, error):
     with pytest.raises(ConfigError) as refused:
         PrepareConfig(edges_from="edges", **flags)
-    assert error in refused.value.what
+    assert re.search(error, refused.value.what)

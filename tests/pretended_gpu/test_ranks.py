@@ -113,12 +113,12 @@ def test_each_rank_finds_its_gpu_whatever_the_launcher_shows(tmp_path, launcher,
 def test_ranks_that_would_share_a_gpu_are_refused(tmp_path, launcher):
     done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=1, launcher=launcher)
     assert done.code == 2
-    assert done.text.count("domainpar: error: --device cuda but rank 1 would have no GPU alone") == 1
+    assert done.text.count("error: --device cuda but rank 1") == 1
     assert "Traceback" not in done.text
     auto = run(tmp_path / "auto", "met", program=[PROGRAM], ranks=2, gpus=1, launcher=launcher, DEVICE="auto")
     assert auto.code == 0, auto.text
     assert "on cpu" in auto.text
-    assert auto.text.count("note: computing on CPUs: rank 1 would have no GPU alone: host ") == 1
+    assert auto.text.count("note: computing on CPUs: rank 1 ") == 1
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_what_nccl_refuses_is_one_line_with_a_hint(tmp_path):
     done = run(tmp_path, "met", program=[PROGRAM], ranks=2, gpus=2, launcher="each", PRETENDED_DUPLICATE="1")
     assert done.code == 2
     (line,) = [line for line in done.text.splitlines() if line.startswith("domainpar: error: ")]
-    assert "could not form a nccl group of 2 ranks: Duplicate GPU detected : rank 0 and rank 1" in line
+    assert "Duplicate GPU detected : rank 0 and rank 1" in line
     assert "hint: NCCL takes one rank on a GPU" in done.text
     assert "Traceback" not in done.text
 

@@ -397,5 +397,5 @@ def test_a_store_without_kinds_of_particles_says_so_when_it_is_asked(tmp_path):
         table = event.particles()
     assert (table.primary, table.pdg_id) == (None, None)
     for name in ("primary", "pdgId"):
-        with pytest.raises(ValueError, match=f"on '{name}', but the source of these events does not tell it"):
+        with pytest.raises(ValueError, match=f"'{name}', but the source"):
             target_particles(table, {name: 1})
