@@ -29,6 +29,12 @@ def advance(x: float, y: float, z: float, psi: float, slope: float, curvature: f
 
 
 @compiled
+def twisted(slope: float, turn: float) -> Any:
+    """The slope after the radial field has turned a flight by this angle, and the factor of its transverse momentum."""
+    return slope + turn * (1 + slope * slope), 1 - slope * turn
+
+
+@compiled
 def arc_to_radius(x: float, y: float, psi: float, curvature: float, radius: float, side: int) -> float:
     """Arc length to where the helix leaves a radius outward (side 1) or enters it (-1); negative if that lies behind,
     -1e9 if there is no such place within half a turn."""

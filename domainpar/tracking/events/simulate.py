@@ -19,7 +19,7 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import MATERIAL
 from domainpar.tracking.events.field import Field, forces
 from domainpar.tracking.events.graph import Hits, Particles
-from domainpar.tracking.events.motion import HIGHLAND, advance, arc_to_radius
+from domainpar.tracking.events.motion import HIGHLAND, advance, arc_to_radius, twisted
 from partitioners.topology import FloatArray, IntArray
 
 MIN_HITS = 20
@@ -321,8 +321,8 @@ def _follow(start: Any, momentum: Any, kicks: Any, fates: Any, surfaces: Any, gr
             crossings += 1
         if twist != 0.0:
             turn = CURVATURE * charge * twist * h / pt
-            pt *= 1 - new_slope * turn
-            new_slope += turn * (1 + new_slope * new_slope)
+            new_slope, less = twisted(new_slope, turn)
+            pt *= less
         state, slope = (end[0], end[1], end[2], psi), new_slope
         travelled += h
         turned += abs(k * h)

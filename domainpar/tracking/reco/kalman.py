@@ -13,7 +13,7 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import CHARGE_SHARING, GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import forces
-from domainpar.tracking.events.motion import HIGHLAND, advance, through_points
+from domainpar.tracking.events.motion import HIGHLAND, advance, through_points, twisted
 
 HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
@@ -77,9 +77,9 @@ def fly(state: Any, s: float, field: Any) -> None:
     state.x, state.y, state.z, psi = advance(state.x, state.y, state.z, state.psi, slope, turn, s)
     point(state, psi)
     if twist != 0.0:
-        state.k *= 1 + slope * k * twist * s
+        state.slope, less = twisted(slope, k * twist * s)
+        state.k /= less
         state.z += square * k * of_k
-        state.slope += s * k * of_k
     a, e, h, g = 1 - square * turn * turn, -s * turn * turn, s * bend, s * k * lean
     u, v, w, t = -s * slope * turn, -square * slope * turn, square * of_k, s * of_k
     cov, f, i = state.cov, 0.5 * s * h, 0.5 * s * g

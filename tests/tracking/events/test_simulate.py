@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from domainpar.tracking.events import simulate
+from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import SEED_LAYER_PAIRS, SURFACES, geometry
-from domainpar.tracking.events.motion import advance
+from domainpar.tracking.events.motion import advance, twisted
 from domainpar.tracking.events.simulate import simulate_event
 
 # Mean hits per surface of 55 real events (mean size 101.7 k hits), all barrels and one disk of each kind.
@@ -206,6 +207,22 @@ def test_a_helix_step_is_exact_and_has_a_straight_limit():
     np.testing.assert_allclose(whole, half, rtol=1e-12)
     straight = advance(*state, 0.7, 0.0, 40.0)
     np.testing.assert_allclose(straight, (10 + 40 * np.cos(0.3), -5 + 40 * np.sin(0.3), 29.0, 0.3))
+
+
+def test_a_radial_field_turns_a_flight_and_leaves_its_momentum():
+    slope, pt = 2.0, 1.5
+    for _ in range(1000):
+        slope, less = twisted(slope, 1e-4)
+        pt *= less
+    assert slope > 2.4
+    assert pt * np.hypot(1, slope) == pytest.approx(1.5 * np.hypot(1, 2.0), rel=1e-4)
+
+
+def test_secondary_vertices_lie_around_the_collisions():
+    particles = simulate_event(2, 20_000, beam_spot=BeamSpot(200.0, 5.0)).particles
+    away = np.hypot(*particles.vertex[:, :2].T)
+    for some in (away < 1, (away > 1) & (away < 40)):
+        assert np.median(particles.vertex[some, 2]) == pytest.approx(200.0, abs=20.0)
 
 
 def test_events_that_cannot_be_are_refused_with_the_value():
