@@ -20,7 +20,7 @@ import numpy as np
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events import acorn_columns, construct, features
 from domainpar.tracking.events.acorn_columns import Columns, short_name
-from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked
+from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked, modules_of_32_bits
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.events.targets import MEV_ABOVE, passes
 from partitioners.topology import FloatArray, IntArray
@@ -187,10 +187,6 @@ def _hits(columns: Columns, position: FloatArray, options: AcornOptions) -> Hits
     def whole(name: str) -> IntArray:
         return columns.get("hit", name).astype(np.int64) if columns.has("hit", name) else np.zeros(len(position), int)
 
-    # Numbers of 64 bits, as ATLAS gives its modules, do not fit the store's 32.
-    module = whole("module_id")
-    if len(module) and max(abs(int(module.min())), int(module.max())) >= 2**31:
-        module = np.unique(module, return_inverse=True)[1]
     particle_id, particles = _truth(columns, _IN_GEV[options.pt_unit])
     return Hits(
         event_id=columns.place.event,
@@ -198,7 +194,7 @@ def _hits(columns: Columns, position: FloatArray, options: AcornOptions) -> Hits
         position=position,
         volume=whole("volume_id").astype(np.int32),
         layer=whole("layer_id").astype(np.int32),
-        module=module.astype(np.int32),
+        module=modules_of_32_bits(whole("module_id")),
         particle_id=particle_id,
         particles=particles,
     )

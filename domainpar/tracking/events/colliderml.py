@@ -24,7 +24,7 @@ import numpy as np
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
 from domainpar.tracking.events.detector import SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
-from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from partitioners.topology import FloatArray, IntArray
 
 HITS, PARTICLES = "tracker_hits", "particles"
@@ -167,7 +167,7 @@ class ColliderMLEvents:
             position=position,
             volume=volume,
             layer=layer,
-            module=columns.get("surface_id", np.zeros(len(position))).astype(np.int32),
+            module=modules_of_32_bits(columns.get("surface_id", np.zeros(len(position), int))),
             particle_id=particle_id,
             weight=None,
             particles=particles,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,9 @@ import pandas as pd
 from domainpar.common.problems import EventPlace, Problem
 
 SUFFIXES = (".csv", ".csv.gz")
+_WHOLE = re.compile(r"[+-]?\d+(?P<decimals>\.0*)?")
+_OTHER_MARKS = {";": "';'", "\t": "tabs", "|": "'|'"}
+_OF_FLOATS = 2**53  # from here on decimal numbers have lost digits of ids
 
 
 class MissingColumns(Problem):
@@ -73,14 +78,14 @@ def read_table(
     Args:
         path: The file.
         event_id: Name of the event.
-        needed: The columns that must be there, and their types; uint64 are ids, which keep every digit.
+        needed: The columns that must be there, and their types; whole numbers keep every digit.
         optional: Those that may be there.
         unique: Columns that together never repeat.
 
     Raises:
         MissingColumns: With those found.
         Problem: If the file cannot be read, a row has more or fewer fields than the first line, a value is missing, not
-            finite or no whole number where one is needed, or what is unique repeats.
+            finite or no whole number of its type where one is needed, or what is unique repeats.
     """
     place = EventPlace(event_id, path)
     content = _content(path, event_id)
@@ -90,23 +95,33 @@ def read_table(
         problem = MissingColumns(what, _why_missing(columns, missing), event=event_id, file=path)
         problem.found = columns
         raise problem
-    fields = [line.count(b",") + 1 for line in content.splitlines() if line]
-    if len(bad := np.flatnonzero(np.array(fields[1:]) != fields[0])):
+    lines = [line for line in content.splitlines() if line]
+    fields = np.array([_fields(line) for line in lines])
+    if len(bad := np.flatnonzero(fields != fields[0])):
         what = (
-            f"row {bad[0]} has {fields[1 + bad[0]]} fields, and the first line has {fields[0]} ({len(bad)} such rows)"
+            f"row {bad[0] - 1} has {fields[bad[0]]} fields, and the first line has {fields[0]} ({len(bad)} such rows)"
         )
-        raise place.problem(what, "is it truncated, or is a comma too many in it?")
+        is_comment = lines[bad[0]].startswith(b"#")
+        raise place.problem(
+            what, "it is a comment: remove it" if is_comment else "is it truncated, or is a comma too many in it?"
+        )
     types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
-    # Ids are not asked for as such: pandas would take 1e17 for one, which has lost its digits.
-    asked = {name: kind for name, kind in types.items() if kind is not np.uint64}
-    try:
+
+    def read(names: Sequence[str], **how: Any) -> pd.DataFrame:
         # index_col: else a row with one field too many would silently shift all columns by one.
-        table = pd.read_csv(io.BytesIO(content), usecols=list(types), dtype=asked, index_col=False)
+        return pd.read_csv(io.BytesIO(content), usecols=list(names), index_col=False, low_memory=False, **how)
+
+    try:
+        # Types are not asked for: pandas would take 1e17 for a whole number, and it has lost its digits.
+        table = read(list(types))
+        for name, kind in types.items():
+            values = table[name].to_numpy()
+            if not _fits(values, kind):
+                texts = read([name], dtype=str, keep_default_na=False)[name]
+                values = _numbers(name, texts.tolist(), kind, place)
+            table[name] = values.astype(kind)
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
-        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path)) from error
-    except (ValueError, OverflowError) as error:
-        raise place.problem(f"a column holds what is not a number, or an empty field: {error}") from error
-    _check_values(table, types, place)
+        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path, error)) from error
     keys = table[list(unique)]
     if unique and len(repeated := keys[keys.duplicated(keep=False)]):
         first = repeated.sort_values(list(unique)).iloc[0]
@@ -123,7 +138,7 @@ def _content(path: Path, event_id: str) -> bytes:
             return bytes(file.read())
     except (OSError, EOFError, zlib.error) as error:
         what = f"cannot be read, {type(error).__name__}: {error}"
-        raise Problem(what, _why_unreadable(path), event=event_id, file=path) from error
+        raise Problem(what, _why_unreadable(path, error), event=event_id, file=path) from error
 
 
 def _columns(content: bytes, path: Path, event_id: str) -> list[str]:
@@ -131,29 +146,66 @@ def _columns(content: bytes, path: Path, event_id: str) -> list[str]:
         return [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         what = f"cannot be read, {type(error).__name__}: {error}"
-        raise Problem(what, _why_unreadable(path), event=event_id, file=path) from error
+        raise Problem(what, _why_unreadable(path, error), event=event_id, file=path) from error
 
 
-def _check_values(table: pd.DataFrame, types: Mapping[str, type[Any]], place: EventPlace) -> None:
-    """Refuse what is no id in columns of ids, and in the others what is not finite."""
-    for name in table.columns:
-        values = table[name].to_numpy()
-        if types[name] is np.uint64:
-            if len(values) and (values.dtype.kind not in "iu" or values.min() < 0):
-                digits = [str(value).removesuffix(".0") for value in values]
-                odd = [not text.isdecimal() or int(text) >= 2**64 for text in digits]
-                row = odd.index(True) if True in odd else 0
-                what = f"column {name} holds what is no id, a whole number of 64 bits: {values[row]} in row {row}"
-                raise place.problem(what, "is the row damaged, or did a program make decimal numbers of the ids?")
-            table[name] = values.astype(np.uint64)
-        elif len(bad := np.flatnonzero(~np.isfinite(values))):
-            raise place.problem(
-                f"column {name} holds {len(bad)} values that are empty or not finite, "
-                f"the first is {values[bad[0]]} in row {bad[0]}"
-            )
+def _fields(line: bytes) -> int:
+    """The number of fields of a line."""
+    return len(next(csv.reader([line.decode("utf-8", "replace")]))) if b'"' in line else line.count(b",") + 1
 
 
-def _why_unreadable(path: Path) -> str:
+def _fits(values: np.ndarray[Any, Any], kind: type[Any]) -> bool:
+    """Whether numbers that pandas found in a column are of a type as they are."""
+    if not np.issubdtype(kind, np.integer):
+        return values.dtype.kind in "iufb" and bool(np.isfinite(values).all())
+    most = np.iinfo(kind)
+    return values.dtype.kind in "iu" and (
+        not len(values) or (most.min <= int(values.min()) and int(values.max()) <= most.max)
+    )
+
+
+def _numbers(name: str, texts: Sequence[str], kind: type[Any], place: EventPlace) -> np.ndarray[Any, Any]:
+    """The numbers of a column that is not simply of its type, from what the file says."""
+    numbers, bad = [], {}
+    for row, text in enumerate(map(str.strip, texts)):
+        number, why = _number(name, text, kind)
+        numbers.append(number)
+        if why is not None:
+            bad[row] = text, why
+    if bad:
+        row, (text, why) = next(iter(bad.items()))
+        wanted = {"u": "ids, whole numbers of 64 bits", "f": "finite numbers"}.get(np.dtype(kind).kind)
+        wanted = wanted or f"whole numbers of {8 * np.dtype(kind).itemsize} bits"
+        what = f"column {name} holds {len(bad)} values that are no {wanted}, the first: {text or 'empty'} in row {row}"
+        raise place.problem(what, why)
+    return np.array(numbers, kind)
+
+
+def _number(name: str, text: str, kind: type[Any]) -> tuple[float, str | None]:
+    """The number that a field says, and where it is none of a type, a hint."""
+    is_id, remove = "particle_id" in name, "write a number, or remove the row: of a hit in all files"
+    if "," in text:
+        return 0, "write numbers with a decimal point, and thousands without a comma"
+    if not np.issubdtype(kind, np.integer):
+        try:
+            number = float(text)
+        except ValueError:
+            return 0, remove
+        return number, None if np.isfinite(number) else remove
+    most = np.iinfo(kind)
+    if (whole := _WHOLE.fullmatch(text)) is None:
+        made = "did a program make decimal numbers of whole ones? Write every digit (in pandas: astype('Int64'))"
+        empty = text.lower() in ("", "na", "nan", "null", "none")
+        return 0, ("hits of noise have particle_id 0" if is_id else remove) if empty else made
+    number = int(text.partition(".")[0])
+    if whole["decimals"] and abs(number) >= _OF_FLOATS:
+        return 0, "decimal numbers lose digits from 2^53 on; write ids as whole numbers (in pandas: astype('Int64'))"
+    if most.min <= number <= most.max:
+        return number, None
+    return 0, "hits of noise have particle_id 0" if is_id and number < 0 else f"expected are {most.min} to {most.max}"
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
     """A hint, from the first bytes of a file, on why it is no CSV."""
     try:
         with path.open("rb") as file:
@@ -167,17 +219,21 @@ def _why_unreadable(path: Path) -> str:
         return f"it is {'' if gzipped else 'not '}gzipped, and its name says otherwise: rename it"
     if head in (b"\xff\xfe", b"\xfe\xff"):
         return f"it is written in UTF-16: iconv -f UTF-16 -t UTF-8 {path.name} > as_utf8.csv"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not written in UTF-8; if in Latin-1: iconv -f LATIN1 -t UTF-8 {path.name} > as_utf8.csv"
     return "is it truncated?"
 
 
 def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
     """A hint, from the names of the columns that are there, on why others are not."""
     first = found[0] if found else ""
-    other = next((mark for mark in (";", "\t", "|") if mark in first), None)
+    other = next((name for mark, name in _OTHER_MARKS.items() if mark in first), None)
     if first.startswith("#"):
         return "the first line is a comment: remove it, the names of the columns come first"
     if other is not None:
-        return f"columns are separated by {other!r} here; write commas"
+        return f"columns are separated by {other} here; write commas between them, and decimal points in numbers"
     if set(missing) <= {name.strip() for name in found}:
         return "there are blanks around names in the first line; remove them"
+    if others := [name for name in found if name.strip().lower() in missing]:
+        return f"names are written in small letters: {', '.join(map(str.lower, others))} for {', '.join(others)}"
     return ""

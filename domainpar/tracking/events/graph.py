@@ -139,6 +139,19 @@ class Hits:
         return digest.hexdigest()[:16]
 
 
+def modules_of_32_bits(module: IntArray) -> IntArray:
+    """Numbers of modules as `Hits` holds them, int32 [N]: the given ones, or if one needs more bits, new ones.
+
+    Those that are new count the modules of the event, from 0 up and down, in the order of the given numbers.
+    """
+    # Cut off, numbers of 64 bits, as ATLAS gives its modules, would fall together.
+    most = np.iinfo(np.int32)
+    if len(module) and (int(module.min()) < most.min or int(module.max()) > most.max):
+        given = np.unique(np.append(module, 0))
+        module = np.searchsorted(given, module) - np.searchsorted(given, 0)
+    return module.astype(np.int32)
+
+
 def surface_numbers(volume: IntArray, layer: IntArray) -> IntArray:
     """A number for the (volume, layer) of each hit: equal for equal pairs only, 0 for (0, 0), int64 [N]."""
     # The layer in the lower 32 bits, which it never leaves.

@@ -18,7 +18,7 @@ from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.csv_tables import MissingColumns, events_with, find, read_table
 from domainpar.tracking.events.detector import known_surfaces
-from domainpar.tracking.events.graph import Hits, Particles, surface_numbers
+from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits, surface_numbers
 from domainpar.tracking.events.measured import AXES, SIGMAS, detectors_file, measured
 from partitioners.topology import FloatArray, IntArray
 
@@ -29,10 +29,10 @@ _OF_ACTS = "read the directory with --source acts (docs/recipes/data_acts.md)"
 _NEEDED: dict[str, dict[str, type[Any]]] = {
     "hits": {
         "hit_id": np.int64, **dict.fromkeys("xyz", np.float64),
-        **dict.fromkeys(("volume_id", "layer_id", "module_id"), np.int64),
+        **dict.fromkeys(("volume_id", "layer_id"), np.int32), "module_id": np.int64,
     },
-    "truth": {"hit_id": np.int64, "particle_id": np.int64},
-    "particles": {"particle_id": np.int64},
+    "truth": {"hit_id": np.int64, "particle_id": np.uint64},
+    "particles": {"particle_id": np.uint64},
     "cells": {"hit_id": np.int64, "ch0": np.int64, "ch1": np.int64, "value": np.float64},
     "detectors": {
         **dict.fromkeys(("volume_id", "layer_id", "module_id"), np.int64),
@@ -106,7 +106,9 @@ def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> 
         event_id=event_id,
         hit_id=hit_id,
         position=table[["x", "y", "z"]].to_numpy(np.float32),
-        **{name: table[f"{name}_id"].to_numpy(np.int32) for name in ("volume", "layer", "module")},
+        volume=table["volume_id"].to_numpy(),
+        layer=table["layer_id"].to_numpy(),
+        module=modules_of_32_bits(table["module_id"].to_numpy()),
         particle_id=particle_id,
         weight=weight,
         particles=_read_particles(directory, event_id, particle_id),
@@ -139,14 +141,19 @@ def _read_truth(
     unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
     if len(unknown) or len(unlisted):
         first = (unknown if len(unknown) else unlisted)[0]
+        hint = "one of the two files is truncated or of another event; remove the truth file to go without labels"
+        if not len(unknown) and len(hit_id):
+            hint = (
+                "if these are true points that left no hit, remove their rows from truth; else the hits are truncated"
+            )
         raise place.problem(
             f"{len(unknown)} of the {len(hit_id)} hits in {hits_path.name} have no row here and {len(unlisted)} rows "
             f"name no such hit (first: hit_id {first})",
-            "one of the two files is truncated or of another event; remove the truth file to go without labels",
+            hint,
         )
     table = table.set_index("hit_id").loc[hit_id]  # in the order of the hits
     weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
-    return table["particle_id"].to_numpy(), weight
+    return table["particle_id"].to_numpy().view(np.int64), weight
 
 
 def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None) -> Particles | None:
@@ -163,9 +170,14 @@ def _read_particles(directory: Path, event_id: str, particle_id: IntArray | None
                 "hits of noise 0; else remove this row"
             )
         raise place.problem("lists a particle 0; 0 means noise and is no particle", hint)
+    ids = table["particle_id"].to_numpy().view(np.int64)
     at_hits = np.zeros(0, np.int64) if particle_id is None else particle_id
+    left_hits = np.unique(at_hits[at_hits != 0])
+    if len(ids) and len(left_hits) and not np.isin(left_hits, ids).any():
+        what = f"lists none of the {len(left_hits):,} particles of truth (first: {np.uint64(left_hits[0])})"
+        raise place.problem(what, "is one of the two of another event, or were particles numbered anew in one of them?")
     columns = {"charge" if name == "q" else str(name): table[name].to_numpy() for name in table}
-    return Particles.of_table(table["particle_id"].to_numpy(np.int64), columns, at_hits)
+    return Particles.of_table(ids, columns, at_hits)
 
 
 def _read_table(path: Path, event_id: str, part: str, unique: str | None = None) -> pd.DataFrame:

@@ -125,17 +125,21 @@ def test_directories_without_events_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("part", "text", "message"),
     [
-        ("hits", "", "EmptyDataError"),
-        ("hits", HITS.replace("layer_id", "layer"), r"layer_id; .*\['hit_id', .*'layer', "),
-        ("hits", HITS.replace("5,3.0", "2,3.0"), r"hit_id .* 2 in rows \[1, 2\]"),
-        ("hits", HITS.replace("40.0", "nan"), "y holds 1 .* in row 1"),
-        ("hits", HITS.replace("40.0", "inf"), "y holds 1 .*inf in row 1"),
-        ("hits", HITS.replace("40.0", "forty"), "not a number"),
-        ("hits", HITS.replace(",8,4,7", ""), "row 2 has 4 .* 7 .1 such rows.*truncated"),
-        ("hits", HITS.replace("8,2,101", "8,2,101,1"), "row 1 has 8 .* 7"),
-        ("hits", HITS.replace("8,4,7", "8,4,"), "empty field"),
-        ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows .*hit_id 5"),
-        ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv"),
+        ("hits", "", "cannot be read, EmptyDataError"),
+        ("hits", HITS.replace("layer_id", "layer"), r"no column layer_id; found \['hit_id', .*'layer', .*expected"),
+        ("hits", HITS.replace("5,3.0", "2,3.0"), r"hit_id appear more than once, the first is 2 in rows \[1, 2\]"),
+        ("hits", HITS.replace("40.0", "nan"), "column y holds 1 values that are no finite numbers.* in row 1"),
+        ("hits", HITS.replace("40.0", "inf"), "column y holds 1 values .*inf in row 1"),
+        ("hits", HITS.replace("40.0", "forty"), "column y holds .*: forty in row 1"),
+        (
+            "hits",
+            HITS.replace(",8,4,7", ""),
+            "row 2 has 4 fields, and the first line has 7 .1 such rows.; is it truncated",
+        ),
+        ("hits", HITS.replace("8,2,101", "8,2,101,1"), "row 1 has 8 fields, and the first line has 7"),
+        ("hits", HITS.replace("8,4,7", "8,4,"), "column module_id holds 1 .*: empty in row 2"),
+        ("hits", HITS.replace("5,3.0,-4.0,0.0,8,4,7\n", ""), "1 rows name no such hit .first: hit_id 5"),
+        ("truth", TRUTH.replace("5,0,0.0\n", ""), "1 of the 3 hits in event000000042-hits.csv have no row here"),
         ("truth", TRUTH.replace("particle_id", "pid"), "no column particle_id"),
         ("truth", TRUTH.replace("5,0,0.0", "1,0,0.0"), " 1 in rows"),
         ("truth", TRUTH.replace("0.25", ""), "weight holds 1"),
@@ -182,9 +186,34 @@ def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
 
 
 HINTS = {
-    "another separator": (HITS.replace(",", ";").encode(), ".csv", "';' here; write commas"),
-    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "comment: remove it"),
-    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names"),
+    "another separator": (HITS.replace(",", ";").encode(), ".csv", "separated by ';' here; write commas"),
+    "tabs": (HITS.replace(",", "\t").encode(), ".csv", "separated by tabs here; write commas"),
+    "decimal commas": (
+        HITS.replace(",", ";").replace(".", ",").encode(),
+        ".csv",
+        "write commas between them, and deci",
+    ),
+    "thousands": (HITS.replace("-1502.5", '"-1,502.5"').encode(), ".csv", "thousands without a comma"),
+    "capitals": (HITS.replace("hit_id", "HIT_ID").encode(), ".csv", "small letters: hit_id for HIT_ID"),
+    "a comment at the end": (HITS.encode() + b"# end\n", ".csv", "it is a comment: remove it"),
+    "Latin-1": (
+        HITS.replace("module_id", "module_id,n\u00e9").encode("latin-1"),
+        ".csv",
+        "iconv -f LATIN1 -t UTF-8 event000000042-hits.csv",
+    ),
+    "infinite": (
+        HITS.replace("12.5", "inf").encode(),
+        ".csv",
+        "write a number, or remove the row: of a hit in all files",
+    ),
+    "half a layer": (HITS.replace("8,4,7", "8,4.5,7").encode(), ".csv", "make decimal numbers"),
+    "a volume of 36 bits": (
+        HITS.replace(",8,", f",{2**35 + 8},").encode(),
+        ".csv",
+        "expected are -2147483648 to 2147483647",
+    ),
+    "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
+    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names in the first line"),
     "nothing": (b"", ".csv", "the file is empty"),
     "nothing, gzipped": (b"", ".csv.gz", "the file is empty"),
     "UTF-16": (HITS.encode("utf-16"), ".csv", "iconv -f UTF-16 -t UTF-8 event000000042-hits.csv"),
@@ -200,6 +229,43 @@ def test_a_file_that_is_no_csv_is_refused_with_what_its_first_bytes_say(tmp_path
     with pytest.raises(Problem) as error:
         read_event(tmp_path, "000000042")
     assert hint in error.value.hint
+
+
+TRUTH_HINTS = {
+    "noise -1": (TRUTH.replace("5,0,", "5,-1,"), "hits of noise have particle_id 0"),
+    "noise empty": (TRUTH.replace("5,0,", "5,,"), "hits of noise have particle_id 0"),
+    "floats that lost digits": (TRUTH.replace("4503668346847233", "9007199254740994.0"), "decimal numbers lose digits"),
+    "six digits": (TRUTH.replace("4503668346847233", "4.50367e+15"), "make decimal numbers of whole ones"),
+    "points without a hit": (TRUTH + "9,7,0.0\n", "remove their rows from truth"),
+    "none of the particles": (TRUTH.replace("45036", "36"), "numbered anew in one of them"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTH_HINTS)
+def test_truth_that_particles_or_hits_contradict_is_refused_with_what_to_do(event, name):
+    text, hint = TRUTH_HINTS[name]
+    write(event, truth=text)
+    with pytest.raises(Problem) as error:
+        read_event(event, "000000042")
+    assert hint in error.value.hint
+
+
+def test_ids_as_floats_are_read_where_a_float_holds_them(event):
+    floats = TRUTH.replace(",0,", ",0.0,").replace("6847232", "6847232.0").replace("6847233", "6847233.0")
+    write(event, truth=floats)
+    assert read_event(event, "000000042").particle_id.tolist() == [4503668346847232, 4503668346847233, 0]
+
+
+def test_a_text_with_a_comma_is_one_field(event):
+    named = PARTICLES.replace("\n", ',"pt, eta"\n').replace('"pt, eta"', "process", 1)
+    write(event, particles=named)
+    assert read_event(event, "000000042").particles.nhits.tolist() == [11, 3, 1]
+
+
+def test_modules_of_64_bits_stay_apart_and_in_order(event):
+    big = 2**40
+    write(event, hits=HITS.replace("2,1\n", f"2,{7 * big}\n").replace("2,101", f"2,{-3 * big}").replace("4,7", "4,0"))
+    assert read_event(event, "000000042").module.tolist() == [1, -1, 0]
 
 
 def test_a_file_that_is_there_plain_and_gzipped_is_refused(event):
@@ -229,7 +295,7 @@ def test_truncated_gzip_files_are_refused(tmp_path, size):
         read_event(tmp_path, "000000042")
 
 
-def test_big_particle_ids_keep_every_digit(tmp_path):
-    particle = 864691128455135233  # above 2^53: a float would change it
-    write(tmp_path, hits=HITS, truth=f"hit_id,particle_id\n1,{particle}\n2,0\n5,{particle}\n")
-    assert read_event(tmp_path, "000000042").particle_id.tolist() == [particle, 0, particle]
+@pytest.mark.parametrize("big", [864691128455135233, 2**63 + 1])  # above 2^53: a float would change it
+def test_big_particle_ids_keep_every_digit(tmp_path, big):
+    write(tmp_path, hits=HITS, truth=f"hit_id,particle_id\n1,{big}\n2,0\n5,{big}\n")
+    assert read_event(tmp_path, "000000042").particle_id.view(np.uint64).tolist() == [big, 0, big]
