@@ -16,13 +16,23 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from domainpar.common.problems import EventPlace, Problem
-from domainpar.tracking.events.graph import Array, EventGraph, Hits, check_array, check_ends, checked
+from domainpar.tracking.events.graph import (
+    Array,
+    EventGraph,
+    Hits,
+    IntArray,
+    Particles,
+    check_array,
+    check_ends,
+    checked,
+)
 from domainpar.tracking.events.labels import MOST_CLASSES, check_labels
 from partitioners.topology import FloatArray
 
@@ -87,12 +97,16 @@ def read_event(path: str | Path) -> EventGraph:
         features, `pos` [N, 3] the positions in mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for
         not known; else of nodes or, a single one, of the whole graph, as their number tells. So are entries of names
         like `y_energy`, of nodes or the graph; `edge_y`, `node_y`, `graph_y_energy` say of what. Integers are classes,
-        -1 not known, floats are numbers, NaN not known. Hit ids are the rows. Other entries are left alone.
+        -1 not known, floats are numbers, NaN not known. `particle_id`, whole numbers [N], 0 for noise, are the
+        particles of the nodes; `pt` in GeV and `eta`, [N], are theirs where all nodes of a particle agree. `x_names`
+        and `edge_attr_names` name the columns, else they are x0, x1, ... Hit ids are the rows. Other entries are left
+        alone.
 
     Raises:
         Problem: Naming event and file: if the file asks for more than tensors and `Data` (with the names of what it
             asks for), is damaged, or lacks x or edge_index; if a shape does not fit, an edge names a node that does
-            not exist, a value is not finite, or labels are no labels.
+            not exist, a value is not finite, labels are no labels, a particle is negative, or names are not those of
+            columns.
     """
     path = Path(path)
     place = EventPlace(_event_id(path), path)
@@ -105,13 +119,15 @@ def read_event(path: str | Path) -> EventGraph:
     if entries.get("edge_attr") is not None:
         edge_attr = _features(entries, "edge_attr", "edges", place)
     label, node_labels, graph_labels = _labels(entries, edge_index.shape[1], num_nodes, place)
+    hits = Hits.bare(place.event, np.arange(num_nodes), _position(entries, num_nodes, place))
+    particle_id, particles = _truth(entries, num_nodes, place)
     graph = EventGraph(
-        hits=Hits.bare(place.event, np.arange(num_nodes), _position(entries, num_nodes, place)),
+        hits=replace(hits, particle_id=particle_id, particles=particles),
         features=features,
-        feature_names=tuple(f"x{i}" for i in range(features.shape[1])),
+        feature_names=_names(entries, "x", features.shape[1], place),
         edge_index=edge_index.astype(np.int64),
         edge_features=edge_attr,
-        edge_feature_names=tuple(f"edge_attr{i}" for i in range(edge_attr.shape[1])),
+        edge_feature_names=_names(entries, "edge_attr", edge_attr.shape[1], place),
         label=label,
         node_labels=node_labels,
         graph_labels=graph_labels,
@@ -150,7 +166,11 @@ def read_entries(
             f"holds a {type(content).__name__}, expected a torch_geometric Data or a dict of tensors",
             "save each graph in a file of its own: torch.save(data, 'event7.pt')",
         )
-    entries: Mapping[str, Any] = content if isinstance(content, Mapping) else content.to_dict()
+    entries: Mapping[str, Any]
+    if isinstance(content, Mapping):
+        entries = content
+    else:  # PyG 1 kept the entries as attributes, and `to_dict` of later versions refuses its objects
+        entries = content.to_dict() if "_store" in vars(content) else vars(content)
     for name, value in entries.items():
         # A tensor of stride 0 takes no room until it is used: it may claim more entries than its file has bytes.
         claimed = value.size if isinstance(value, np.ndarray) else value.numel() if hasattr(value, "numel") else 0
@@ -279,6 +299,44 @@ def _features(entries: Mapping[str, Any], name: str, rows: str, place: EventPlac
     check_array(place, name, values, (rows, "features"))
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as that
         return values.astype(np.float32)
+
+
+def _names(entries: Mapping[str, Any], name: str, columns: int, place: EventPlace) -> tuple[str, ...]:
+    """Names of the columns of features: those of the file, where it has them."""
+    names = entries.get(f"{name}_names")
+    if names is None:
+        return tuple(f"{name}{i}" for i in range(columns))
+    if not isinstance(names, list | tuple) or not {type(it) for it in names} <= {str} or len(set(names)) != columns:
+        raise place.problem(f"{name}_names is {names}, expected {columns} texts, each another one, for {name}")
+    return tuple(names)
+
+
+def _truth(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> tuple[IntArray | None, Particles | None]:
+    """Particle of each node, and all particles; None where the file does not say."""
+
+    def of_nodes(name: str, kinds: str) -> Array | None:
+        value = entries.get(name)
+        if value is None or tuple(getattr(value, "shape", ())) != (num_nodes,) or getattr(value, "is_sparse", False):
+            return None
+        values = as_array(value, name, place)
+        return values if values.dtype.kind in kinds else None
+
+    if (at_nodes := of_nodes("particle_id", "iu")) is None:
+        return None, None
+    if len(at_nodes) and at_nodes.min() < 0:
+        hint = "nodes of noise have particle_id 0"
+        raise place.problem(f"particle_id is {at_nodes.min()} at node {at_nodes.argmin()}", hint)
+    at_nodes = at_nodes.astype(np.int64)
+    ids, first, index = np.unique(at_nodes, return_index=True, return_inverse=True)
+    particles = Particles.of_table(ids[ids != 0], {}, at_nodes)
+    for name in ("pt", "eta"):
+        values = of_nodes(name, "f")
+        if values is None:
+            continue
+        other = (values != values[first][index]) & (at_nodes != 0)
+        if not other.any():
+            particles = replace(particles, **{name: values[first][ids != 0].astype(np.float32)})
+    return at_nodes, particles
 
 
 def _position(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> FloatArray | None:

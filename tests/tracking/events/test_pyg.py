@@ -55,6 +55,33 @@ def test_a_pyg_data_is_read_even_with_numpy_values_and_strings_in_it(tmp_path, z
     assert graph.label.tolist() == [1, 0, 0, 1]
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_data_of_pyg_1_is_read(tmp_path, zipped):
+    data = pytest.importorskip("torch_geometric.data").Data
+    old = data.__new__(data)
+    old.__dict__.update(GRAPH, norm=None, face=None)  # what PyG 1 kept, and nothing else
+    torch.save(old, tmp_path / "event7.pt", _use_new_zipfile_serialization=zipped)
+    graph = read_event(tmp_path / "event7.pt")
+    assert graph.features.tolist() == GRAPH["x"].tolist()
+    assert graph.label.tolist() == [1, 0, 0, 1]
+
+
+def test_particles_of_nodes_and_names_of_features_are_those_of_the_file(tmp_path):
+    truth = {"particle_id": torch.tensor([9, 0, 9]), "pt": torch.tensor([1.5, torch.nan, 1.5])}
+    names = {"x_names": ["r", "z"], "edge_attr_names": ("dr",)}
+    graph = read_event(save(tmp_path, **truth, **names, eta=torch.tensor([0.5, 0.0, 0.25])))
+    assert (graph.feature_names, graph.edge_feature_names) == (("r", "z"), ("dr",))
+    assert graph.hits.particle_id.tolist() == [9, 0, 9]
+    particles = graph.hits.particles
+    assert (particles.particle_id.tolist(), particles.nhits.tolist(), particles.pt.tolist()) == ([9], [2], [1.5])
+    assert np.isnan(particles.eta).all(), "it differs within a particle: it is of nodes"
+
+
+@pytest.mark.parametrize("value", [torch.tensor([9, 9]), torch.tensor([0.5, 0.5, 1.0]), "nine"])
+def test_what_is_no_particle_of_each_node_is_left_alone(tmp_path, value):
+    assert read_event(save(tmp_path, particle_id=value)).hits.particle_id is None
+
+
 def test_only_features_and_edges_are_needed(tmp_path):
     graph = read_event(save(tmp_path, edge_attr=None, y=None, pos=None))
     assert (graph.label, graph.hits.position, graph.edge_feature_names) == (None, None, ())
@@ -102,6 +129,8 @@ def test_graphs_without_edges_are_read(tmp_path):
         ({"y": torch.tensor([0, 1, 2, 0])}, r"edge 2 is 2, .* \(1 such edges\)"),
         ({"y": torch.tensor([0, 1, torch.nan, 0])}, "edge 2 is nan"),
         ({"pos": torch.zeros(3, 2)}, r"pos .*\[3, 2\], .*x, y, z"),
+        ({"particle_id": torch.tensor([4, -1, 4])}, "particle_id is -1 at node 1"),
+        ({"x_names": ["r", "r"]}, r"x_names is \['r', 'r'\], expected 2 texts"),
     ],
 )
 def test_bad_graphs_are_refused_with_event_and_file(tmp_path, changes, message):
