@@ -167,7 +167,7 @@ class ColliderMLEvents:
             position=position,
             volume=volume,
             layer=layer,
-            module=modules_of_32_bits(columns.get("surface_id", np.zeros(len(position), int))),
+            module=modules_of_32_bits(_ids(columns.get("surface_id", np.zeros(len(position), int)))),
             particle_id=particle_id,
             weight=None,
             particles=particles,

@@ -4,7 +4,7 @@ a table, CSV, CSV.gz or parquet      columns event or event_id, track or track_i
 event000000007-tracks.csv            the same of one event, as `infer --format csv` writes it
 event000000007-tracks_ambi.csv       ACTS (`CsvTrackWriter`): a track a row, its measurements in Measurements_ID
 event000000007.txt                   acorn: a track a line, its hit_ids
-ColliderML's parquet of tracks       an event a row: hit_ids, a list of lists
+ColliderML's parquet of tracks       an event a row: hit_ids, a list of lists; also a folder of such files
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def _files(path: Path) -> list[Path]:
     for file in sorted(path.iterdir()):
         if (match := _OF_EVENT.fullmatch(file.name)) is not None:
             kinds.setdefault(f"event*{match['kind']}", []).append(file)
+    if not kinds and (tables := sorted(path.rglob("*.parquet"))):  # of a whole sample, those in its folder of tracks
+        of_tracks = [it for it in tables if it.relative_to(path.parent).parent.name.endswith("tracks")]
+        return of_tracks or tables
     if len(kinds) != 1:
         hint = f"name one kind: --tracks '{path / min(kinds)}'" if kinds else _FORMS
         raise Problem(f"{path} holds {' and '.join(kinds) or 'no tracks of events'}", hint)

@@ -192,12 +192,16 @@ def test_a_particle_0_is_a_particle_and_ids_of_64_bits_stay_apart(tmp_path):
             ids = table["particle_id"].copy()
             ids[table["particle_id"] == 3], ids[table["particle_id"] == 4] = 0, 2**64 - 2
             table["particle_id"] = ids
+        hits["surface_id"] = hits["surface_id"].astype(np.uint64) << np.uint64(40)
 
     simulated = write_sample(tmp_path, 1, change=renumber)
     hits, expected = ColliderMLEvents(tmp_path).read("000000000"), simulated[0].particle_id
     assert set(expected) >= {0, 3, 4}
     wanted = np.select([expected == 3, expected == 4, expected == 0], [-1, -2, -1], expected)
     assert np.array_equal(hits.particle_id, wanted), "noise is particle 0 in these files"
+    modules = simulated[0].module
+    assert len(np.unique(hits.module)) == len(np.unique(modules)) > 5
+    assert np.array_equal(np.argsort(hits.module, kind="stable"), np.argsort(modules, kind="stable"))
     assert len(np.unique(hits.particles.particle_id)) == len(simulated[0].particles.pt)
 
 

@@ -55,6 +55,11 @@ def test_lists_of_acorn_and_of_colliderml_are_read(tmp_path):
     assert found(str(tmp_path)) == {"7": ([5, 6, 7, 6, 9], [0, 0, 0, 1, 1], False)}
     lists = {"event_id": [7, 90], "hit_ids": [[[5, 6, 7], [6, 9]], []], "track_id": [[4, 2], []]}
     pd.DataFrame(lists).to_parquet(tmp_path / "tracks.parquet")
+    for folder in ("sample/ttbar_pu200_tracks", "sample/ttbar_pu200_tracker_hits"):
+        (tmp_path / folder).mkdir(parents=True)
+        pd.DataFrame(lists if folder.endswith("tracks") else {"x": [1.0]}).to_parquet(tmp_path / folder / "0.parquet")
+    for whole in ("sample/ttbar_pu200_tracks", "sample"):
+        assert list(found(f"{tmp_path}/{whole}")) == ["7", "90"]
     assert found(f"{tmp_path}/tracks.parquet") == {
         "7": ([5, 6, 7, 6, 9], [0, 0, 0, 1, 1], False),
         "90": ([], [], False),
