@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.spawn
 import os
 import pickle
@@ -26,6 +27,8 @@ from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 
 RankTransport = Literal["threads", "gloo", "mpi"]
+
+_LONGEST_PLACE_OF_SOCKETS = 75  # letters
 
 
 def run_ranks(
@@ -120,6 +123,14 @@ def _run_gloo(folder: Path, num_ranks: int, timeout: float) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "torch.distributed", "domainpar.testing"]
     )
+    before = tempfile.gettempdir()
+    try:
+        # The server's socket lies in the temporary folder, at /pymp-xxxxxxxx/listener-xxxxxxxx, and a socket has a name
+        # of at most 107 letters. Folders of batch systems are longer.
+        tempfile.tempdir = "/tmp" if len(before) > _LONGEST_PLACE_OF_SOCKETS else before
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = before
     how: dict[str, Any] = {"join": False, "daemon": True, "start_method": "forkserver"}
     ranks = start_processes(_gloo_rank, (folder, num_ranks), num_ranks, **how)
     give_up_at = time.monotonic() + timeout

@@ -30,10 +30,11 @@ CALL = "print([answer.rank for answer in run_ranks(work, 2, 10, transport={trans
     "transports", [("threads", "gloo"), pytest.param(("mpi",), marks=[needs_mpi, pytest.mark.slow])]
 )
 def test_a_function_of_the_script_itself_runs_on_every_transport(tmp_path, transports):
-    script = tmp_path / "own.py"
+    script, deep = tmp_path / "own.py", tmp_path / ("scratch_of_job_" + "x" * 60) / ("y" * 60)  # as of a batch system
+    deep.mkdir(parents=True)
     calls = "".join(f"    {CALL.format(transport=transport)}" for transport in transports)
     script.write_text(f"{SCRIPT}if __name__ == '__main__':\n{calls}")
-    code, output = run_command([sys.executable, str(script)], 60)
+    code, output = run_command([sys.executable, str(script)], 60, TMPDIR=str(deep))
     assert (code, output.splitlines()[-len(transports) :]) == (0, ["[0, 10]"] * len(transports)), output
 
 
