@@ -283,10 +283,14 @@ def _program(module: "EdgeLogits", inputs: Inputs) -> Any:
 
     shapes = _dynamic(module, inputs)
     try:
-        return torch.export.export(module, (), _given(module, inputs), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module, (), _given(module, inputs), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # of a user's own code: anything
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Problem(f"the network cannot be exported: {first}", "torch.export has to follow its forward") from error
+    for graph in (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)):
+        for node in graph.nodes:
+            node.meta.pop("stack_trace", None)  # which names files of this machine
+    return program
 
 
 def _pt2() -> tuple[Write, RunFile]:

@@ -125,6 +125,13 @@ def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store, e
         assert np.isfinite(logits).all()
 
 
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+def test_no_path_of_this_machine_is_in_the_file(run, exported, form):
+    content = exported[form][0].read_bytes()
+    places = [run.parent, Path.cwd(), sys.prefix, Path(torch.__file__).parent, plain_form.__code__.co_filename]
+    assert [place for place in map(str, places) if place.encode() in content] == []
+
+
 def test_it_tells_what_features_that_are_made_here_or_read_with_scales_are_divided_by(store):
     events = EventStore(store)
     events.settings = {"source": "simulate"}
