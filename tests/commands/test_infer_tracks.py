@@ -155,13 +155,11 @@ def test_times_are_kept_apart_from_what_is_hashed(place, tmp_path):
     assert timings["ranks"] == 2
     assert [event["event"] for event in timings["events"]] == [event["event"] for event in listed["events"]]
     for event in timings["events"]:
-        assert 0 < event["seconds_tracks"] < event["seconds_all"]
-        assert 0 < event["seconds_network"] < event["seconds_all"]
         stages = event["stages"]
         assert min(stages.values()) >= 0, stages
         worked = sum(stages[name] for name in ("load", "network", "building"))
         assert worked == pytest.approx(event["seconds_all"])
-        assert stages["building"] == event["seconds_tracks"]
+        assert (stages["building"], stages["network"]) == (event["seconds_tracks"], event["seconds_network"])
 
 
 def test_tables_of_hits_and_tracks_are_written_on_request(place, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -103,19 +104,17 @@ def test_ranks_do_not_outlive_a_killed_launcher(launcher, store, tmp_path, measu
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("at", ["forward", "halo_bwd:0", "optimizer"])
 def test_a_rank_that_hangs_is_named_first_with_the_line_it_is_in(launcher, at, store, tmp_path, measured):
-    fault = f"rank=2,at={at},step=2,do=sleep:100"
+    fault = f"rank=2,at={at},step=2,do=sleep:1000"
     job, text = train(launcher, 4, store, tmp_path / "run", fault, "--timeout", "4")
     measured(f"hang, beyond the timeout, {launcher}", job.seconds - 4)
     assert job.code == 1
     board = text[text.index("Last seen:") :].splitlines()
     assert board[1].startswith("  rank 2 on ")
-    assert "not waiting for others   <- the others wait for it" in board[1]
-    assert "time.sleep(" in text
+    assert re.search("not waiting for others, at .*on_purpose.py:[0-9]+   <- the others wait for it", board[1])
     assert "domainpar: error: rank 2 did not come: rank " in text
     assert "| rank 2/4 host " in text
     boards = [path.read_text() for path in (tmp_path / "run" / "faults").iterdir()]
     assert any(kept.splitlines()[1].startswith("  rank 2 on ") for kept in boards)
-    assert job.seconds < 4 + 15, "5 s where nothing else runs"
 
 
 @fault(33)
