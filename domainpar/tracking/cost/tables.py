@@ -73,7 +73,7 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
         longer = f", with those of the store {stored[0].seconds / chosen.seconds - 1:.0%} longer" if stored else ""
         reasons.append(f"tiles of prepare --partitioner {chosen.partitioner}{longer}")
     if chosen.recompute_every is not None:
-        reasons.append("what is kept would not fit")
+        reasons.append("without --recompute-every the memory would not suffice")
     return f"{share}: {chosen.seconds:.3g} s per step" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 

@@ -180,7 +180,7 @@ def _draw_one(axes: Axes, place: FloatArray, view: EventView) -> None:
     axes.plot([], [], color=BLACK, linewidth=0.8, label=name)  # the legend's; those lines are too faint for it
     _draw_hits(axes, place[borrowed.owned], 1.5, color=colour, label=f"owned hits: {len(borrowed.owned):,}")
     # In naive mode a sector sees nothing of its neighbours: it has no ghosts.
-    name = f"{'hits they lead to, unseen here' if naive else 'halo nodes'}: {len(borrowed.ghosts):,}"
+    name = f"{'hits of other sectors at their ends, unseen here' if naive else 'halo nodes'}: {len(borrowed.ghosts):,}"
     ghost_colour = BLUE if colour in (VERMILION, ORANGE, PURPLE) else VERMILION  # stands out from the part's own
     _draw_hits(axes, place[borrowed.ghosts], 3.0, color=ghost_colour, label=name)
 

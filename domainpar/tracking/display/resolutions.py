@@ -22,15 +22,16 @@ FEWEST = 20
 """Bins with fewer tracks are left out."""
 
 ABOUT = (
-    "Tracks are those of which enough hits are of one target particle, at the beam line, where the particle is flown "
-    "to without material; against pT of targets of any pT. Where the store does not know the direction of particles, "
-    f"there are no d0, z0 and φ. Bins with fewer than {FEWEST} tracks are left out."
+    "Tracks are those of which enough hits are of one target particle. They are compared with it at the beam line, to "
+    "which the true particle is followed in the field, without material; against pT of targets of any pT. Where the "
+    "store does not know the direction of particles, there are no d0, z0 and φ. Bins with fewer than "
+    f"{FEWEST} tracks are left out."
 )
 CHARTS = {
     "track-resolution": ("σ of ", "Half of the interval that holds 68.3 % of the differences from the truth. "),
     "track-pulls": (
         "width of the pull of ",
-        "Differences from the truth over the error that the fit tells: half of the interval that holds 68.3 %, which "
+        "Differences from the truth over the error that the fit gives: half of the interval that holds 68.3 %, which "
         "is 1 where errors are right. ",
     ),
     "track-bias": ("median pull of ", "The same: the median, which is 0 without a bias. "),

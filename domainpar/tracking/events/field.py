@@ -145,12 +145,11 @@ class Field(NamedTuple):
         least, most = float(self.bz.min()), float(self.bz.max())
         if least == most:
             return f"{least:g} T everywhere"
-        text = f"B_z {least:g} to {most:g} T"
+        text = f"B_z {least:.4g} to {most:.4g} T"
         if len(self.bz) == 1:
             return f"{text}, by z"
-        about = f" about an axis at x {self.x:g} and y {self.y:g} mm" if self.x or self.y else ""
-        nodes = f"{self.bz.shape[0]} x {self.bz.shape[1]} nodes"
-        return f"{text}, |B_r| up to {np.abs(self.br).max():g} T, a map of {nodes}{about}"
+        about = f" about x {self.x:g}, y {self.y:g} mm" if self.x or self.y else ""
+        return f"{text}, B_r up to {np.abs(self.br).max():.4g} T, by r and z{about}"
 
     @property
     def largest(self) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from random_events import random_assignment, random_event
 from random_store import edit_manifest, write_graph
@@ -36,8 +37,8 @@ TRAINED = {
         ({"hits": [46_000, 219_000]}, []),
         ({"hits": [44_000, 44_000]}, ["44,000 hits per event (90,000 to 110,000)"]),
         ({"edges_per_hit": [2.0, 6.1]}, ["2 to 6.1 candidate edges per hit (2 to 3)"]),
-        ({"layers": {"7.2": 900}}, ["10% of the hits were on layers with none"]),
-        ({"layers": {"7.2": 90, "8.2": 5, "9.2": 5}}, ["5% of the hits are on layers that had none"]),
+        ({"layers": {"7.2": 900}}, ["10% of the training's hits lie on layers that have none here"]),
+        ({"layers": {"7.2": 90, "8.2": 5, "9.2": 5}}, ["5% of the hits lie on layers that had none in the training"]),
         ({"layers": {"7.2": 990, "8.2": 1, "9.2": 1}}, []),
         ({"features": {"r": [[0.0, 0.1], [0.4, 0.7], [0.9, 1.2]]}}, []),
         ({"features": {"r": [[0.1, 0.1], [0.1, 0.6], [1.0, 1.1]]}}, ["feature r 0.1 to 1.1 in 90 % (0.1 to 1.1)"]),
@@ -60,8 +61,9 @@ def test_of_small_events_no_more_is_said_than_chance_allows():
     wide = TRAINED | {"beam_spot": [[0.0, 0.0], [2.0, 20.0]], "hits": [80_000, 90_000]}
     assert outside(TRAINED, wide)
     for hits in (2_000, 500):
-        small = {"hits": [hits, hits]}
-        assert outside(TRAINED | small, wide | small) == []
+        small = {"hits": [hits, hits], "features": {"r": [[1.0, 1.0]] * 3}}  # a feature may be the same everywhere
+        with np.errstate(all="raise"):
+            assert outside(TRAINED | small, wide | small) == []
 
 
 def simulated(place, seed, **conditions):

@@ -146,11 +146,16 @@ def outside(trained: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[
         then, now = trained[of], here[of]
         if now[0] * UNLIKE < then[0] or now[1] > UNLIKE * then[1]:
             parts.append(f"{_shown(*now)} {what} ({_shown(*then)})")
-    for one, other, what in (here, trained, "are on layers that had none"), (trained, here, "were on layers with none"):
+    for one, other, whose in (
+        (here, trained, "the hits lie on layers that had none in the training"),
+        (trained, here, "the training's hits lie on layers that have none here"),
+    ):
         alone = sum(hits for layer, hits in one["layers"].items() if layer not in other["layers"])
         if (share := alone / max(sum(one["layers"].values()), 1)) > slack * OTHER_LAYERS:
-            parts.append(f"{share:.0%} of the hits {what}")
-    return parts + _other_features(trained["features"], here["features"], slack * OTHER_LEVEL)
+            parts.append(f"{share:.0%} of {whose}")
+    if np.isfinite(slack):
+        parts += _other_features(trained["features"], here["features"], slack * OTHER_LEVEL)
+    return parts
 
 
 def _other_features(trained: Mapping[str, Any], here: Mapping[str, Any], most: float) -> list[str]:
