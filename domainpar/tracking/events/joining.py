@@ -181,7 +181,9 @@ def wrapped(angle: float) -> float:
 def longer(edges: Any) -> Any:
     """The same edges with room for twice as many."""
     room = np.empty((len(edges), 2 * edges.shape[1]), np.int64)
-    room[:, : edges.shape[1]] = edges
+    for row in range(len(edges)):  # number by number: for arrays numba compiles the words of an error too, for 3 s
+        for e in range(edges.shape[1]):
+            room[row, e] = edges[row, e]
     return room
 
 

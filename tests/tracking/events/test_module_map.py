@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
+from numba.core import event
 from test_preparation import on_ranks
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events import module_map
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.graph import Hits, surface_numbers
-from domainpar.tracking.events.joining import DR, Boxes, Regions, cylindrical, kinds, quantities
+from domainpar.tracking.events.joining import DR, Boxes, Regions, cylindrical, kinds, longer, quantities
 from domainpar.tracking.events.map_building import build_map
 from domainpar.tracking.events.module_map import ModuleMap, SegmentCounts
 from domainpar.tracking.events.simulate import simulate_event
@@ -337,3 +339,18 @@ def test_cuts_are_boxes_without_kinds():
     assert (boxes.src.tolist(), boxes.dst.tolist()) == ([0, 2], [1, 1])
     assert boxes.high[:, 0].tolist() == [1e-3, 1e-3]
     assert boxes.low[0].tolist() == [-1e-3, -50.0, -np.inf, -np.inf, 0.0]
+
+
+def test_room_for_more_edges_is_twice_as_large_and_compiled_without_words_of_errors():
+    class Compiled(event.Listener):
+        def on_start(self, started):
+            modules.append(started.data["dispatcher"].py_func.__module__)
+
+        def on_end(self, ended): ...
+
+    modules, edges = [], np.arange(6).reshape(3, 2)
+    with event.install_listener("numba:compile", Compiled()):
+        room = njit(longer.py_func)(edges)
+    assert (room.shape, room.dtype, room[:, :2].tolist()) == ((3, 4), np.int64, edges.tolist())
+    assert modules
+    assert not [module for module in modules if "unicode" in module], "two seconds of each new clone"
