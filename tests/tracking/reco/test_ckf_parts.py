@@ -7,7 +7,7 @@ import pytest
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.crossing import OUTWARD, next_surface, set_out
+from domainpar.tracking.reco.ckf.crossing import next_surface, set_out
 from domainpar.tracking.reco.ckf.finder import resolve, scene_of
 from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.kalman import STATE_DTYPE, point
@@ -87,6 +87,6 @@ def test_a_track_that_left_the_barrels_flies_on_to_disks_that_are_near_alone(r, 
     state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
     point(state, 0.0)
     state.x, state.z, state.slope, state.k, state.cov[3, 3] = r, z, slope, 1e-6, 1e6
-    set_out(state, hits[0], scene, OUTWARD)
-    target, _ = next_surface(state, scene, OUTWARD)
+    set_out(state, hits[0], scene, scene.outward)
+    target, _ = next_surface(state, scene, scene.outward)
     assert (target >= 0) is there

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.reco.ckf.crossing import INWARD, OUTWARD, hits_near, next_surface, set_out
+from domainpar.tracking.reco.ckf.crossing import hits_near, next_surface, set_out
 from domainpar.tracking.reco.kalman import HIT_WORTH, approach, bend_at, pass_material, residual, start, take
 
 MAX_TRACK_HITS = 96
@@ -128,7 +128,7 @@ def _add_overlaps(state: Any, copy: Any, rows: Any, row: int, near: Any, chi2s: 
     hits, surface = scene.hits, scene.hits[row].surface
     copy[0] = state
     approach(copy[0], hits[row].x, hits[row].y, 1.0, scene.field)
-    pass_material(copy[0], scene.places[surface], OUTWARD)
+    pass_material(copy[0], scene.places[surface], scene.outward)
     bend = bend_at(scene.field, copy[0])
     first, overlapping = state.num_hits, 1
     for i in range(hits_near(copy[0], surface, scene, near, chi2s)):
@@ -159,17 +159,17 @@ def _turn_back(state: Any, copy: Any, rows: Any, scene: Any) -> None:
     holes = state.holes
     rows[:3] = firsts[number - 3 : number][::-1]
     a, b, c = scene.hits[rows[0]], scene.hits[rows[1]], scene.hits[rows[2]]
-    start(state, a, b, c, scene.places, INWARD, scene.field)
+    start(state, a, b, c, scene.places, scene.inward, scene.field)
     state.holes = holes
     near, chi2s = np.empty(MAX_NEAR, np.int64), np.empty(MAX_NEAR)
     for i in range(3):
         _add_overlaps(state, copy, rows, rows[i], near, chi2s, scene)
     for i in range(number - 4, -1, -1):
-        pass_material(state, scene.places[surfaces[i + 1]], INWARD)
+        pass_material(state, scene.places[surfaces[i + 1]], scene.inward)
         approach(state, scene.hits[firsts[i]].x, scene.hits[firsts[i]].y, 1.0, scene.field)
         count = hits_near(state, surfaces[i], scene, near, chi2s)
-        _take_surface(state, rows, firsts[i], surfaces[i], near[:count], INWARD, scene)
-    set_out(state, scene.hits[firsts[0]], scene, INWARD)
+        _take_surface(state, rows, firsts[i], surfaces[i], near[:count], scene.inward, scene)
+    set_out(state, scene.hits[firsts[0]], scene, scene.inward)
 
 
 @compiled
@@ -177,22 +177,22 @@ def _follow_seed(seed: Any, min_surfaces: int, max_holes: int, scene: Any, best:
                  rows: Any) -> bool:  # fmt: skip
     """Make the best track of a seed in `best[0]` and `best_rows`; false if it has too few surfaces."""
     a, b, c = scene.hits[seed[0]], scene.hits[seed[1]], scene.hits[seed[2]]
-    start(best[0], a, b, c, scene.places, OUTWARD, scene.field)
+    start(best[0], a, b, c, scene.places, scene.outward, scene.field)
     if 3 * HIT_WORTH - best[0].quality > scene.gate:
         return False
-    set_out(best[0], c, scene, OUTWARD)
+    set_out(best[0], c, scene, scene.outward)
     best_rows[:3] = seed
-    _follow(best, best_rows, OUTWARD, max_holes, scene, states, rows)
+    _follow(best, best_rows, scene.outward, max_holes, scene, states, rows)
     if best[0].surfaces < min_surfaces:
         return False
     _turn_back(best[0], states[0], best_rows, scene)
-    _follow(best, best_rows, INWARD, max_holes, scene, states, rows)
+    _follow(best, best_rows, scene.inward, max_holes, scene, states, rows)
     return True
 
 
 @compiled
 def follow_seeds(
-    seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_holes: int, states: Any, each: bool = False
+    seeds: Any, scene: Any, min_hits: int, min_surfaces: int, max_holes: int, states: Any, each: bool
 ) -> Any:
     """Follow every seed.
 

@@ -18,8 +18,6 @@ LONGEST_FLIGHT = 500.0
 """mm of the transverse plane between two surfaces at most. A track that leaves the outermost barrel meets a far disk
 after metres, if at all, and any hit lies within its errors there."""
 
-OUTWARD, INWARD = 1, -1
-
 
 class Scene(NamedTuple):
     """Hits, surfaces and field around a track, as of `finder.table_of`, `layout` and `events.field`.
@@ -33,6 +31,7 @@ class Scene(NamedTuple):
         ways: Their orders.
         field: The field.
         gate: Largest chi^2 of a hit.
+        outward, inward: The two ways to fly, 1 and -1: as values, since a kernel is compiled for each constant anew.
     """
 
     hits: Any
@@ -43,6 +42,8 @@ class Scene(NamedTuple):
     ways: Any
     field: Any
     gate: float
+    outward: int = 1
+    inward: int = -1
 
 
 @compiled

@@ -119,7 +119,9 @@ def find_tracks(
         limits = curvature, angle, search.d0, reach_of(beam_spot, search.z0)
         chains = layout.everywhere if search.everywhere else layout.prompt
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains])
-        starts, rows, quality = follow_seeds(seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes, room())
+        starts, rows, quality = follow_seeds(
+            seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes, room(), False
+        )
         best_first = np.argsort(-quality, kind="stable")
         count = resolve(starts, rows, best_first, track_of, count, MAX_SHARED, search.min_hits)
     track_id = np.empty_like(track_of)
