@@ -40,7 +40,7 @@ def _work(config: ReportConfig) -> int:
             pictures = [] if config.png is None else write_pictures(page, Path(config.png))
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
-        if needed not in ("plotly", "jinja2", "matplotlib"):
+        if needed not in ("jinja2", "matplotlib"):
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
     print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
@@ -85,7 +85,7 @@ def write_report(page: "Page", path: Path) -> tuple[Path, int]:
     Raises:
         ValueError: If a file of this name is no report.
         OSError: If the file cannot be written.
-        ModuleNotFoundError: If plotly or jinja2 is not installed.
+        ModuleNotFoundError: If jinja2 is not installed.
     """
     from domainpar.tracking.display.html import render
 

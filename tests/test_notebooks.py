@@ -32,7 +32,7 @@ def test_its_cells_run_one_after_the_other(path, tmp_path):
     if path.stem == "your_model":
         pytest.importorskip("torch_geometric")
     if path.stem == "first_event":
-        pytest.importorskip("plotly")
+        pytest.importorskip("jinja2")
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     program = "\n\n".join("".join(cell["source"]) for cell in cells)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}

@@ -95,7 +95,7 @@ def test_who_splits_a_graph_loads_nothing_of_the_application():
         "domainpar.split_graph, domainpar.parallelize, domainpar.InteractionNetwork, domainpar.World, domainpar.verify"
     )
     ranks = "import_module('domainpar.testing').run_ranks(world_size, 2)"
-    others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'plotly', 'matplotlib')"
+    others = "('domainpar.tracking', 'pandas', 'zarr', 'pyarrow', 'jinja2', 'matplotlib')"
     program = (
         "import sys, domainpar\nfrom importlib import import_module\ndef world_size(world): return world.size\n"
         f"if __name__ == '__main__':\n    {core}\n    {ranks}\n"

@@ -34,7 +34,7 @@ from domainpar.parallel.world import World
 ENOUGH_MEMORY = 2**30
 ENOUGH_DISK = 10**9
 LARGEST_CLOCK_SPREAD = 2.0  # seconds
-OPTIONAL = ("mpi4py", "torch-geometric", "plotly", "matplotlib")
+OPTIONAL = ("mpi4py", "torch-geometric", "jinja2", "matplotlib")
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -1,14 +1,13 @@
-"""A chart as plain values: described once beside its numbers, painted by `html` for the page and by
-`paint_matplotlib` for a picture. Whatever a reader could compare between the two stands here: numbers, names, colours,
-limits, ticks of logarithmic axes. A painter decides on fonts, sizes and margins only.
+"""A chart as plain values, described once beside its numbers: series, axes, panels. `paint` draws it, for the page and
+as a picture.
 
-Texts are plain; a painter typesets `p_T`, and escapes whatever would be markup to it.
+Texts are plain; whoever writes one typesets `p_T`, and escapes whatever would be markup there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +18,9 @@ from domainpar.tracking.events.graph import FloatArray
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
 GREY, PALE, GRID, FRAME, TEXT = "#7a828b", "#c9ced6", "#e6e9ed", "#4c545d", "#2b333d"
+
+MOST_POINTS = 800
+"""Of a line: a panel is some 400 pixels wide."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -38,8 +40,8 @@ class Series:
         bins: Lower and upper border of the bin of each point, [2, n]; None where points have no width.
         marker: Shape of its points: `circle`, `diamond`, `square`, `triangle` or `cross`; empty for none.
         dashed: Whether its line is dashed: what belongs to the run beside.
-        width: Of its line, in points.
-        notes: Words of the page on each point under the pointer; none: its coordinates.
+        width: Of its line, in pixels.
+        notes: Words of the page on each point under the pointer.
         table: What was counted in each bin, also where nothing is drawn: its borders, the value, the ends of its
             interval, and what was divided by what, [n, 7]; None where values are not of bins.
     """
@@ -64,9 +66,9 @@ class ChartAxis:
 
     Attributes:
         label: The quantity along it, with its unit.
-        low, high: Its ends; None: those of the numbers.
-        log: Whether it is logarithmic.
-        ticks: Their places and texts; none: as a painter likes, which a reader may zoom into.
+        low, high: Its ends; None: a little beyond the numbers.
+        log: Whether it is logarithmic; its ends and ticks are then known.
+        ticks: Their places and texts; none: even steps.
     """
 
     label: str
@@ -74,6 +76,41 @@ class ChartAxis:
     high: float | None = None
     log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
+
+    def over(self, values: FloatArray, room: float, letter: float) -> ChartAxis:
+        """The axis with ends and ticks.
+
+        Args:
+            values: What is drawn along it; may hold NaN.
+            room: Its length in pixels.
+            letter: Pixels along it that a letter of a tick takes.
+        """
+        known = values[np.isfinite(values)]
+        least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        spare = 0.05 * (most - least) or 0.05 * abs(most) or 0.5
+        low = least - spare if self.low is None else self.low
+        high = max(most, low) + spare if self.high is None else self.high
+        low = low if low < high else high - spare
+        ticks = self.ticks or _even_ticks(low, high, room / (40 + 4 * letter))
+        laid, end = replace(self, low=low, high=high), -math.inf
+        kept: list[tuple[float, str]] = []
+        for tick, words in ticks:  # those that would touch the one before are left out
+            middle = room * float(laid.share(np.array([tick]))[0])
+            half = (letter * len(words) or 10) / 2 + 3
+            if middle - half >= end:
+                kept, end = [*kept, (tick, words)], middle + half
+        return replace(laid, ticks=tuple(kept))
+
+    def share(self, values: FloatArray) -> FloatArray:
+        """Where values lie on an axis with ends, from 0 to 1; NaN beyond them."""
+        assert self.low is not None, "it was laid over values"
+        assert self.high is not None, "it was laid over values"
+        at: FloatArray = np.where((values >= self.low) & (values <= self.high), values, np.nan)
+        if self.log:
+            at = np.log(at / self.low) / math.log(self.high / self.low)
+        else:
+            at = (at - self.low) / (self.high - self.low)
+        return at
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,36 +132,99 @@ class Panel:
     title: str = ""
     caption: str = ""
 
+    @property
+    def values(self) -> FloatArray:
+        """All that is drawn of its series, one after the other; empty where nothing is."""
+        values: FloatArray = np.concatenate([np.zeros(0), *(series.y for series in self.series)])
+        return values[np.isfinite(values)]
+
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A picture of the report; on the page a figure, or a figure for each panel.
+    """A picture of the report, and panels of the page.
 
     Attributes:
         name: Its file, without `.png`, and its id in the page.
         title: A line above the picture on the events and cuts. The page has them in the text of the section.
         panels: Its frames, row by row.
-        columns: Frames side by side.
-        caption: The content of all panels, of which the page makes one figure. Empty: each panel has its own.
+        columns: Frames side by side in the picture.
+        heading: Of its panels on the page; may be empty.
+        caption: The content of all panels. Empty: each panel has its own.
         variant: Tells it from other charts of this name; the first of these is the picture.
         on_page: False where all of its panels are on the page already.
+        zero: Why panels that are zero everywhere are not drawn; empty where they are.
     """
 
     name: str
     title: str
     panels: tuple[Panel, ...]
     columns: int = 2
+    heading: str = ""
     caption: str = ""
     variant: str = ""
     on_page: bool = True
+    zero: str = ""
 
     @property
-    def legend_panel(self) -> Panel | None:
-        """The panel whose legend holds for all of several; None where each needs its own."""
-        fullest = max(self.panels, key=lambda panel: len(panel.series))
-        names = {series.name for series in fullest.series}
+    def shown(self) -> tuple[Panel, ...]:
+        """The panels that have something to draw."""
+        values = ((panel, panel.values) for panel in self.panels)
+        return tuple(panel for panel, known in values if (known != 0).any() or (len(known) and not self.zero))
+
+    @property
+    def remarks(self) -> str:
+        """Sentences on panels that are left out, and on lines that are thinned; empty without either."""
+        empty = [panel for panel in self.panels if not len(panel.values)]
+        zero = [panel for panel in self.panels if panel not in empty and panel not in self.shown]
+        longest = max((len(one.x) for panel in self.shown for one in panel.series if one.kind == "line"), default=0)
+        remarks = [
+            f"Not drawn: against {self._named(panels)} ({why})." if self.shown else f"Not drawn: {why}."
+            for why, panels in (("no bin holds enough", empty), (self.zero, zero))
+            if panels
+        ]
+        if longest > MOST_POINTS:
+            every = -(-longest // (MOST_POINTS // 2))
+            remarks.append(
+                f"Of {longest:,} values along a line the lowest and the highest of every {every:,} are drawn, so that "
+                "no spike is lost."
+            )
+        return " ".join(remarks)
+
+    def _named(self, panels: list[Panel]) -> str:
+        """Panels by their axes across, and those along which others are drawn."""
+        names: dict[str, list[str]] = {}
+        for panel in panels:
+            names.setdefault(panel.x.label, []).append(panel.y.label.partition(" [")[0])
+        drawn = {panel.x.label for panel in self.shown}
+        return ", ".join(
+            x.partition(" [")[0] + (f": {', '.join(of_x)}" if x in drawn else "") for x, of_x in names.items()
+        )
+
+    @property
+    def legend(self) -> tuple[Series, ...]:
+        """The series whose names hold for all of its panels; none where each panel needs its own."""
+        fullest = max(self.panels, key=lambda panel: len(panel.series)).series
+        names = {series.name for series in fullest}
         same = all(series.name in names for panel in self.panels for series in panel.series)
-        return fullest if same and len(self.panels) > 1 else None
+        return fullest if same and len(self.panels) > 1 else ()
+
+
+def thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """A line of at most about `MOST_POINTS`: of stretches of equal length the lowest and the highest value, and both
+    ends.
+
+    Args:
+        x: Places, [n], in order.
+        y: Values, [n]; may hold NaN.
+    """
+    if len(x) <= MOST_POINTS:
+        return x, y
+    kept = {0, len(x) - 1}
+    for stretch in np.array_split(np.arange(len(x)), MOST_POINTS // 2):
+        known = stretch[np.isfinite(y[stretch])]
+        kept |= {int(known[y[known].argmin()]), int(known[y[known].argmax()])} if len(known) else {int(stretch[0])}
+    rows = sorted(kept)
+    return x[rows], y[rows]
 
 
 def log_axis(label: str, values: FloatArray, low: float | None = None, high: float | None = None) -> ChartAxis:
@@ -142,19 +242,32 @@ def log_axis(label: str, values: FloatArray, low: float | None = None, high: flo
     spare = (finite.max() / finite.min()) ** 0.05 if finite.max() > finite.min() else 1.5
     low = finite.min() / spare if low is None else low
     high = finite.max() * spare if high is None else high
-    return ChartAxis(label, float(low), float(high), log=True, ticks=_log_ticks(float(low), float(high)))
+    return ChartAxis(label, float(low), float(high), log=True, ticks=log_ticks(float(low), float(high)))
 
 
-def _log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
+def _even_ticks(low: float, high: float, most: float) -> tuple[tuple[float, str], ...]:
+    """Steps of 1, 2 or 5 times a power of ten, as many as there is room for."""
+    rough = (high - low) / max(most, 2)
+    power = 10.0 ** math.floor(math.log10(rough))
+    # The tolerance: a rough step of 0.2 may come out as 0.20000000000000001.
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    ticks = [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    tiny = max(abs(low), abs(high)) < 1e-4
+    texts = [_short(tick) if tiny else f"{tick + 0.0:,.{digits}f}" for tick in ticks]
+    return tuple((tick, words.replace("-", "−")) for tick, words in zip(ticks, texts))
+
+
+def _short(number: float) -> str:
+    """A number in few letters: 0.002, 5×10⁻⁵."""
+    digits, _, power = f"{number:.3g}".partition("e")
+    return digits + (f"×10{str(int(power)).translate(_SUPERSCRIPTS)}" if power else "")
+
+
+def log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
     """Powers of ten over three decades or more, 1-2-5 over fewer, even steps where not three of these are in it."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     if high / low >= 1000:
         return tuple((10.0**n, f"10{str(n).translate(_SUPERSCRIPTS)}") for n in powers if low <= 10.0**n <= high)
     ticks = [factor * 10.0**n for n in powers for factor in (1, 2, 5) if low <= factor * 10.0**n <= high]
-    if len(ticks) < 3:
-        rough = (high - low) / 4  # four steps at most, of 1, 2 or 5 of some power of ten
-        step = 10.0 ** math.floor(math.log10(rough))
-        # The tolerance: a rough step of 0.2 may come out as 0.20000000000000001.
-        step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough * (1 - 1e-9))
-        ticks = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return tuple((tick, f"{tick:g}") for tick in ticks)
+    return tuple((tick, _short(tick)) for tick in ticks) if len(ticks) > 2 else _even_ticks(low, high, 4)

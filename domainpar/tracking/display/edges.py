@@ -183,7 +183,11 @@ def _segments(events: Sequence[EventData], track_target: Mapping[str, Any]) -> T
 def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside: EdgeCurves | None) -> Chart:
     """ROC curve, scores of either kind, efficiency and purity at every cut; the curves `beside` of another run."""
     both = ((run, curves), (other, beside))
-    runs = [(of_run, files.called(files.kind)) for files, of_run in both if files is not None and of_run is not None]
+    runs = [
+        (of_run, files.in_legend(files.kind, other if beside else None))
+        for files, of_run in both
+        if files is not None and of_run is not None
+    ]
     title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
     return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
 
@@ -195,20 +199,22 @@ def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
         if curves.others.any():
             both += [(", without edges of other particles", curves.hard_roc, curves.hard_auc, 0.8)]
         for words, roc, auc, width in both:
-            area = "" if auc is None else f", AUC {auc:.4f}"
+            name = (kind or "network") + words + ("" if auc is None else f", AUC {auc:.4f}")
             others, targets = roc[:, roc[0] > 0]  # a log axis has no zero
-            dashed = colour == VERMILION
-            series.append(Series(kind + words + area, "line", colour, others, targets, dashed=dashed, width=width))
+            series.append(Series(name, "line", colour, others, targets, dashed=colour == VERMILION, width=width))
     floor = min(float(line.x.min(initial=1.0)) for line in series)
     x = log_axis(
         "fraction of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0
     )
     caption = (
         "ROC curve: target edges against all other candidate edges, counted in the graph. A lower cut on the "
-        "score lies further to the right. Thin lines leave out the true edges of particles that are no targets, such "
-        "as those of too low pT. The AUC in the legend is pooled: that of the edges of all events together."
+        "score lies further to the right. The AUC in the legend is pooled: that of the edges of all events together."
     )
-    means = [f"{curves.mean_auc:.4f} ({kind})" for curves, kind in runs if curves.mean_auc is not None]
+    if any(curves.others.any() for curves, _ in runs):
+        caption += " Thin lines leave out the true edges of particles that are no targets, such as those of too low pT."
+    means = [
+        f"{curves.mean_auc:.4f}" + f" ({kind})" * bool(kind) for curves, kind in runs if curves.mean_auc is not None
+    ]
     caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
     return Panel("roc", tuple(series), x, ChartAxis("fraction of target edges that pass", 0.0, 1.02), "", caption)
 

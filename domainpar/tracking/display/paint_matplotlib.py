@@ -1,4 +1,4 @@
-"""Charts as PNG files, made without a screen: the same bytes from the same numbers and the same matplotlib."""
+"""matplotlib as a canvas, without a screen: the same bytes from the same numbers and the same matplotlib."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D
 from PIL import Image, PngImagePlugin  # comes with matplotlib, which needs it
 
-from domainpar.tracking.display.chart import FRAME, GRID, Chart, Panel, Series
+from domainpar.tracking.display.chart import FRAME, GRID, TEXT, Chart, Series
+from domainpar.tracking.display.paint import KEY, Anchor, Canvas, draw_key, draw_panel, width_of
+from domainpar.tracking.events.graph import FloatArray
 
 WIDTH = 9.0
 """Inches. A page shows a picture some 900 pixels wide, so that a point of type is 1.4 pixels there."""
 
-ROW, ONLY_ROW = 2.9, 3.6
-"""Inches of each row of panels, and of a single row."""
+PIXELS_PER_INCH = 100
+POINTS = 72 / PIXELS_PER_INCH
+"""Of a pixel."""
+
+ROW = 290.0
+"""Pixels of each row of panels."""
+
+LINE = 18.0
+"""Pixels of a line of words."""
 
 DOTS_PER_INCH = 160
 
 TITLE_LETTERS = 120
 """A longer title goes on in another line."""
 
-LEGEND_LETTERS = 132
-"""Of a legend as wide as the picture; each entry takes five more than its name has."""
-
-MARKERS = {"circle": "o", "diamond": "D", "square": "s", "triangle": "^", "cross": "X", "": ""}
+SIDES = {"start": "left", "middle": "center", "end": "right"}
 SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
     "font.size": 9.5,
@@ -68,21 +79,82 @@ def in_style() -> Iterator[None]:
         yield
 
 
+class Picture(Canvas):
+    """A figure of matplotlib as a canvas."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.figure = Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH), dpi=DOTS_PER_INCH)
+        FigureCanvasAgg(self.figure)
+        upside_down = Affine2D().scale(1, -1).translate(0, height).scale(1 / PIXELS_PER_INCH)
+        self.here = upside_down + self.figure.dpi_scale_trans
+
+    def line(self, x: FloatArray, y: FloatArray, colour: str, width: float, dashed: bool = False) -> None:
+        self._add(Line2D(x, y, color=colour, linewidth=POINTS * width, linestyle="--" if dashed else "-"))
+
+    def area(self, x: FloatArray, y: FloatArray, colour: str, opacity: float = 1.0) -> None:
+        self._add(Polygon(np.stack([x, y], axis=1), facecolor=colour, alpha=opacity, linewidth=0))
+
+    def text(self, x: float, y: float, words: str, anchor: Anchor, size: float, turned: bool) -> None:
+        way: dict[str, Any] = {"ha": SIDES[anchor], "va": "baseline"}
+        if turned:  # matplotlib has no base line there: below it letters have a third of their height
+            x, way = x + size / 3, {"ha": "right", "va": "center", "rotation": 90}
+        self._add(Text(x, y, text(words), color=TEXT, fontsize=POINTS * size, **way))
+
+    def _add(self, artist: Artist) -> None:
+        artist.set_transform(self.here)
+        artist.set_zorder(len(self.figure.get_children()))  # the later lies above the earlier
+        self.figure.add_artist(artist, clip=False)
+
+
 def paint(chart: Chart) -> Figure:
-    """The picture of a chart; its legend below it where all panels share one, else above each of them."""
-    rows = -(-len(chart.panels) // chart.columns)
-    figure = new_figure(rows * ROW if rows > 1 else ONLY_ROW, chart.title)
-    frames = [figure.add_subplot(rows, chart.columns, place + 1) for place in range(len(chart.panels))]
-    for axes, panel in zip(frames, chart.panels, strict=True):
-        _paint_panel(axes, panel)
-        if chart.legend_panel is None:
-            columns = _columns(panel, LEGEND_LETTERS // chart.columns)
-            axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns)
-    if chart.legend_panel is not None:
-        named = frames[chart.panels.index(chart.legend_panel)]
-        names = [text(series.name) for series in chart.legend_panel.series]
-        legend_below(figure, named, _columns(chart.legend_panel, LEGEND_LETTERS), names)
-    return figure
+    """The picture of a chart: its title, the legend of all panels, and the panels, else each below its own legend."""
+    title, columns = textwrap.wrap(chart.title, TITLE_LETTERS), min(chart.columns, len(chart.shown))
+    width = WIDTH * PIXELS_PER_INCH / columns
+    rows = [chart.shown[place : place + columns] for place in range(0, len(chart.shown), columns)]
+    shared = _placed(chart.legend, WIDTH * PIXELS_PER_INCH)
+    own = [[_placed(() if chart.legend else panel.series, width) for panel in row] for row in rows]
+    above = LINE * (len(title) + _lines(shared)) + 10
+    depths = [LINE * max(map(_lines, of_row)) for of_row in own]
+    canvas = Picture(WIDTH * PIXELS_PER_INCH, above + sum(depths) + ROW * len(rows))
+    for number, words in enumerate(title):
+        canvas.write(6.0, LINE * (number + 1), words, "start", WIDTH * PIXELS_PER_INCH - 12)
+    _draw_legend(canvas, shared, 0.0, LINE * len(title) + 6)
+    for row, of_row, depth in zip(rows, own, depths, strict=True):
+        for place, (panel, legend) in enumerate(zip(row, of_row, strict=True)):
+            _draw_legend(canvas, legend, place * width, above)
+            draw_panel(canvas, panel, place * width, above + depth, width - 8, ROW - 8)
+        above += depth + ROW
+    return canvas.figure
+
+
+Placed = tuple[float, int, Series, Sequence[str]]
+
+
+def _placed(legend: Sequence[Series], width: float) -> list[Placed]:
+    """The entries of a legend one after the other: pixels from the left, line, series, and its name in lines."""
+    placed: list[Placed] = []
+    x, line, deepest = 6.0, 0, 1
+    for series in legend:
+        names = textwrap.wrap(series.name, int((width - KEY[0] - 24) / width_of(" ")))
+        takes = KEY[0] + 20 + max(map(width_of, names))
+        if x > 6 and x + takes > width:
+            x, line, deepest = 6.0, line + deepest, 1
+        placed.append((x, line, series, names))
+        x, deepest = x + takes, max(deepest, len(names))
+    return placed
+
+
+def _lines(legend: Sequence[Placed]) -> int:
+    """The lines that a legend takes."""
+    return max((line + len(names) for _, line, _, names in legend), default=0)
+
+
+def _draw_legend(canvas: Canvas, legend: Sequence[Placed], left: float, top: float) -> None:
+    for x, line, series, names in legend:
+        draw_key(canvas, series, left + x, top + LINE * line + 3)
+        for number, words in enumerate(names):
+            base = top + LINE * (line + number) + 13
+            canvas.write(left + x + KEY[0] + 6, base, words, "start", width_of(words))
 
 
 def new_figure(height: float, title: str) -> Figure:
@@ -131,53 +203,3 @@ def is_own(path: Path) -> bool:
     """Whether a file is a picture that `png` made."""
     with path.open("rb") as file:
         return b"tEXtSoftware\0domainpar" in file.read(4096)
-
-
-def _columns(panel: Panel, letters: int) -> int:
-    """Columns of a legend that has room for some letters."""
-    widths = [len(series.name) + 5 for series in panel.series]
-    return len(widths) if sum(widths) <= letters else max(1, letters // max(widths))
-
-
-def _paint_panel(axes: Axes, panel: Panel) -> None:
-    stacked: Any = 0.0  # bars stand upon those of the series before
-    for series in panel.series:
-        if series.kind == "bars":
-            axes.bar(series.x, series.y, 0.6, bottom=stacked, color=series.colour, label=text(series.name))
-            stacked = stacked + series.y
-            axes.grid(False, axis="x")
-            axes.tick_params(axis="x", length=0)
-        else:
-            _paint_series(axes, series)
-    axes.set(xlabel=text(panel.x.label), ylabel=text(panel.y.label), title=text(panel.title))
-    for axis, set_scale, set_limits, described in (
-        (axes.xaxis, axes.set_xscale, axes.set_xlim, panel.x),
-        (axes.yaxis, axes.set_yscale, axes.set_ylim, panel.y),
-    ):
-        if described.log:
-            set_scale("log")
-        set_limits(described.low, described.high)
-        if described.ticks:
-            axis.set_ticks([at for at, _ in described.ticks], [words for _, words in described.ticks])
-            axis.set_ticks([], minor=True)
-
-
-def _paint_series(axes: Axes, series: Series) -> None:
-    look: dict[str, Any] = {"color": series.colour, "linewidth": series.width, "label": text(series.name)}
-    if series.kind == "line":
-        dash, marker = "--" if series.dashed else "-", MARKERS[series.marker]
-        axes.plot(series.x, series.y, linestyle=dash, marker=marker, markersize=3.0, **look)
-    elif series.kind == "steps":
-        if series.interval is not None:
-            low, high = series.interval
-            axes.stairs(high, series.x, baseline=low, fill=True, color=series.colour, alpha=0.25, linewidth=0)
-        dash = "--" if series.dashed else "-"
-        axes.stairs(series.y, series.x, baseline=None, linestyle=dash, **look)
-    else:
-        if series.bins is not None:
-            axes.hlines(series.y, *series.bins, color=series.colour, linewidth=0.9, alpha=0.55)
-        ends = None
-        if series.interval is not None:  # no less than nothing: rounding may put an end beyond the value
-            ends = np.maximum([series.y - series.interval[0], series.interval[1] - series.y], 0)
-        look |= {"linewidth": 0, "elinewidth": 1.1, "markersize": 4.0}
-        axes.errorbar(series.x, series.y, yerr=ends, fmt=MARKERS[series.marker], **look)

@@ -78,7 +78,7 @@ def pictures_of(page: Page) -> Iterator[tuple[str, Figure | str]]:
         # Of the variants of a chart the first is the picture.
         first = {chart.name: chart for chart in reversed(section.charts)}
         for name in dict.fromkeys(chart.name for chart in section.charts):
-            yield name, paint(first[name])
+            yield name, paint(first[name]) if first[name].shown else first[name].remarks
         if section.event is not None and "event-parts" not in section.left_out:
             yield "event-parts", draw_parts(section.event)
         if section.event is not None and "event-tracks" not in section.left_out:

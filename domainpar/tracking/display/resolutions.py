@@ -28,15 +28,20 @@ ABOUT = (
     f"{FEWEST} tracks are left out."
 )
 CHARTS = {
-    "track-resolution": ("σ of ", "Half of the interval that holds 68.3 % of the differences from the truth. "),
+    "track-resolution": (
+        "σ of ",
+        "Resolution",
+        "Half of the interval that holds 68.3 % of the differences from the truth. ",
+    ),
     "track-pulls": (
         "width of the pull of ",
+        "Pulls",
         "Differences from the truth over the error that the fit gives: half of the interval that holds 68.3 %, which "
         "is 1 where errors are right. ",
     ),
-    "track-bias": ("median pull of ", "The same: the median, which is 0 without a bias. "),
+    "track-bias": ("median pull of ", "Bias", "The median of the pulls, which is 0 without a bias. "),
 }
-"""Charts: what they show of a parameter, and the caption."""
+"""Charts: what they show of a parameter, heading and caption."""
 
 
 def differences(event: EventData, finder: str, cuts: TrackCuts) -> FloatArray | None:
@@ -97,7 +102,9 @@ def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Fi
     found: Mapping[str, FloatArray] = differences_of(run, splits, finders)
     measured = [finder for finder in finders if not finder.other and finder.name in found]
     left_out, charts = run.events_to_read(splits)[1], []
-    for chart, (words, caption) in CHARTS.items():
+    if not measured:
+        return ()
+    for chart, (words, heading, caption) in CHARTS.items():
         panels = []
         for column, (name, label) in enumerate(LABELS.items()):
             for place, quantity in enumerate(("pt", "eta")):
@@ -108,12 +115,16 @@ def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Fi
                     values = rows[:, (3 if chart == "track-resolution" else 8) + column]
                     curve = curve_of(values, bins_of(rows[:, place], edges), edges, chart == "track-bias")
                     series.append(series_of(finder, curve, quantity, number, len(measured)))
-                y = ChartAxis(words + label.split(" [")[0], *((-1.0, 1.0) if chart == "track-bias" else (0.0, 2.0)))
-                if chart == "track-resolution" and series:
-                    y = log_axis(words + label, np.concatenate([one.y for one in series]))
-                panels.append(
-                    Panel(f"{name}-{quantity}", tuple(series), axis_of(quantity, np.array(edges), "efficiency"), y)
-                )
+                values = np.concatenate([one.y for one in series])
+                far = 1.15 * np.max(np.abs(values[np.isfinite(values)]), initial=0.0)
+                y = ChartAxis(words + label.split(" [")[0], 0.0, max(2.0, far))
+                if chart == "track-bias":
+                    y = ChartAxis(y.label, -max(1.0, far), max(1.0, far))
+                elif chart == "track-resolution":
+                    y = log_axis(words + label, values)
+                x = axis_of(quantity, np.array(edges), "efficiency", series)
+                panels.append(Panel(f"{name}-{quantity}", tuple(series), x, y))
         more = f" {several(left_out, 'more event')} not counted here." if left_out else ""
-        charts.append(Chart(chart, title.partition(", 68.3 %")[0], tuple(panels), caption=caption + ABOUT + more))
-    return tuple(charts) if measured else ()
+        line, words = title.partition(", 68.3 %")[0], caption + ABOUT + more
+        charts.append(Chart(chart, line, tuple(panels), heading=heading, caption=words))
+    return tuple(charts)

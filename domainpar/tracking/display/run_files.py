@@ -50,6 +50,9 @@ SPLITS = ("val", "test", "train")
 """Splits in the order of interest: events that training did not see come first."""
 
 
+EXACT = "halo (exact)"
+"""Whole events, as one rank would do them."""
+
 MOST_EDGES = 12_000_000
 """Of more edges the scores of the first events only are read, and the report says so."""
 
@@ -116,8 +119,13 @@ class RunFiles:
     counted_otherwise: frozenset[str] = frozenset()
 
     def called(self, how: str, of: str = "scores") -> str:
-        """The run in a legend beside another's: how it was trained or scored, what `of` says was counted."""
-        return (f"{self.name}: " if self.name else "") + how + ", counted otherwise" * (of in self.counted_otherwise)
+        """The run beside another: how it was trained or scored, what `of` says was counted."""
+        return ": ".join(filter(None, (self.name, how))) + ", counted otherwise" * (of in self.counted_otherwise)
+
+    def in_legend(self, how: str, other: RunFiles | None, of: str = "scores") -> str:
+        """As `called`, in a chart: of a run without another beside it, and of one with a name, nobody asks whether it
+        is exact."""
+        return self.called("" if how == EXACT and (other is None or self.name) else how, of)
 
     @property
     def learns_edges(self) -> bool:
@@ -137,7 +145,7 @@ class RunFiles:
     @property
     def how_trained(self) -> str:
         """How the run trained and validated, which need not be how it scored."""
-        return f"naive, {self.settings.get('sectors')} sectors (approximate)" if self.approximate else "halo (exact)"
+        return f"naive, {self.settings.get('sectors')} sectors (approximate)" if self.approximate else EXACT
 
     @property
     def how_scored(self) -> str:
@@ -153,7 +161,7 @@ class RunFiles:
         """How the run was scored, in the few words that a legend has room for."""
         if self.scored_naive:
             return "naive (approximate)"
-        return "trained naive (approximate)" if self.approximate else "halo (exact)"
+        return "trained naive (approximate)" if self.approximate else EXACT
 
     @property
     def target(self) -> str:

@@ -1,4 +1,4 @@
-"""The page of a run, section by section, in the order in which a physicist asks. No HTML, no plotly, no matplotlib."""
+"""The page of a run, section by section, in the order in which a physicist asks. No HTML, no matplotlib."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
 from domainpar.tracking.display.resolutions import resolution_charts
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
-from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, title_of, track_charts
+from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, target_text, title_of, track_charts
 from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
 from domainpar.tracking.reco.performance.lost import REASONS, SEGMENT
 from domainpar.tracking.reco.performance.matching import STYLES
@@ -162,7 +162,7 @@ def _approximate(run: RunFiles, other: RunFiles | None = None) -> str:
 
 
 def _targets(run: RunFiles) -> str:
-    return f"Target particles: {run.tracking.cuts.target_text or 'all'}."
+    return f"Target particles: {target_text(run.tracking.cuts.target).replace('p_T', 'pT')}."
 
 
 def _summary(run: RunFiles, other: RunFiles | None) -> Section:
@@ -351,7 +351,7 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
     if event is None:
         why = _why_missing(run, "events", otherwise="There is no event to show.")
         return _absent("event", title, why, *pictures)
-    view = event_view(event, split_of(run, num_parts), run.tracking, run.kind)
+    view = event_view(event, split_of(run, num_parts), run.tracking, run.in_legend(run.kind, None))
     if view is None:
         return _absent("event", title, f"Event {event.event_id} has no positions of hits to draw.", *pictures)
     targets = "" if event.target is None else f" {_targets(run)}"  # without truth nothing is known of particles

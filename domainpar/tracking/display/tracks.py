@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Chart, ChartAxis, Panel, Series
+from domainpar.tracking.display.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    Chart,
+    ChartAxis,
+    Panel,
+    Series,
+    log_ticks,
+)
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from domainpar.tracking.reco.performance.counts import TrackCounts
@@ -22,6 +33,7 @@ RATES = {
         "track efficiency",
         "Fraction of the target particles that a track reconstructs, against the true quantity of the particle. "
         "Against pT the condition on pT is left out, so that the turn-on shows.",
+        "Efficiency",
     ),
     "fake_rate": (
         "track-fakes",
@@ -29,20 +41,26 @@ RATES = {
         "Fraction of the tracks that match no particle, without unlabelled ones, against the quantity of the helix "
         "fitted to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. "
         "Only tracks count whose fitted pT a target may have; against pT, all tracks count.",
+        "Fakes",
     ),
     "duplicate_rate": (
         "track-duplicates",
         "duplicates per found target",
         "Further tracks of target particles that already have one, per target particle that was found.",
+        "Duplicates",
     ),
     "share": (
         "track-quality",
         "share of the tracks",
         "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
         "are of the particle with most of them; and by completeness, the share of that particle's hits on them.",
+        "Length and purity",
     ),
 }
-"""Rates: name of the chart, label of its axis, caption."""
+"""Rates: name of the chart, label of its axis, caption, heading."""
+
+ZERO = {"fake_rate": "no fakes in any bin", "duplicate_rate": "no duplicates in any bin"}
+"""Rates of which panels that are zero everywhere are not drawn, and why."""
 
 QUANTITIES = {
     "pt": "p_T [GeV]",
@@ -132,17 +150,20 @@ def finders_of(run: RunFiles, splits: Sequence[str], other: RunFiles | None = No
     ours = run.pooled(splits)
     names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
     # The network comes first, then that of the other run: they are compared.
-    finders = [Finder(name, finder_label(name, run.called(run.how_scored)), False, ours[name]) for name in names]
+    how = run.in_legend(run.how_scored, other)
+    finders = [Finder(name, finder_label(name, how), False, ours[name]) for name in names]
     beside = other.pooled(splits) if other else {}
     if other is not None and "network" in beside:
-        network = Finder("network", finder_label("network", other.called(other.how_scored)), True, beside["network"])
+        network = Finder(
+            "network", finder_label("network", other.in_legend(other.how_scored, run)), True, beside["network"]
+        )
         finders.insert(names.index("network") + 1 if "network" in names else 0, network)
     return finders
 
 
 def finder_label(name: str, how: str) -> str:
     """A finder's name in a legend; of the network also how its run was scored."""
-    return f"network, {how}" if name == "network" else FINDERS.get(name, name)
+    return f"network, {how}" if name == "network" and how else FINDERS.get(name, name)
 
 
 def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> RateCurve:
@@ -189,14 +210,15 @@ def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
     both networks, and of perfect scores, near the borders of sectors."""
     charts = []
-    for rate, (name, _, caption) in RATES.items():
+    for rate, (name, _, caption, heading) in RATES.items():
         caption += f" Bins with fewer than {FEWEST} are left out."
         for style in styles:
             panels = _panels(finders, style, quantities_of(rate), rate)
             if rate not in ("fake_rate", "share") and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
             title = title_of(run, splits, finders, style)
-            charts.append(Chart(name, title, tuple(panels), caption=caption, variant=style))
+            of_rate = Chart(name, title, tuple(panels), heading=heading, caption=caption, variant=style)
+            charts.append(replace(of_rate, zero=ZERO.get(rate, "")))
     if any(finder.other for finder in finders):
         compared = [finder for finder in finders if finder.name in (NETWORK, PERFECT_SCORES)]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
@@ -220,7 +242,6 @@ def title_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], st
 def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], rate: str) -> list[Panel]:
     """A rate against some quantities, with one scale for all; against pT from zero, so that the turn-on shows."""
     curves = {name: [rate_curve(finder.counts, style, name, rate) for finder in finders] for name in quantities}
-    low, high = _limits(curves, rate)
     panels = []
     for quantity, of_finders in curves.items():
         measured = [finder for finder in finders if finder.name != PERFECT_SCORES]
@@ -228,30 +249,43 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
         for finder, curve in zip(finders, of_finders, strict=True):
             place = measured.index(finder) if finder in measured else 0
             series.append(series_of(finder, curve, quantity, place, len(measured)))
+        # Purities and lengths have little in common.
+        low, high = _limits({quantity: of_finders} if rate == "share" else curves, rate)
         y = ChartAxis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
-        panels.append(Panel(quantity, tuple(series), axis_of(quantity, of_finders[0].edges, rate), y))
+        panels.append(Panel(quantity, tuple(series), axis_of(quantity, of_finders[0].edges, rate, series), y))
     return panels
 
 
 def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float, float]:
-    """From zero to a little above all bins with enough in them; an efficiency from the tenth below them to 1."""
+    """From zero to a little above all values, and the intervals of bins with enough in them; an efficiency from the
+    tenth below these to 1."""
+    drawn = [curve for quantity, each in curves.items() if quantity != "pt" or rate != "efficiency" for curve in each]
+    ends = [(curve.value[curve.whole >= FEWEST], curve.value[curve.whole >= FEWEST]) for curve in drawn]
+    ends += [(curve.low[curve.whole >= ENOUGH], curve.high[curve.whole >= ENOUGH]) for curve in drawn]
     if rate != "efficiency":
-        highs = [np.max(curve.high[curve.whole >= ENOUGH], initial=0.0) for each in curves.values() for curve in each]
-        return 0.0, max(1.15 * float(max(highs)), 0.02)
-    others = (curve for quantity, of_finders in curves.items() if quantity != "pt" for curve in of_finders)
-    lowest = min(float(np.min(curve.low[curve.whole >= ENOUGH], initial=1.0)) for curve in others)
+        highest = 1.15 * max(float(np.max(high, initial=0.0)) for _, high in ends)
+        return 0.0, max(highest if rate == "duplicate_rate" else min(highest, 1.05), 0.02)
+    lowest = min(float(np.min(low, initial=1.0)) for low, _ in ends)
     return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
 
 
-def axis_of(quantity: str, edges: FloatArray, rate: str) -> ChartAxis:
-    """The axis says whose the quantity is: fakes have no true particle."""
+def axis_of(quantity: str, edges: FloatArray, rate: str, series: Sequence[Series]) -> ChartAxis:
+    """The axis over the bins in which something is drawn, and one more at both ends. It says whose the quantity is:
+    fakes have no true particle."""
     label = QUANTITIES[quantity]
     if quantity not in ("density", "holes", "border", *QUALITIES):
         label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
-    borders = _borders(edges, quantity)
+    y = np.stack([one.y for one in series])
+    drawn = np.flatnonzero((np.isfinite(y) & ((y != 0) | (rate != "share"))).any(axis=0))
+    begin, end = (max(drawn[0] - 1, 0), drawn[-1] + 3) if len(drawn) else (0, len(edges))
+    borders, edges = _borders(edges, quantity)[begin:end], edges[begin:end]
     ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])
+    if quantity in TICKS and len(ticks) < 3:
+        ticks = log_ticks(float(borders[0]), float(borders[-1]))
     if ticks and edges[0] == 0:
-        ticks = ((float(borders[0]), "0"), *ticks)
+        ticks = ((float(borders[0]), "0"), *((tick, words) for tick, words in ticks if tick >= edges[1]))
+    if quantity == "holes":
+        ticks = tuple((float(number), str(number)) for number in range(math.ceil(edges[0]), math.ceil(edges[-1])))
     return ChartAxis(label, float(borders[0]), float(borders[-1]), log=quantity in TICKS, ticks=ticks)
 
 

@@ -47,7 +47,6 @@ QUANTITIES = {
 OF_STEPS = ("lr", "grad_norm")
 """Quantities of a step. The record of a validation repeats the last rate."""
 
-MOST_POINTS = 2000
 FEW = 60
 """Fewer points are marked, so that a single one is seen."""
 
@@ -73,10 +72,8 @@ def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
         values = [(record["step"], _value(record, quantity)) for record in run.records_of(split)]
         points = np.array([value for value in values if value[1] is not None], np.float64).reshape(-1, 2)
         points = points[np.isfinite(points).all(axis=1)]
-        # A figure has some 1000 pixels. Thinned from the end: the last point is always among them.
-        every = -(-len(points) // MOST_POINTS) or 1
         if len(points):
-            curves.setdefault(quantity, {})[split] = points[::-1][::every][::-1].T
+            curves.setdefault(quantity, {})[split] = points.T
     return curves
 
 
@@ -116,7 +113,7 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
     shown = "val" if any("val" in by_split for by_split in beside.values()) else "train"
     if other is not None:
         word = "validation" if shown == "val" else "training"
-        other_name = f"{word}, {other.called(_how_trained(other), 'training')}"
+        other_name = f"{word}, {other.in_legend(_how_trained(other), run, 'training')}"
     panels, of_labels = [], label_figures(run) | ({} if other is None else label_figures(other))
     for quantity in curves | beside:
         by_split, of_other = curves.get(quantity, {}), beside.get(quantity, {})
@@ -163,12 +160,13 @@ def layer_sizes(run: RunFiles) -> tuple[FloatArray, dict[str, FloatArray]]:
         Steps, float64 [n]; and of each block [n, 3]: norms of its parameters, of its gradient, and of the update.
     """
     records = [record for record in run.records_of("train") if record.get("layers")]
-    squares: dict[str, FloatArray] = {}
+    names = list(dict.fromkeys(layer.partition(".")[0] for record in records for layer in record["layers"]))
+    squares = {name: np.zeros((len(records), 3)) for name in names}
     for at, record in enumerate(records):
         for layer, sizes in record["layers"].items():
-            block = squares.setdefault(layer.partition(".")[0], np.zeros((len(records), 3)))
             # None, of what is not finite, becomes NaN.
-            block[at] += np.array([sizes[kind] for kind in ("parameters", "gradient", "update")], np.float64) ** 2
+            of_layer = np.array([sizes[kind] for kind in ("parameters", "gradient", "update")], np.float64)
+            squares[layer.partition(".")[0]][at] += of_layer**2
     steps = np.array([record["step"] for record in records], np.float64)
     return steps, {name: np.sqrt(block) for name, block in squares.items()}
 

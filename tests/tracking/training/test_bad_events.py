@@ -318,7 +318,7 @@ def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sec
 
 @fault(16)
 def test_the_report_says_what_was_left_out(store, tmp_path):
-    pytest.importorskip("plotly")
+    pytest.importorskip("jinja2")
     from domainpar.tracking.display.run_files import read_run_files
     from domainpar.tracking.display.summary import facts
 

@@ -75,15 +75,15 @@ class View {
     const box = this.holder.getBoundingClientRect();
     if (box.width === 0) return;
     const ratio = window.devicePixelRatio || 1;
-    const first = this.width === undefined;
-    const middle = first ? null : this.toData(this.width / 2, this.height / 2);
+    const before = this.moved ? this.inner : null;
+    const middle = before && this.toData(MARGIN.left + before.width / 2, MARGIN.top + before.height / 2);
     this.width = box.width;
     this.height = box.height;
     this.canvas.width = Math.round(box.width * ratio);
     this.canvas.height = Math.round(box.height * ratio);
     this.ratio = ratio;
-    if (first) this.reset();
-    else this.centre(middle, this.scale);
+    if (before) this.centre(middle, this.scale);
+    else this.reset();
   }
 
   get inner() {
@@ -92,6 +92,7 @@ class View {
 
   reset() {
     this.show(this.range(), 1.03);
+    this.moved = false;
   }
 
   /* Show a box of the plane, [x0, x1, y0, y1]. */
@@ -99,6 +100,7 @@ class View {
     const { width, height } = this.inner;
     const scale = [width / (margin * Math.max(x1 - x0, 1e-9)), height / (margin * Math.max(y1 - y0, 1e-9))];
     if (this.square) scale[0] = scale[1] = Math.min(...scale);
+    this.moved = true;
     this.centre([(x0 + x1) / 2, (y0 + y1) / 2], scale);
   }
 
@@ -111,7 +113,7 @@ class View {
 
   /* While the view moves it is painted coarsely, and finely a moment later. */
   startMoving() {
-    this.moving = true;
+    this.moving = this.moved = true;
     clearTimeout(this.resting);
     this.resting = setTimeout(() => { this.moving = false; this.redraw(); }, 160);
   }

@@ -1,4 +1,4 @@
-/* Figures that are drawn when they come into view, the buttons that choose between them, and the contents.
+/* The buttons that choose between charts, the contents, and what the event display is made of.
    No network, no storage. What comes from a run is written with textContent, never as HTML. */
 
 const read = (id) => {
@@ -6,53 +6,14 @@ const read = (id) => {
   return element === null ? null : JSON.parse(element.textContent);
 };
 
-// --- figures -------------------------------------------------------------------------------------------------------
-
-/* A figure holds one plot for each of its variants: {name: {data, layout}}. */
-const figures = new Map();
-// The report talks to nobody: plotly.js would offer to send a figure to its makers' server.
-const plotly = {
-  responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
-  modeBarButtons: [["toImage", "resetScale2d"]],
-};
-
-function drawFigure(id) {
-  const figure = figures.get(id);
-  const plot = figure.variants[figure.shown];
-  Plotly.react(figure.div, plot.data, plot.layout, plotly);
-  figure.drawn = true;
-}
-
-function setUpFigures() {
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting && !figures.get(entry.target.id).drawn) drawFigure(entry.target.id);
-    }
-  }, { rootMargin: "600px" });
-  for (const div of document.querySelectorAll(".figure")) {
-    const variants = read(`${div.id}-data`);
-    figures.set(div.id, { div, variants, shown: Object.keys(variants)[0], drawn: false });
-    watcher.observe(div);
-  }
-  for (const bar of document.querySelectorAll("[data-switches]")) setUpSwitch(bar);
-  window.addEventListener("beforeprint", drawAll);
-}
-
-function drawAll() {
-  for (const [id, figure] of figures) if (!figure.drawn) drawFigure(id);
-}
-
-/* Buttons that choose a variant of one or more figures. */
+/* Buttons that choose the charts of one variant in their section. */
 function setUpSwitch(bar) {
   const buttons = [...bar.querySelectorAll("button")];
   for (const button of buttons) {
     button.addEventListener("click", () => {
       for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-      for (const id of bar.dataset.switches.split(" ")) {
-        const figure = figures.get(id);
-        if (figure === undefined || !(button.value in figure.variants)) continue;
-        figure.shown = button.value;
-        if (figure.drawn) drawFigure(id);
+      for (const chart of bar.parentElement.querySelectorAll("[data-variant]")) {
+        chart.hidden = chart.dataset.variant !== button.value;
       }
     });
   }
@@ -92,11 +53,11 @@ function setUpContents() {
 }
 
 function begin() {
-  setUpFigures();
+  for (const bar of document.querySelectorAll(".switch")) setUpSwitch(bar);
   setUpContents();
   const root = document.getElementById("event-display");
   const display = root === null ? null : new EventDisplay(root, read("event-data"));
-  window.domainpar = { figures, drawAll, display };
+  window.domainpar = { display };
 }
 
 document.addEventListener("DOMContentLoaded", begin);
