@@ -32,7 +32,7 @@ class Series:
     Attributes:
         name: Its entry in the legend.
         kind: `line` joins its points, `steps` has a level for each bin, `points` a marker for each bin, `bars` stand
-            upon those of the series before.
+            upon those of the series before; `dots` and `paths` are points and lines of any number, drawn as they are.
         colour: `#rrggbb`.
         x: Places of the values, [n]; of steps the borders of the bins, [n + 1].
         y: The values, [n]; NaN where nothing is drawn.
@@ -40,14 +40,15 @@ class Series:
         bins: Lower and upper border of the bin of each point, [2, n]; None where points have no width.
         marker: Shape of its points: `circle`, `diamond`, `square`, `triangle` or `cross`; empty for none.
         dashed: Whether its line is dashed: what belongs to the run beside.
-        width: Of its line, in pixels.
+        width: Of its line or its dots, in pixels.
+        opacity: Of its line.
         notes: Words of the page on each point under the pointer.
         table: What was counted in each bin, also where nothing is drawn: its borders, the value, the ends of its
             interval, and what was divided by what, [n, 7]; None where values are not of bins.
     """
 
     name: str
-    kind: Literal["line", "steps", "points", "bars"]
+    kind: Literal["line", "steps", "points", "bars", "dots", "paths"]
     colour: str
     x: FloatArray
     y: FloatArray
@@ -56,6 +57,7 @@ class Series:
     marker: str = ""
     dashed: bool = False
     width: float = 1.5
+    opacity: float = 1.0
     notes: tuple[str, ...] = ()
     table: FloatArray | None = None
 
@@ -123,6 +125,7 @@ class Panel:
         x, y: Its axes.
         title: A remark above it; may be empty.
         caption: Its content, in a sentence or two; empty where the chart has a caption for all panels.
+        square: Whether its frame is as wide as high.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Panel:
     y: ChartAxis
     title: str = ""
     caption: str = ""
+    square: bool = False
 
     @property
     def values(self) -> FloatArray:
@@ -152,6 +156,7 @@ class Chart:
         caption: The content of all panels. Empty: each panel has its own.
         variant: Tells it from other charts of this name; the first of these is the picture.
         on_page: False where all of its panels are on the page already.
+        row: Pixels of a row of panels in the picture.
         zero: Why panels that are zero everywhere are not drawn; empty where they are.
     """
 
@@ -163,6 +168,7 @@ class Chart:
     caption: str = ""
     variant: str = ""
     on_page: bool = True
+    row: float = 290.0
     zero: str = ""
 
     @property
@@ -178,7 +184,7 @@ class Chart:
         zero = [panel for panel in self.panels if panel not in empty and panel not in self.shown]
         longest = max((len(one.x) for panel in self.shown for one in panel.series if one.kind == "line"), default=0)
         remarks = [
-            f"Not drawn: against {self._named(panels)} ({why})." if self.shown else f"Not drawn: {why}."
+            f"Not drawn: {self._named(panels)} ({why})." if self.shown else f"Not drawn: {why}."
             for why, panels in (("no bin holds enough", empty), (self.zero, zero))
             if panels
         ]
@@ -191,14 +197,10 @@ class Chart:
         return " ".join(remarks)
 
     def _named(self, panels: list[Panel]) -> str:
-        """Panels by their axes across, and those along which others are drawn."""
-        names: dict[str, list[str]] = {}
-        for panel in panels:
-            names.setdefault(panel.x.label, []).append(panel.y.label.partition(" [")[0])
-        drawn = {panel.x.label for panel in self.shown}
-        return ", ".join(
-            x.partition(" [")[0] + (f": {', '.join(of_x)}" if x in drawn else "") for x, of_x in names.items()
-        )
+        """Panels by what tells them apart."""
+        labels = [[label.partition(" [")[0] for label in (panel.y.label, panel.x.label)] for panel in panels]
+        alike = len({panel.y.label for panel in self.panels}) == 1
+        return ", ".join(x if alike else f"{y} against {x}" for y, x in labels)
 
     @property
     def legend(self) -> tuple[Series, ...]:

@@ -189,7 +189,7 @@ def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside
         if files is not None and of_run is not None
     ]
     title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
-    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)), columns=3)
+    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)))
 
 
 def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:

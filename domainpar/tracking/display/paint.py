@@ -1,9 +1,8 @@
-"""Draws the panels of charts, once: on the page as SVG, and in pictures on matplotlib's canvas (`pictures`)."""
+"""Draws the panels of charts: on the page as SVG, and in pictures on a canvas of matplotlib (`paint_matplotlib`)."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ PANEL = (380.0, 280.0)
 KEY = (26.0, 12.0)
 """Of the sample of a series in a legend."""
 
-DOT = 3.2
-"""Pixels from the middle of a marker to its edge."""
+DOT = 6.4
+"""Pixels of a marker."""
 
 OUTLINES = {
     "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
@@ -40,44 +39,12 @@ OUTLINES = {
 }  # fmt: skip
 """Shapes of markers by name; any other is a circle."""
 
-
 Anchor = Literal["start", "middle", "end"]
 """The point of a line of words that stands at a place."""
 
 
-class Canvas(ABC):
-    """A surface to draw on: pixels from its upper left corner, colours `#rrggbb`."""
-
-    @abstractmethod
-    def line(self, x: FloatArray, y: FloatArray, colour: str, width: float, dashed: bool = False) -> None:
-        """A line through some points; NaN begins it anew."""
-
-    @abstractmethod
-    def area(self, x: FloatArray, y: FloatArray, colour: str, opacity: float = 1.0) -> None:
-        """A filled polygon."""
-
-    @abstractmethod
-    def text(self, x: float, y: float, words: str, anchor: Anchor, size: float, turned: bool) -> None:
-        """A line of words on a base line; turned, it runs upwards, with its middle there."""
-
-    @contextmanager
-    def noted(self, words: str) -> Iterator[None]:
-        """What is drawn within has words that are shown under a pointer, where there is one."""
-        yield
-
-    def write(self, x: float, y: float, words: str, anchor: Anchor, room: float, turned: bool = False) -> None:
-        """Words as `text` writes them, smaller where there is no room for them."""
-        self.text(x, y, words, anchor, TYPE * min(1.0, room / width_of(words)), turned)
-
-    def mark(self, x: float, y: float, shape: str, colour: str) -> None:
-        """A marker."""
-        turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
-        outline = np.array(OUTLINES.get(shape, np.stack([np.cos(turn), np.sin(turn)], axis=1)))
-        self.area(x + DOT * outline[:, 0], y + DOT * outline[:, 1], colour)
-
-
-class Svg(Canvas):
-    """An SVG element of a page, whose text is `str` of it."""
+class Canvas:
+    """A surface to draw on, in pixels from its upper left corner: an element of a page, whose text is `str` of it."""
 
     def __init__(self, width: float, height: float, name: str = "") -> None:
         about = Markup(' role="img" aria-label="{}"').format(name) if name else ' aria-hidden="true"'
@@ -86,33 +53,45 @@ class Svg(Canvas):
     def __str__(self) -> str:
         return "".join([*self.parts, "</svg>"])
 
-    def line(self, x: FloatArray, y: FloatArray, colour: str, width: float, dashed: bool = False) -> None:
-        dash = ' stroke-dasharray="5 3"' if dashed else ""
+    def line(
+        self, x: FloatArray, y: FloatArray, colour: str, width: float, dashed: bool = False, opacity: float = 1.0
+    ) -> None:
+        """A line through some points; NaN begins it anew."""
+        look = ' stroke-dasharray="5 3"' * dashed + f' opacity="{opacity:g}"' * (opacity < 1)
         if drawn := _path(x, y):
-            self.parts.append(f'<path d="{drawn}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dash}/>')
+            self.parts.append(f'<path d="{drawn}" fill="none" stroke="{colour}" stroke-width="{width:g}"{look}/>')
 
     def area(self, x: FloatArray, y: FloatArray, colour: str, opacity: float = 1.0) -> None:
-        see = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
-        self.parts.append(f'<path d="{_path(x, y)}Z" fill="{colour}"{see}/>')
+        """A filled polygon."""
+        look = f' opacity="{opacity:g}"' * (opacity < 1)
+        self.parts.append(f'<path d="{_path(x, y)}Z" fill="{colour}"{look}/>')
 
-    def mark(self, x: float, y: float, shape: str, colour: str) -> None:
-        if shape in OUTLINES:
-            super().mark(x, y, shape, colour)
-        else:
-            self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT:g}" fill="{colour}"/>')
+    def marks(self, x: FloatArray, y: FloatArray, shape: str, colour: str, size: float = DOT) -> None:
+        """Markers, each so many pixels wide."""
+        for across, down in zip(x.tolist(), y.tolist()):
+            if shape in OUTLINES:
+                outline = np.array(OUTLINES[shape]) * size / 2
+                self.area(outline[:, 0] + across, outline[:, 1] + down, colour)
+            else:
+                self.parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{size / 2:g}" fill="{colour}"/>')
 
     def text(self, x: float, y: float, words: str, anchor: Anchor, size: float, turned: bool) -> None:
-        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-        at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-        small = f' font-size="{size:.1f}"' if size < TYPE else ""
+        """A line of words on a base line; turned, it runs upwards, with its middle there."""
+        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' * turned
+        at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"' + f' font-size="{size:.1f}"' * (size < TYPE)
         below = Markup('p<tspan dy="3" font-size="9">T</tspan><tspan dy="-3">&#8203;</tspan>')
-        self.parts.append(f"<text {at}{small}{turn}>{escape(words).replace('p_T', below)}</text>")
+        self.parts.append(f"<text {at}{turn}>{escape(words).replace('p_T', below)}</text>")
 
     @contextmanager
     def noted(self, words: str) -> Iterator[None]:
+        """What is drawn within has words that are shown under a pointer, where there is one."""
         self.parts.append(f"<g><title>{escape(words)}</title>")
         yield
         self.parts.append("</g>")
+
+    def write(self, x: float, y: float, words: str, anchor: Anchor, room: float, turned: bool = False) -> None:
+        """Words as `text` writes them, smaller where there is no room for them."""
+        self.text(x, y, words, anchor, TYPE * min(1.0, room / width_of(words)), turned)
 
 
 def _path(x: FloatArray, y: FloatArray) -> str:
@@ -156,14 +135,14 @@ class Frame:
 
 def svg_of(panel: Panel) -> Markup:
     """A panel as an element of the page."""
-    canvas = Svg(*PANEL, f"{panel.y.label} against {panel.x.label}")
+    canvas = Canvas(*PANEL, f"{panel.y.label} against {panel.x.label}")
     draw_panel(canvas, panel, 0.0, 0.0, *PANEL)
     return Markup(str(canvas))
 
 
 def svg_of_key(series: Series) -> Markup:
     """The sample of a series in the legend of a page."""
-    canvas = Svg(*KEY)
+    canvas = Canvas(*KEY)
     draw_key(canvas, series, 0.0, 0.0)
     return Markup(str(canvas))
 
@@ -176,7 +155,10 @@ def draw_panel(canvas: Canvas, panel: Panel, left: float, top: float, width: flo
     places = np.concatenate([_places(one) for one in panel.series])
     x = panel.x.over(places, left + width - left_of, LETTER * TYPE)
     right = left + width - 4 - max(6.0, width_of(x.ticks[-1][1]) / 2 if x.ticks else 0.0)
-    frame = Frame(left_of, top + (22 if panel.title else 8), right, top + height - 42, x, y)
+    up, bottom = top + (22 if panel.title else 8), top + height - 42
+    side = min(right - left_of, bottom - up)
+    ends = (left_of + side, up + side) if panel.square else (right, bottom)
+    frame = Frame(left_of, up, *ends, x, y)
     canvas.area(*_box(frame.left, frame.right, frame.bottom, frame.top), "#ffffff")
     for at, words in y.ticks:
         canvas.line(np.array([frame.left, frame.right]), np.repeat(frame.down(np.array([at])), 2), GRID, 1.0)
@@ -208,11 +190,11 @@ def draw_key(canvas: Canvas, series: Series, left: float, top: float) -> None:
     if series.kind == "bars" or (series.kind == "steps" and series.interval is not None):
         opacity = 1.0 if series.kind == "bars" else 0.25
         canvas.area(*_box(left + 2, left + width - 2, top + height - 1, top + 1), series.colour, opacity)
-    if series.kind != "bars":
+    if series.kind not in ("bars", "dots"):
         thick = 1.0 if series.kind == "points" else max(series.width, 1.2)
         canvas.line(np.array([left + 1, left + width - 1]), middle, series.colour, thick, series.dashed)
-    if series.marker:
-        canvas.mark(left + width / 2, float(middle[0]), series.marker, series.colour)
+    if series.marker or series.kind == "dots":
+        canvas.marks(np.array([left + width / 2]), middle[:1], series.marker, series.colour)
 
 
 def _places(series: Series) -> FloatArray:
@@ -244,14 +226,16 @@ def _draw_series(canvas: Canvas, frame: Frame, series: Series, stacked: FloatArr
                         canvas.area(*_box(*side, *frame.down(end)), series.colour, 0.25)
         down = np.repeat(frame.down(series.y), 2)
         canvas.line(np.repeat(across, 2)[1:-1], down, series.colour, series.width, series.dashed)
-    elif series.kind == "line":
-        x, y = thinned(series.x, series.y)
+    elif series.kind in ("line", "paths"):
+        x, y = thinned(series.x, series.y) if series.kind == "line" else (series.x, series.y)
         across, down = frame.across(x), frame.down(y)
-        canvas.line(across, down, series.colour, series.width, series.dashed)
+        canvas.line(across, down, series.colour, series.width, series.dashed, series.opacity)
         for at, of, value, place in zip(across.tolist(), down.tolist(), y, x) if series.marker else ():
             if math.isfinite(at + of):
                 with canvas.noted(f"{series.name}, {frame.x.label} {place:g}: {value:.4g}"):
-                    canvas.mark(at, of, series.marker, series.colour)
+                    canvas.marks(np.array([at]), np.array([of]), series.marker, series.colour)
+    elif series.kind == "dots":
+        canvas.marks(frame.across(series.x), frame.down(series.y), "circle", series.colour, series.width)
     else:
         across, down = frame.across(series.x), frame.down(series.y)
         sides: FloatArray = np.full((1, len(across)), np.nan)
@@ -265,5 +249,5 @@ def _draw_series(canvas: Canvas, frame: Frame, series: Series, stacked: FloatArr
                 bars = np.append(side, np.full(len(end), at)), np.append(np.full(len(side), of), end)
                 with canvas.noted(f"{series.name}, {note}"):
                     canvas.line(*bars, series.colour, 1.1)
-                    canvas.mark(at, of, series.marker, series.colour)
+                    canvas.marks(np.array([at]), np.array([of]), series.marker, series.colour)
     return stacked

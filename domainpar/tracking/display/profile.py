@@ -73,7 +73,7 @@ def profile_chart(profile: Table) -> Chart:
     flops = np.array([rank["flops"] for rank in all_ranks], np.float64)
     rates = flops / np.array([rank["seconds"] for rank in all_ranks]) / 1e9
     ranks = np.arange(len(all_ranks), dtype=np.float64)
-    ticks = tuple((float(rank), str(rank)) for rank in range(0, len(ranks), -(-len(ranks) // 16)))
+    ticks = tuple((float(rank), str(rank)) for rank in range(len(ranks)))
     spare = max(0.5, (4 - len(ranks)) / 2)
     x = ChartAxis("rank", -spare, len(ranks) - 1 + spare, ticks=ticks)
     of_memory = f"Memory in use on each rank over {several(profile['steps'], 'step')}; not what is kept free."

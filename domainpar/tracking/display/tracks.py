@@ -84,14 +84,8 @@ QUALITIES = ("hits", "purity", "completeness")
 
 BORDERS = "borders"
 MARKERS = ("circle", "diamond", "square", "triangle", "cross")
-TICKS = {
-    "pt": (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
-    "radius": (1, 10, 100, 1000),
-    "d0": (0.01, 0.1, 1, 10, 100),
-    "density": (5, 10, 20, 50, 100, 200),
-    "border": (0.01, 0.03, 0.1, 0.3, 1),
-}
-"""Of the logarithmic axes."""
+LOGARITHMIC = ("pt", "radius", "d0", "density", "border")
+"""Quantities on logarithmic axes."""
 
 FEWEST = 5
 """Bins with fewer particles or tracks are left out: their intervals span the frame."""
@@ -279,20 +273,18 @@ def axis_of(quantity: str, edges: FloatArray, rate: str, series: Sequence[Series
     drawn = np.flatnonzero((np.isfinite(y) & ((y != 0) | (rate != "share"))).any(axis=0))
     begin, end = (max(drawn[0] - 1, 0), drawn[-1] + 3) if len(drawn) else (0, len(edges))
     borders, edges = _borders(edges, quantity)[begin:end], edges[begin:end]
-    ticks = tuple((float(tick), f"{tick:g}") for tick in TICKS.get(quantity, ()) if edges[0] <= tick <= edges[-1])
-    if quantity in TICKS and len(ticks) < 3:
-        ticks = log_ticks(float(borders[0]), float(borders[-1]))
+    ticks = log_ticks(float(borders[0]), float(borders[-1])) if quantity in LOGARITHMIC else ()
     if ticks and edges[0] == 0:
         ticks = ((float(borders[0]), "0"), *((tick, words) for tick, words in ticks if tick >= edges[1]))
     if quantity == "holes":
         ticks = tuple((float(number), str(number)) for number in range(math.ceil(edges[0]), math.ceil(edges[-1])))
-    return ChartAxis(label, float(borders[0]), float(borders[-1]), log=quantity in TICKS, ticks=ticks)
+    return ChartAxis(label, float(borders[0]), float(borders[-1]), log=quantity in LOGARITHMIC, ticks=ticks)
 
 
 def _borders(edges: FloatArray, quantity: str) -> FloatArray:
     """Borders of the bins as they are drawn: on a logarithmic axis a bin from 0 begins at half of its end."""
     borders = edges.copy()
-    if quantity in TICKS and borders[0] == 0:
+    if quantity in LOGARITHMIC and borders[0] == 0:
         borders[0] = borders[1] / 2
     return borders
 
@@ -312,7 +304,7 @@ def series_of(finder: Finder, curve: RateCurve, quantity: str, place: int, of: i
         return Series(finder.label, "steps", finder.colour, borders, value, width=1.2, **look)
     bins, share = np.stack([borders[:-1], borders[1:]]), (place + 1) / (of + 1)
     # This share of the width of its bin, as it is seen on the axis.
-    x = bins[0] * (bins[1] / bins[0]) ** share if quantity in TICKS else bins[0] + share * (bins[1] - bins[0])
+    x = bins[0] * (bins[1] / bins[0]) ** share if quantity in LOGARITHMIC else bins[0] + share * (bins[1] - bins[0])
     look |= {"marker": MARKERS[place % len(MARKERS)], "bins": bins}
     return Series(finder.label, "points", finder.colour, x, value, **look)
 

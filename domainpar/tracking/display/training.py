@@ -283,8 +283,8 @@ def rank_times(run: RunFiles) -> RankTimes | None:
 def rank_chart(times: RankTimes) -> Chart:
     """Seconds of a training step by phase, the most memory held, and seconds of loading, on each rank."""
     ranks = np.arange(times.num_ranks, dtype=np.float64)
-    # Whole numbers, not more than fit; bars no wider than with four ranks.
-    ticks = tuple((float(rank), str(rank)) for rank in range(0, times.num_ranks, -(-times.num_ranks // 16)))
+    # Bars no wider than with four ranks.
+    ticks = tuple((float(rank), str(rank)) for rank in range(times.num_ranks))
     spare = max(0.5, (4 - times.num_ranks) / 2)
     x = ChartAxis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
     phases = tuple(Series(name, "bars", colour, ranks, times.phases[key]) for key, (name, colour) in PHASES.items())
