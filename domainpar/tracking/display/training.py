@@ -160,15 +160,15 @@ def layer_sizes(run: RunFiles) -> tuple[FloatArray, dict[str, FloatArray]]:
         Steps, float64 [n]; and of each block [n, 3]: norms of its parameters, of its gradient, and of the update.
     """
     records = [record for record in run.records_of("train") if record.get("layers")]
-    names = list(dict.fromkeys(layer.partition(".")[0] for record in records for layer in record["layers"]))
-    squares = {name: np.zeros((len(records), 3)) for name in names}
-    for at, record in enumerate(records):
-        for layer, sizes in record["layers"].items():
-            # None, of what is not finite, becomes NaN.
-            of_layer = np.array([sizes[kind] for kind in ("parameters", "gradient", "update")], np.float64)
-            squares[layer.partition(".")[0]][at] += of_layer**2
+    names = [[layer.partition(".")[0] for layer in record["layers"]] for record in records]
+    blocks = {name: number for number, name in enumerate(dict.fromkeys(name for each in names for name in each))}
+    squares = np.zeros((len(records), len(blocks), 3))
+    for of_record, each, record in zip(squares, names, records, strict=True):
+        # None, of what is not finite, becomes NaN.
+        sizes = [[of[kind] for kind in ("parameters", "gradient", "update")] for of in record["layers"].values()]
+        np.add.at(of_record, [blocks[name] for name in each], np.array(sizes, np.float64) ** 2)
     steps = np.array([record["step"] for record in records], np.float64)
-    return steps, {name: np.sqrt(block) for name, block in squares.items()}
+    return steps, {name: np.sqrt(squares[:, number]) for name, number in blocks.items()}
 
 
 def layer_chart(run: RunFiles) -> Chart | None:

@@ -13,7 +13,7 @@ from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import NUM_PARTS, partition
 from domainpar.tracking.display.summary import started_as
 from domainpar.tracking.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
-from domainpar.tracking.display.training import rank_chart, rank_times, training_chart, training_curves
+from domainpar.tracking.display.training import layer_sizes, rank_chart, rank_times, training_chart, training_curves
 from domainpar.tracking.reco.performance.matching import STYLES
 
 
@@ -42,6 +42,19 @@ def test_times_are_medians_without_the_first_step_and_on_the_last_number_of_rank
     assert times.load.tolist() == pytest.approx([0.2 / 2 + 0.2 / 3 + 0.2 / 4] * 3)  # also of the first
     assert [panel.name for panel in rank_chart(times).panels] == ["time", "memory", "load"]
     assert times.compute_imbalance == pytest.approx(0.7 / 0.6)
+
+
+def test_the_size_of_a_block_is_the_norm_over_its_layers(tmp_path):
+    run = write_run(tmp_path, scores=False)
+    kinds = ("parameters", "gradient", "update")
+    sizes = {"a.weight": (3.0, 5.0, 0.6), "b.weight": (1.0, None, 2.0), "a.bias": (4.0, 12.0, 0.8)}
+    layers = {name: dict(zip(kinds, values)) for name, values in sizes.items()}
+    lines = [record(1, 2) | {"layers": layers}, record(2, 2), record(3, 2) | {"layers": {"b.weight": layers["a.bias"]}}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps, blocks = layer_sizes(read_run_files(run))
+    assert steps.tolist() == [1, 3]
+    np.testing.assert_allclose(blocks["a"], [[5, 13, 1], [0, 0, 0]])
+    np.testing.assert_allclose(blocks["b"], [[1, np.nan, 2], [4, 12, 0.8]])
 
 
 @pytest.mark.parametrize(
