@@ -226,7 +226,7 @@ def take(state: Any, hit: Any, field: Any) -> float:
 
 @compiled
 def forget(state: Any) -> None:
-    """Take away what hits told of a state: its place is left, and `AT_FIRST`."""
+    """Take away what is known of a state by hits: its place is left, and `AT_FIRST`."""
     state.cov[:] = 0.0
     for i in range(5):
         state.cov[i, i] = AT_FIRST[i] ** 2
