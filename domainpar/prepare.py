@@ -20,7 +20,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +33,12 @@ from domainpar.tracking.config.group import Text
 from domainpar.tracking.config.texts import Spot
 
 if TYPE_CHECKING:
+    from domainpar.common.problems import Problem
     from domainpar.parallel.world import World
     from domainpar.tracking.events.acorn import AcornOptions
     from domainpar.tracking.events.construct import Candidates, Cuts
     from domainpar.tracking.events.embedding import Embedding
+    from domainpar.tracking.events.graph import Hits, IntArray
     from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.selection import Selection
     from domainpar.tracking.events.sources import Source
@@ -74,7 +76,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.preparation import prepare
     from domainpar.tracking.events.store import LEARNED
-    from domainpar.tracking.reco.facts import EventFacts, facts_of
+    from domainpar.tracking.reco.facts import EventFacts, described, facts_of, too_few_segments
     from domainpar.tracking.training.monitor.failure import fail_alike
 
     if config.simulate is not None:
@@ -93,8 +95,19 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         beside = {LEARNED[str(config.edges_learned)]: learned.to_bytes()}
     looking: dict[str, Any] = {}
     if facts is not None:
-        looking["look"] = lambda hits, edges, label: asdict(facts_of(hits, edges, label, source.unfiltered))
-        looking["on_look"] = lambda seen: facts.append(EventFacts(**seen))
+        target = targets_of(config)
+
+        def look(hits: "Hits", edges: "IntArray", label: "IntArray | None") -> dict[str, Any]:
+            settings = {**source.settings, **source.of_event(hits.event_id)}
+            return asdict(facts_of(hits, edges, label, source.unfiltered, settings, target))
+
+        def useless() -> "Problem | None":
+            problem = too_few_segments(facts, source.settings, config.least_segments, target)
+            if problem is not None and world.is_root:
+                VOICE.say("\n".join(described(facts, source.settings, target)))
+            return problem
+
+        looking |= {"look": look, "on_look": lambda seen: facts.append(EventFacts(**seen)), "refused": useless}
     with progress(f"prepare {directory}", len(source.names), "event", world.is_root) as advance:
         try:
             prepare(
@@ -120,6 +133,15 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         except ValueError as error:  # on all ranks alike
             agree(world.transport, error)
     return directory
+
+
+def targets_of(config: PrepareConfig) -> Mapping[str, Any]:
+    """The target particles whose segments are counted: those of a map or embedding that is built here."""
+    from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET
+
+    learned = config.edges_learned
+    is_built = learned is not None and getattr(config, learned) == "build"
+    return config.map_target.value if is_built else DEFAULT_TARGET
 
 
 def _made(config: PrepareConfig, world: "World") -> PrepareConfig:
@@ -294,7 +316,7 @@ def _work(config: PrepareConfig) -> int:
         facts: list[EventFacts] = []
         directory = prepare_store(config, world, facts)
         if world.is_root:
-            _say_what_is_there(directory, facts, config.module_map)
+            _say_what_is_there(directory, facts, config)
             if config.report:
                 _report(directory)
     return 0
@@ -318,7 +340,7 @@ def _report(directory: Path) -> None:
     print_report(directory, lambda nodes, edges: weight.of(nodes, 0, edges), network)
 
 
-def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: str | None) -> None:
+def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
     from domainpar.common.words import between, on_ranks, several, this_python
     from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
@@ -362,14 +384,14 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", joined_by: st
         with store.open(labelled[0]) as event:
             if event.label_note is not None:
                 print(f"true segments: {event.label_note}")
-    print(*described(facts, store.settings), sep="\n")
+    print(*described(facts, store.settings, targets_of(config)), sep="\n")
     print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):
         known_in = Counter(label.name for record in store.events() for label in record.labels)
         of_all = f"of {len(store):,} events"
         some = {name: f" in {count:,} {of_all}" for name, count in known_in.items() if count < len(store)}
         print(f"labels: {', '.join(label.what + some.get(label.name, '') for label in labels)}")
-    trained = runs_of(joined_by or "", filtered["parameters_sha256"] if filtered else None)
+    trained = runs_of(config.module_map or "", filtered["parameters_sha256"] if filtered else None)
     trains = bool(not trained and (labelled or labels) and store.events("train"))
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer", *trained]
     if trains and not labelled:

@@ -24,7 +24,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.run import train
 
-SIZE = ["--events", "4", "--hits", "600"]
+SIZE = ["--events", "4", "--hits", "600", "--least-segments", "0"]
 BUILD = ["--module-map", "build", "--map-events", "8"]
 
 
@@ -58,7 +58,8 @@ def write_files(directory, hits):
     pd.DataFrame(columns).to_csv(f"{path}-hits.csv", index=False)
     pd.DataFrame({"hit_id": hits.hit_id, "particle_id": hits.particle_id}).to_csv(f"{path}-truth.csv", index=False)
     of = hits.particles
-    momentum = {"px": of.pt, "py": 0 * of.pt, "pz": of.pt * np.sinh(of.eta), "q": of.charge, "nhits": of.nhits}
+    momentum = {"px": of.pt * np.cos(of.phi), "py": of.pt * np.sin(of.phi), "pz": of.pt * np.sinh(of.eta)}
+    momentum |= {"q": of.charge, "nhits": of.nhits}
     vertex = dict(zip(("vx", "vy", "vz"), of.vertex.T, strict=True))
     table = pd.DataFrame({"particle_id": of.particle_id, **vertex, **momentum})
     table.to_csv(f"{path}-particles.csv", index=False)
@@ -83,7 +84,7 @@ def test_the_same_command_again_keeps_the_map_and_more_events_are_joined_by_it(b
     before = (store / "module_map.safetensors").read_bytes(), EventStore(store).digest
     assert prepare.main([*SIZE, *BUILD, "--store", str(store)]) == 0
     assert ((store / "module_map.safetensors").read_bytes(), EventStore(store).digest) == before
-    more = ["--events", "5", "--hits", "600", "--module-map", "build", "--store", str(store)]
+    more = [*SIZE, "--events", "5", "--module-map", "build", "--store", str(store)]
     assert prepare.main(more) == 0
     assert (store / "module_map.safetensors").read_bytes() == before[0]
     assert (

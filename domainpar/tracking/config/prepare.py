@@ -231,7 +231,12 @@ class CandidateFlags(Group):
     """Number of events that a module map or an embedding is built from. Default: all training events of the files, for
     an embedding 20 of them; for simulated events 100, or 20, others, which are not in the store."""
 
+    least_segments: float = 0.3
+    """Smallest fraction of the segments of target particles that must be candidate edges, where the truth is known.
+    With fewer, or without any candidate edge, there is no store. 0: any fraction will do."""
+
     RULES = rules(
+        Bounded("least_segments", most=1),
         Bounded("phi_slope, z0, map_edges_per_hit, embedding_edges_per_hit", positive=True),
         Bounded("map_events", least=1),
         MeansNothing(_CUTS, beside="module_map", hint="a map has bounds of its own"),

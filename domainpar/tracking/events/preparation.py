@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.agreement import Gathering, Ranks, agree_on, gather, on_all
+from domainpar.common.agreement import Gathering, Ranks, agree, agree_on, gather, on_all
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.lock import STORE, Claim
 from domainpar.common.problems import EventPlace, Problem, as_problem
@@ -67,6 +67,7 @@ def prepare(
     say: Callable[[str], None] = lambda line: None,
     look: Look | None = None,
     on_look: Callable[[Any], None] = lambda seen: None,
+    refused: Callable[[], Problem | None] = lambda: None,
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
 
@@ -90,6 +91,7 @@ def prepare(
         look: Given hits, `edge_index` and label of every event, on the rank that has it, in any order; returns what can
             travel as JSON.
         on_look: Called on every rank for every event, in order, with what `look` returned.
+        refused: Called on every rank before the store is listed; returns why it is of no use, alike on all; else None.
 
     Raises:
         Refused: On all ranks alike, if the store was made with other settings, or holds more events, and is not to be
@@ -132,6 +134,7 @@ def prepare(
                 records.append(EventRecord.from_json(event["record"]))
                 on_event(records[-1], as_it_was is not None)
                 on_look(event["seen"])
+        agree(ranks, refused())
         dealt = source.splits
         if dealt is None:
             events = [record.event for record in records]

@@ -1,26 +1,28 @@
 """The values of events and the quality of their candidate edges: few numbers, looked at by a person.
 
-Nothing is refused here. Units and detectors are guessed from the values, and what looks odd is a warning.
+Units and detectors are guessed from the values, and what looks odd is a warning. What leaves hardly an edge is refused.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from domainpar.common.problems import Problem
 from domainpar.common.words import between, several, some_of
 from domainpar.tracking.events import detector
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_numbers
 from domainpar.tracking.events.store import Settings
-from domainpar.tracking.events.targets import MEV_ABOVE
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.performance.lost import count_segments
 from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET, TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_hits
 
 FAR = 10_000.0
 """Coordinate in mm that no tracker reaches."""
@@ -30,6 +32,9 @@ INNERMOST = 30.0
 
 UNITS = {0.1: "cm", 0.001: "m", 1000.0: "µm"}
 """Factors on a position in mm that is written in another unit."""
+
+FEW_SEGMENTS = 0.9
+"""Share of the segments of targets among the candidate edges, below which more tracks are lost than is usual."""
 
 MOST_FILTERED = 0.03
 """Share of the segments in a graph that a filter may leave out; the shipped ones lose 0.018 on events of their kind."""
@@ -51,6 +56,7 @@ class EventFacts:
         radius: Smallest, median and largest radius of a hit in mm; None also without hits.
         length: Median and largest |z| in mm; None also without hits.
         scale: Median of the hits' places over those of their TrackML layers: 1 in mm; None without such layers.
+        polar: Whether x, y of all hits could be their r, phi.
         far: Hits of which a coordinate is beyond `FAR`.
         on_beam: Hits at x = y = 0.
         at_one_point: Whether there are several hits, all at one place.
@@ -59,10 +65,12 @@ class EventFacts:
         pt: Quantiles `PT_LEVELS` of their pT in GeV, of those whose pT is known.
         without_pt: Those of which it is not known, where it is of others.
         other_nhits: Those whose `nhits` in the particle table is not what their hits count.
-        targets: Those that meet `DEFAULT_TARGET`.
+        targets: Those that meet the conditions on targets.
         segments: Segments of the targets (`reco.performance.lost.SEGMENT`); of all particles without targets.
         in_graph: Those of them that are candidate edges.
         unfiltered: Those that were before a filter; None without one.
+        rows: Particles against their hits (`truth_check`), None for NaN.
+        tesla: B_z of the field, where it is the same everywhere.
     """
 
     event: str
@@ -73,6 +81,7 @@ class EventFacts:
     radius: Sequence[float] | None = None
     length: Sequence[float] | None = None
     scale: float | None = None
+    polar: bool = False
     far: int = 0
     on_beam: int = 0
     at_one_point: bool = False
@@ -85,6 +94,8 @@ class EventFacts:
     segments: int | None = None
     in_graph: int | None = None
     unfiltered: int | None = None
+    rows: Sequence[Sequence[float | None]] = ()
+    tesla: float | None = None
 
 
 def facts_of(
@@ -92,6 +103,8 @@ def facts_of(
     edge_index: IntArray,
     label: IntArray | None,
     unfiltered: Callable[[str], tuple[Hits, IntArray]] | None = None,
+    settings: Settings | None = None,
+    target: Mapping[str, Any] = DEFAULT_TARGET,
 ) -> EventFacts:
     """Look at an event; the same in any order of its hits and edges.
 
@@ -100,6 +113,8 @@ def facts_of(
         edge_index: `src` and `dst` of each candidate edge, [2, E].
         label: 1 for true ones, [E]; None when there is no truth.
         unfiltered: See `Source`.
+        settings: Those it was prepared with, which tell the field.
+        target: Conditions on target particles.
     """
     surfaces, surface = np.unique(surface_numbers(hits.volume, hits.layer), return_inverse=True)
     values: dict[str, Any] = {}
@@ -113,12 +128,14 @@ def facts_of(
         values["true_edges"] = int(np.count_nonzero(label > 0))
     if hits.particle_id is not None:
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
-        values |= _of_particles(truth)
-        held = count_segments(truth, edge_index, {} if values["targets"] is None else DEFAULT_TARGET)
+        values |= _of_particles(truth, target)
+        values |= _against_hits(hits, detector.field_of(settings or {}, hits.volume, hits.layer))
+        held = count_segments(truth, edge_index, {} if values["targets"] is None else target)
         if held is not None:
             values |= {"segments": held.segments, "in_graph": held.in_graph}
             if unfiltered is not None:
-                values["unfiltered"] = facts_of(*unfiltered(hits.event_id), None).in_graph
+                before = facts_of(*unfiltered(hits.event_id), None, settings=settings, target=target)
+                values["unfiltered"] = before.in_graph
     return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **values)
 
 
@@ -137,18 +154,25 @@ def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -
         "radius": [float(np.min(r)), float(np.median(r)), float(np.max(r))],
         "length": [float(np.median(z)), float(np.max(z))],
         "scale": float(np.median(place)) if len(place) else None,
+        "polar": bool(position[:, 0].min() >= 0 and np.abs(position[:, 1]).max() <= 2 * np.pi and r.max() > INNERMOST),
         "far": int(np.sum(np.abs(position).max(axis=1) > FAR)),
         "on_beam": int(np.sum(r == 0)),
         "at_one_point": len(position) > 1 and bool((position == position[0]).all()),
     }
 
 
-def _of_particles(truth: EventTruth) -> dict[str, Any]:
+def _against_hits(hits: Hits, field: Field) -> dict[str, Any]:
+    rows = rows_of_hits(hits, field)
+    plain = [[value if np.isfinite(value) else None for value in row] for row in rows.tolist()]  # as JSON has it
+    return {"rows": plain, "tesla": Frame.of(field, {}).tesla}
+
+
+def _of_particles(truth: EventTruth, target: Mapping[str, Any]) -> dict[str, Any]:
     particle_id, particles = truth.particle_id, truth.particles
     seen, count = np.unique(particle_id[particle_id != 0], return_counts=True)
     values: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
     try:
-        values["targets"] = int(np.sum(truth.targets_among(seen, DEFAULT_TARGET)))
+        values["targets"] = int(np.sum(truth.targets_among(seen, target)))
     except ValueError:  # the table does not tell what a target is
         values["targets"] = None
     pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
@@ -163,18 +187,47 @@ def _of_particles(truth: EventTruth) -> dict[str, Any]:
 # --- lines about a store ---------------------------------------------------------------------------------------------
 
 
-def described(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
+def described(facts: Sequence[EventFacts], settings: Settings, target: Mapping[str, Any] = DEFAULT_TARGET) -> list[str]:
     """Lines about the values of a store's events, warnings last.
 
     Args:
         facts: Of its events, in their order.
         settings: Those it was prepared with.
+        target: Conditions on the target particles that were counted.
     """
-    lines = [*_hits(facts), *_particles(facts), *_edges(facts)]
+    lines = [*_hits(facts), *_particles(facts, _text(target)), *_edges(facts)]
     if unlabelled := [event for event in facts if event.true_edges is None]:
         names = some_of([event.event for event in unlabelled])
         lines.append(f"truth of edges: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
-    return [*lines, *_warnings(facts, settings)]
+    return [*lines, *(f"WARNING: {text}" for text in _warnings(facts, settings, _text(target)))]
+
+
+def too_few_segments(
+    facts: Sequence[EventFacts], settings: Settings, least: float, target: Mapping[str, Any] = DEFAULT_TARGET
+) -> Problem | None:
+    """Why events have hardly an edge to find tracks with, with the likeliest cause; None where they have enough.
+
+    Args:
+        facts, settings, target: As for `described`.
+        least: Share of the segments of targets that must be candidate edges; 0: none at all will do.
+    """
+    held, segments = _held(facts)
+    joined = any(name in settings for name in ("layer_pairs", "module_map", "embedding"))
+    if joined and least and any(event.hits for event in facts) and not any(event.edges for event in facts):
+        what = f"no candidate edge in {several(len(facts), 'event')}"
+    elif segments and held < least * segments:
+        what = f"only {held / segments:.1%} of {segments:,} true segments of target particles are candidate edges"
+    else:
+        return None
+    learned = (
+        "its map was learned from too few events, or others" if "module_map" in settings else "bounds are too tight"
+    )
+    causes = [*_causes(facts, settings), learned]
+    return Problem(f"{what}: {causes[0]}", "--least-segments 0 makes the store all the same")
+
+
+def _text(target: Mapping[str, Any]) -> str:
+    return TrackCuts(target=target).target_text
 
 
 def _hits(facts: Sequence[EventFacts]) -> list[str]:
@@ -204,13 +257,13 @@ def _hits(facts: Sequence[EventFacts]) -> list[str]:
     return lines
 
 
-def _particles(facts: Sequence[EventFacts]) -> list[str]:
+def _particles(facts: Sequence[EventFacts], target: str) -> list[str]:
     with_targets = [event for event in facts if event.targets is not None]
     if not with_targets:
         any_truth = any(event.seen is not None for event in facts)
-        return [f"particles: no pT is known, so there is no target particle ({_TARGET})"] if any_truth else []
+        return [f"particles: no pT is known, so there is no target particle ({target})"] if any_truth else []
     targets = between([event.targets or 0 for event in with_targets], "target particle")
-    lines = [f"particles: {targets} per event ({_TARGET})"]
+    lines = [f"particles: {targets} per event ({target})"]
     pt = np.array([event.pt for event in with_targets if event.pt is not None])
     if len(pt):
         values = ", ".join(f"{value:,.4g}" for value in np.median(pt, axis=0))
@@ -236,7 +289,6 @@ def _edges(facts: Sequence[EventFacts]) -> list[str]:
 
 # --- oddities --------------------------------------------------------------------------------------------------------
 
-_TARGET = TrackCuts().target_text
 _TRACKML_PAIRS = [[list(end) for end in pair] for pair in detector.DEFAULT_LAYER_PAIRS]  # as settings have them
 
 
@@ -267,9 +319,12 @@ def _odd_places(event: EventFacts) -> Iterator[_Oddity]:
         yield _Oddity(1, f"hits beyond {FAR / 1000:.0f} m", f"{event.far:,} of {event.hits:,}")
     if event.on_beam:
         yield _Oddity(2, "hits on the beam line, x = y = 0,", f"{event.on_beam:,} of {event.hits:,}")
+    if event.polar and event.radius is not None:
+        seen = f"0 <= x <= {event.radius[2]:.4g}, |y| < 2 pi"
+        yield _Oddity(0, "x, y look like r, phi of hits", seen, "write x and y in mm")
 
 
-def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
+def _odd_truth(event: EventFacts, target: str) -> Iterator[_Oddity]:
     """The first link that is missing in the chain from hits to target particles; momenta and hits that do not fit."""
     if event.hits == 0:
         yield _Oddity(3, "no hits")
@@ -280,9 +335,7 @@ def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
     elif event.true_edges == 0:
         yield _Oddity(3, "no true edge", f"of {several(event.edges, 'candidate edge')}")
     elif event.targets == 0:
-        yield _Oddity(3, f"no target particle ({_TARGET})")
-    if event.pt is not None and event.pt[1] > MEV_ABOVE:
-        yield _Oddity(4, "momenta look like MeV, not GeV,", f"median pT {event.pt[1]:,.4g} GeV")
+        yield _Oddity(3, f"no target particle ({target})")
     with_hits = f"of {several(event.seen or 0, 'particle')} with hits"
     if event.without_pt:
         values = f"{event.without_pt:,} {with_hits}"
@@ -293,41 +346,69 @@ def _odd_truth(event: EventFacts) -> Iterator[_Oddity]:
         yield _Oddity(6, what, values, "--target of train uses the table, --track-target of infer counts hits")
 
 
-def _filtered(facts: Sequence[EventFacts]) -> list[str]:
-    """That a filter left out many of the segments that it was given."""
+def _held(facts: Sequence[EventFacts]) -> tuple[int, int]:
+    """Segments of targets that are candidate edges, and all."""
+    known = [event for event in facts if event.true_edges is not None and event.targets is not None]
+    return sum(event.in_graph or 0 for event in known), sum(event.segments or 0 for event in known)
+
+
+def _few(facts: Sequence[EventFacts]) -> list[str]:
+    """That few segments are candidate edges, or that a filter left out many of those that it was given."""
+    held, all_of_them = _held(facts)
+    lost = f"{all_of_them - held:,} of {all_of_them:,} true segments of target particles are no candidate edges"
+    few = f"{lost} ({held / max(all_of_them, 1):.1%} are): no network finds them"
     known = [event for event in facts if event.unfiltered is not None]
     segments, before, left = (
         sum(getattr(event, of) for event in known) for of in ("segments", "unfiltered", "in_graph")
     )
+    lines = [few] if held < FEW_SEGMENTS * all_of_them else []
     if not before or left >= (1 - MOST_FILTERED) * before:
-        return []
+        return lines
     return [
-        f"WARNING: the filter lost {1 - left / before:.1%} of the true segments that its graph had: of "
+        *lines,
+        f"the filter lost {1 - left / before:.1%} of the true segments that its graph had: of "
         f"{segments:,}, {before / segments:.1%} were candidate edges, {left / segments:.1%} are left; lower "
-        "--min-score, or train a filter on such events"
+        "--min-score, or train a filter on such events",
     ]
 
 
-def _warnings(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
-    """One line for each kind of oddity: in how many events, and the values of the first of them."""
-    lines = _filtered(facts)
-    pairs = settings.get("layer_pairs")
+def _causes(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
+    """What makes events lack segments: layers, positions and momenta that do not belong together."""
+    lines, pairs = [], settings.get("layer_pairs")
     if pairs not in (None, _TRACKML_PAIRS):
         # Of all events together: one may have no hits on a layer, all rarely have none.
         present = {(volume, layer) for event in facts for volume, layer, _ in event.layers}
         missing = sorted({(volume, layer) for pair in pairs for volume, layer in pair} - present)
         if missing and facts:
             names = ", ".join(f"{volume}.{layer}" for volume, layer in missing)
-            lines.append(f"WARNING: --layer-pairs names layers without a hit in any event: {names}")
+            turned = all((layer, volume) in present for volume, layer in missing)
+            lines.append(
+                f"--layer-pairs names layers without a hit in any event: {names}"
+                + "; volume and layer look swapped" * turned
+            )
         facts = [replace(event, scale=None) for event in facts]  # its layers may be named as TrackML's, and are not
+    # A plain graph may lie anywhere, on a sphere of radius 1 too.
+    places = [] if settings.get("source") == "pyg" else _told(facts, _odd_places)
+    rows = [row for event in facts for row in event.rows]
+    if places or not rows:
+        return [*lines, *places]
+    frame = Frame(next(event.tesla for event in facts if event.rows), settings.get("beam_line", (0.0, 0.0)))
+    return [*lines, *mistakes(np.array(rows, float), frame)]
+
+
+def _warnings(facts: Sequence[EventFacts], settings: Settings, target: str) -> list[str]:
+    return [*_causes(facts, settings), *_told(facts, lambda event: _odd_truth(event, target)), *_few(facts)]
+
+
+def _told(facts: Sequence[EventFacts], odd: Callable[[EventFacts], Iterator[_Oddity]]) -> list[str]:
+    """One line for each kind of oddity: in how many events, and the values of the first of them."""
     oddities: dict[str, list[tuple[str, _Oddity]]] = {}
     for event in facts:
-        # A plain graph may lie anywhere, on a sphere of radius 1 too.
-        of_places = () if settings.get("source") == "pyg" else _odd_places(event)
-        for oddity in (*of_places, *_odd_truth(event)):
+        for oddity in odd(event):
             oddities.setdefault(oddity.what, []).append((event.event, oddity))
+    lines = []
     for (name, first), *others in sorted(oddities.values(), key=lambda events: events[0][1].rank):
         values, so = (f"{mark}{text}" if text else "" for mark, text in ((", ", first.values), ("; ", first.so)))
         count = f"{1 + len(others)} of {several(len(facts), 'event')}"
-        lines.append(f"WARNING: {first.what} in {count} (first: {name}{values}){so}")
+        lines.append(f"{first.what} in {count} (first: {name}{values}){so}")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from random_events import random_event
 from small_run import ODD, drawn, simulated, write_store
 
 from domainpar.tracking.events.construct import Cuts, build_graph
-from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, GEV_PER_TESLA_MM
+from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.facts import EventFacts, described, facts_of
 from domainpar.tracking.reco.performance.lost import count_segments
@@ -34,7 +37,42 @@ def joined(change, seed=1):
 
 
 def warnings(*graphs, settings=SETTINGS):
-    return [line for line in described([looked_at(one) for one in graphs], settings) if line.startswith("WARNING")]
+    """Those but that of few segments, which many mistakes lead to."""
+    lines = described([looked_at(one) for one in graphs], settings)
+    return [line for line in lines if line.startswith("WARNING") and "no network finds them" not in line]
+
+
+def moved(change):
+    """Hits at other places."""
+    return lambda hits: replace(hits, position=change(hits.position.astype(np.float64)).astype(np.float32))
+
+
+def beam_elsewhere(hits):
+    off = np.float32([1.0, -0.5, 0.0])
+    return with_particles(replace(hits, position=hits.position + off), vertex=hits.particles.vertex + off)
+
+
+def of_another_event(hits):
+    other = simulate_event(2, 2000).particles
+    return replace(hits, particles=replace(other, particle_id=np.arange(1, len(other.particle_id) + 1)))
+
+
+def gun(tesla, beam=(0.0, 0.0)):
+    """100 particles of 1 to 100 GeV in a field along z, on layers that are not TrackML's."""
+    rng, numbers = np.random.default_rng(0), np.repeat(np.arange(1, 101), 8)
+    pt, phi, slope = rng.uniform(1, 100, 100), rng.uniform(-3, 3, 100), rng.normal(size=100)
+    charge = rng.choice([-1, 1], 100)
+    s = np.tile(np.linspace(30, 1000, 8), 100)  # along a circle from the beam line, positive charges to the right
+    k, start = (-charge * GEV_PER_TESLA_MM * tesla / pt)[numbers - 1], phi[numbers - 1]
+    x, y = (np.sin(start + k * s) - np.sin(start)) / k, (np.cos(start) - np.cos(start + k * s)) / k
+    hits = Hits.bare(
+        "gun", np.arange(800), np.column_stack([x + beam[0], y + beam[1], slope[numbers - 1] * s]).astype(np.float32)
+    )
+    momenta = {"px": pt * np.cos(phi), "py": pt * np.sin(phi), "pz": pt * slope, "charge": charge}
+    table = momenta | {"vx": np.full(100, beam[0]), "vy": np.full(100, beam[1]), "vz": np.zeros(100)}
+    particles = Particles.of_table(np.arange(1, 101), table, numbers)
+    layer = np.tile(np.arange(8, dtype=np.int32), 100)
+    return replace(hits, particle_id=numbers, particles=particles, volume=layer + 100, layer=layer)
 
 
 def with_particles(hits, **changed):
@@ -89,11 +127,40 @@ ABSURD = {
     ),
     "MeV": (
         lambda hits: with_particles(hits, pt=hits.particles.pt * 1000),
-        ["momenta look like MeV, not GeV, in 1 of 1 event (first: 001, median pT "],
+        ["momenta look like MeV, not GeV: fitted pT is 0.00"],
+    ),
+    "another field": (
+        lambda hits: simulate_event(1, 2000, "001", Field.of(3.0)),
+        ["fitted pT is 0.57"],
+    ),
+    "a beam elsewhere": (beam_elsewhere, ["tracks come from x "]),
+    "vertices elsewhere": (moved(lambda p: p - np.array([3, 0, 0])), ["hits lie "]),
+    "z mirrored": (
+        moved(lambda p: p * [1, 1, -1]),
+        ["hits do not lie as their particles fly: x, y, z of hits look like x, y, -z of the momenta"],
+    ),
+    "x and z swapped": (
+        moved(lambda p: p[:, ::-1]),
+        ["hits do not lie as their particles fly: x, y, z of hits look like z, y, x of the momenta"],
+    ),
+    "r and phi for x and y": (
+        moved(lambda p: np.column_stack([np.hypot(p[:, 0], p[:, 1]), np.arctan2(p[:, 1], p[:, 0]), p[:, 2]])),
+        ["x, y look like r, phi of hits in 1 of 1 event"],
+    ),
+    "particles of another event": (
+        of_another_event,
+        [
+            "hits do not lie as their particles fly: a quarter of ",
+            "momenta missing in",
+            "nhits of the particle table is not",
+        ],
     ),
     "slow": (
         lambda hits: with_particles(hits, pt=hits.particles.pt / 100),
-        ["no target particle (nhits: [5, .inf], pt: [1.0, .inf]) in 1 of 1 event"],
+        [
+            "fitted pT is 100 times the true one",
+            "no target particle (nhits: [5, .inf], pt: [1.0, .inf]) in 1 of 1 event",
+        ],
     ),
     "rows missing": (
         without_rows,
@@ -140,9 +207,28 @@ def test_odd_events_are_looked_at_without_a_scratch(name, expected):
     assert [line.removeprefix("WARNING: ")[: len(text)] for line, text in zip(found, expected, strict=True)] == expected
 
 
+@pytest.mark.parametrize(("tesla", "told"), [(2.0, []), (3.0, ["3 T would make it 1, not 2 T: prepare --field 3"])])
+def test_a_particle_gun_of_100_gev_is_not_taken_for_mev_and_the_field_that_fits_it_is_named(tesla, told):
+    hits = gun(tesla)
+    graph = SimpleNamespace(hits=hits, edge_index=np.zeros((2, 0), np.int64), label=np.zeros(0))
+    found = [line for line in warnings(graph) if "no candidate edge" not in line]
+    assert len(found) == len(told)
+    for line, text in zip(found, told):
+        assert line.endswith(text), line
+        assert f"fitted pT is {2 / tesla:.3g} times the true one (median of 50 particles)" in line
+
+
+@pytest.mark.parametrize(("known", "told"), [((0.0, 0.0), "1,-0.5"), ((2.0, 1.0), "3,0.5")])
+def test_a_beam_beside_the_line_of_the_store_is_named_as_prepare_takes_it(known, told):
+    graph = SimpleNamespace(hits=gun(2.0, (1.0, -0.5)), edge_index=np.zeros((2, 0), np.int64), label=np.zeros(0))
+    found = warnings(graph, settings={"source": "acts", "beam_line": known})
+    assert [line for line in found if "tracks come from x 1, y -0.5 mm" in line and line.endswith(f"-line={told}")]
+
+
 def test_of_other_detectors_no_place_is_expected_and_a_tiny_one_is_still_taken_for_another_unit():
     own = {**SETTINGS, "layer_pairs": [[[8, 2], [8, 4]]]}
-    assert warnings(joined(lambda hits: replace(hits, position=hits.position * 3)), settings=own) == []
+    (larger,) = warnings(joined(lambda hits: replace(hits, position=hits.position * 3)), settings=own)
+    assert larger.startswith("WARNING: fitted pT is 1.77 times"), "three times as large a circle, in a weaker field"
     (small,) = warnings(joined(ABSURD["m"][0]), settings=own)
     assert small.startswith(
         "WARNING: positions look like cm or m, not mm, in 1 of 1 event (first: 001, no hit beyond 2.9"
