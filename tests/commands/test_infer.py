@@ -43,7 +43,7 @@ NUM_TILES = 12
 ROOT = Path(__file__).parents[2]
 
 
-def write_store(directory, events, splits):
+def write_store(directory, events, splits, settings=None):
     records = [
         replace(
             write_event(
@@ -51,12 +51,13 @@ def write_store(directory, events, splits):
                 event,
                 random_assignment(3, event.num_nodes, NUM_TILES),
                 NUM_TILES,
+                settings=settings or {},
             ),
             split=split,
         )
         for event, split in zip(events, splits, strict=True)
     ]
-    write_manifest(directory, records, {})
+    write_manifest(directory, records, settings or {})
     return directory
 
 

@@ -15,6 +15,7 @@ from test_infer import differences, inferred, opened, trained, write_store
 from domainpar.common.agreement import Refused
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.construct import Cuts, build_graph
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.performance.counts import TrackCounts
 
@@ -73,12 +74,26 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
     by_reason = ", ".join(f"{name} {number}" for name, number in lost)
     told = f"by the first step that lost them: network {sum(number for _, number in lost)} ({by_reason}), ckf "
     assert told in " ".join(printed.split())
+    assert re.search(r"fits against the truth: pT ratio (0\.9[5-9]|1\.0[0-5])\d*", printed)
+    assert "would make it 1" not in printed
     for row in ("network", "ckf", "perfect_scores"):
         assert sum(line.startswith(row + " ") for line in printed.splitlines()) >= 1
     assert re.search(
         r"seconds per event: load \S+, network \S+, building [0-9, to]+ tracks \S+, fitting \S+, writing",
         printed,
     )
+
+
+def test_a_field_in_which_fits_have_other_momenta_than_the_truth_is_told_with_the_one_that_fits(
+    place, tmp_path, capsys
+):
+    events = [build_graph(simulate_event(seed, 2500, None, Field.of(3.0)), Cuts()) for seed in range(3)]
+    write_store(tmp_path / "store", events, ["train", "train", "test"], {"field": 2.0})
+    inferred(place, tmp_path / "out", store=str(tmp_path / "store"), tracks="greedy")
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "would make it 1" in line]
+    field = re.search("WARNING: fitted pT is 0.6.* times the true one .*; (.*) T would make it 1, not 2 T", told)[1]
+    assert float(field) == pytest.approx(3, rel=0.02)
+    assert told.endswith(f"prepare --field {field}")
 
 
 @pytest.mark.parametrize(

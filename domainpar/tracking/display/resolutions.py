@@ -14,8 +14,9 @@ from domainpar.tracking.display.tracks import Finder, RateCurve, axis_of, series
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.performance.counts import EDGES, bins_of
-from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, matchable_tracks
+from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import true_perigees
+from domainpar.tracking.reco.truth_check import matched, middle_and_width
 
 LABELS = {"d0": "d0 [mm]", "z0": "z0 [mm]", "phi": "φ [rad]", "theta": "θ [rad]", "qop": "(q/p) / (q/p)"}
 FEWEST = 20
@@ -55,11 +56,7 @@ def differences(event: EventData, finder: str, cuts: TrackCuts) -> FloatArray | 
     value, covariance = event.fits[finder]
     tracks, shared = (event.track_id, event.shared_hits) if finder == "network" else (event.ckf_track_id, None)
     assert tracks is not None  # they were fitted
-    overlaps = find_overlaps(tracks, truth.particle_id, shared)
-    pure = cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
-    pure &= matchable_tracks(overlaps, cuts)[overlaps.track]
-    pure &= truth.targets_among(overlaps.particle_ids, cuts.target_without_pt)[overlaps.particle]
-    track, ids = overlaps.track[pure], overlaps.particle_ids[overlaps.particle[pure]]
+    track, ids = matched(truth, tracks, shared, cuts, cuts.target_without_pt)
     true = true_perigees(truth, ids)
     difference = value[track] - true
     difference[:, 2] = (difference[:, 2] + np.pi) % (2 * np.pi) - np.pi
@@ -91,9 +88,9 @@ def curve_of(values: FloatArray, bins: IntArray, edges: tuple[float, ...], middl
         of_bin = values[(bins == number) & np.isfinite(values)]
         whole[number] = len(of_bin)
         if len(of_bin) >= FEWEST:
-            low, median, high = np.quantile(of_bin, [0.1587, 0.5, 0.8413])
-            value[number] = median if middle else (high - low) / 2
-            error[number] = (1.25 if middle else 0.96) * (high - low) / 2 / len(of_bin) ** 0.5
+            median, width = middle_and_width(of_bin)
+            value[number] = median if middle else width
+            error[number] = (1.25 if middle else 0.96) * width / len(of_bin) ** 0.5
     return RateCurve(np.array(edges), np.full(len(whole), np.nan), whole, value, value - error, value + error)
 
 

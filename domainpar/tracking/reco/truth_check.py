@@ -6,7 +6,7 @@ the beam line is taken back to it along a straight line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
@@ -55,9 +55,10 @@ class Frame(NamedTuple):
     beam_line: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
-    def of(cls, field: Field, settings: Any) -> Frame:
-        """That of an event in a field, of a store with these settings."""
-        return cls(value if isinstance(value := field.to_json(), float) else None, settings.get("beam_line", (0, 0)))
+    def of(cls, field: Any, settings: Mapping[str, Any]) -> Frame:
+        """That of an event in a field, as `Field.of` takes it, of a store with these settings."""
+        x, y = settings.get("beam_line", (0.0, 0.0))
+        return cls(value if isinstance(value := Field.of(field).to_json(), float) else None, (x, y))
 
 
 def rows_of_hits(hits: Hits, field: Field) -> FloatArray:
@@ -143,13 +144,14 @@ def _joined(fitted: FloatArray, particles: Any, ids: IntArray) -> FloatArray:
     x, y, z = rows_of_table(particles, ids, "vertex").T
     charge = np.where(charge == 0, np.sign(fitted[:, 0]), np.sign(charge))  # where it is unknown it is right
     d0, z0 = y * np.cos(phi) - x * np.sin(phi), z - (x * np.cos(phi) + y * np.sin(phi)) * np.sinh(eta)
-    rows = np.column_stack([fitted, charge / pt, eta, phi, d0, z0])
+    rows: FloatArray = np.column_stack([fitted, charge / pt, eta, phi, d0, z0])
     return rows[np.isfinite(rows[:, :5]).all(axis=1) & np.isfinite(rows[:, 5:7]).all(axis=1)]
 
 
 def _directions(eta: FloatArray, phi: FloatArray) -> FloatArray:
     """Unit vectors, [n, 3]."""
-    return np.asarray(np.column_stack([np.cos(phi), np.sin(phi), np.sinh(eta)]) / np.cosh(eta)[:, None])
+    vectors = np.column_stack([np.cos(phi), np.sin(phi), np.sinh(eta)])
+    return np.asarray(vectors / np.cosh(eta)[:, None])
 
 
 def _other_axes(rows: FloatArray) -> list[str]:
@@ -204,9 +206,9 @@ def _other_beam(rows: FloatArray, beam_line: Sequence[float]) -> list[str]:
     x, y, error = _beam_of(rows, rows[:, 3])
     if np.hypot(x, y) <= max(BEAM_OFF, SURE * error):
         return []
-    told = f"{x + beam_line[0]:.2g},{y + beam_line[1]:.2g}"
+    told = f"{_mm(x + beam_line[0])},{_mm(y + beam_line[1])}"
     return [
-        f"tracks come from x {x:.2g}, y {y:.2g} mm, by their d0 against phi, not from the beam line of the store; "
+        f"tracks come from x {_mm(x)}, y {_mm(y)} mm, by their d0 against phi, not from the beam line of the store; "
         f"prepare --beam-line={told}"
     ]
 
@@ -218,10 +220,15 @@ def _other_vertices(rows: FloatArray) -> list[str]:
         return []
     x, y, error = _beam_of(rows, rows[:, 3] - rows[:, 8])
     z, width = middle_and_width(rows[:, 4] - rows[:, 9])
-    beside = np.hypot(x, y) > max(BEAM_OFF, SURE * error)
-    if not beside and abs(z) <= max(Z0_OFF, 3 * width):
+    if np.hypot(x, y) <= max(BEAM_OFF, SURE * error) and abs(z) <= max(Z0_OFF, 3 * width):
         return []
-    return [f"hits lie {x:.2g}, {y:.2g}, {z:.2g} mm in x, y, z beside the vertices of their particles; check the table"]
+    beside = ", ".join(map(_mm, (x, y, z)))
+    return [f"hits lie {beside} mm in x, y, z beside the vertices of their particles; check the table"]
+
+
+def _mm(value: float) -> str:
+    """A length to a hundredth."""
+    return f"{round(value, 2) + 0.0:g}"
 
 
 def _beam_of(rows: FloatArray, d0: FloatArray) -> tuple[float, float, float]:

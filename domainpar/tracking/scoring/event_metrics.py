@@ -25,6 +25,7 @@ from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.tracks import TrackOptions
+from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_tracks, summary
 from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
 from domainpar.tracking.scoring.scorer import Judge, Outcome
 from domainpar.tracking.scoring.scores import EventScores
@@ -91,6 +92,7 @@ def judge_of(
             "filter": None if left is None else asdict(left),
             "tracks": None,
             "uncounted": None,
+            "against_truth": None,
         }
         judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         judgement["in_map"] = in_maps.hold(event)
@@ -123,6 +125,10 @@ def _judge_tracks(
     """
     if isinstance(truth := truth_to_count(event, cuts, border_sectors), str):
         return {"uncounted": truth}
+    rows = [
+        rows_of_tracks(truth, scores.tracks[finder], scores.shared_hits.get(finder), fits.value, cuts).tolist()
+        for finder, fits in scores.parameters.items()
+    ]
     scored, built = scores.edge_scored, scores.built
     segments = count_segments(truth, scores.edge_index, cuts.target, scored & (scores.edge_logit > 0))
     edges = {NETWORK: TrackEdges.of(scores.edge_index, scores.edge_logit, scored, score_cut, built.get(NETWORK))}
@@ -134,6 +140,7 @@ def _judge_tracks(
             for finder, track_id in scores.tracks.items()
         },
         "segments": None if segments is None else asdict(segments),
+        "against_truth": {"rows": rows[0], "frame": Frame.of(truth.field, event.settings)} if rows else None,
     }
 
 
@@ -228,6 +235,16 @@ class EventMetrics:
         judged = [outcome.judgement["field"] for outcome in self.outcomes.values() if outcome.judgement]
         known = [of for of in judged if of is not None]
         return field_warning([np.array(of["halves"]) for of in known], known[0]["name"]) if known else []
+
+    def against_truth(self) -> list[str]:
+        """The parameters of the first finder's tracks against those of the targets that they match, and what is wrong
+        where they do not agree; of all events in one frame."""
+        judged = [of for outcome in self.outcomes.values() if (of := (outcome.judgement or {}).get("against_truth"))]
+        rows = np.array([row for of in judged for row in of["rows"]], float)
+        if not len(rows):
+            return []
+        wrong = [f"WARNING: {text}" for text in mistakes(rows, Frame(*judged[0]["frame"]))]
+        return [f"fits against the truth: {summary(rows)}", *wrong]
 
     def not_counted(self) -> list[str]:
         """Tracks that are in no table, or have no parameters, and why; a sentence each."""

@@ -248,6 +248,7 @@ def _publish(
         *told_of(seen),
         *judgements.not_counted(),
         *judgements.of_the_field(),
+        *judgements.against_truth(),
         *summary.left_out_lines(left_out),
     ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
