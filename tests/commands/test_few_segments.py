@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from test_module_map_flags import write_files
 
-from domainpar import prepare
+from domainpar import prepare, train
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.store import MANIFEST, EventStore
+from domainpar.tracking.events.store import MANIFEST, EventStore, WholeEvent
+from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 
@@ -61,9 +62,9 @@ def test_the_share_of_segments_that_is_asked_for_decides_and_less_than_nine_in_t
     assert told not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("target", ["pt: [0.5, .inf]", "pt: [2, .inf], nhits: [5, .inf]"])
+@pytest.mark.parametrize("target", ["pt: [0.5, .inf]", "pt: [1.5, .inf], nhits: [5, .inf]"])
 def test_particles_and_segments_that_are_told_are_those_of_the_target_of_the_map(tmp_path, capsys, target):
-    flags = ["--events", "3", "--hits", "2000", "--module-map", "build", "--map-events", "6", "--map-target", target]
+    flags = ["--events", "3", "--hits", "4000", "--module-map", "build", "--map-events", "12", "--map-target", target]
     assert prepare.main([*flags, "--least-segments", "0", "--store", str(tmp_path)]) == 0
     conditions = prepare.PrepareConfig(module_map="build", map_target=target).map_target.value
     printed, segments, targets = capsys.readouterr().out, 0, []
@@ -77,3 +78,10 @@ def test_particles_and_segments_that_are_told_are_those_of_the_target_of_the_map
             )
     assert f" of {segments:,} true segments of target particles" in printed
     assert f"particles: {min(targets)} to {max(targets)} target particles per event (" in printed
+    flags = ["--store", str(tmp_path), "--target", "pt: [0.3, .inf]", "--hidden", "16", "--graph-iters", "1"]
+    assert train.main([*flags, "--max-steps", "1", "--out", str(tmp_path / "run")]) == 0
+    with store.open(store.events("train")[0]) as event:
+        held = edge_upper_bound(truth_of(event), WholeEvent(event).edge_index, {"pt": [0.3, float("inf")]})
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "no network finds" in line][:1]
+    assert told.startswith(f"WARNING: {held.construction_efficiency:.1%} of {held.segments:,} segments of --target")
+    assert f"learned for '{TrackCuts(target=conditions).target_text}'" in told

@@ -43,7 +43,9 @@ def test_null_is_no_preset_also_where_a_shipped_network_has_one():
 def test_presets_select_hits(tmp_path, capsys):
     size = ["--hits", "2000", "--events", "2", "--map-events", "3"]
     for preset in PrepareConfig.PRESETS:
-        assert prepare.main(["--preset", preset, *size, "--store", str(tmp_path / preset)]) == 0
+        assert (
+            prepare.main(["--preset", preset, *size, "--least-segments", "0", "--store", str(tmp_path / preset)]) == 0
+        )
     assert capsys.readouterr().out.count("HARD CUTS BY TRUTH: {'pt': [1, inf]}") == 1
     volumes, noise = {}, {}
     for preset in PrepareConfig.PRESETS:

@@ -38,7 +38,7 @@ def _in_order(texts, *patterns):
 
 def test_a_preparation_says_how_much_of_its_map_is_learned_and_of_its_events_made(told, tmp_path):
     flags = ["--events", "2", "--hits", "600", "--module-map", "build", "--map-events", "3"]
-    assert prepare.main([*flags, "--store", str(tmp_path / "s")]) == 0
+    assert prepare.main([*flags, "--least-segments", "0", "--store", str(tmp_path / "s")]) == 0
     counted = [f"learn module map: {count} of 6 events" for count in range(7)]
     assert _in_order(told, "prepare", *counted, "prepare .*/s: 0 of 2 events", "prepare .*/s: 2 of 2 events"), told
 

@@ -54,22 +54,12 @@ def test_a_run_gets_the_next_number_and_leaves_everything_that_is_promised(store
     assert (tmp_path / "runs" / "0001" / about[0]["store"]["path"]).samefile(store)
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (
-            ["--target", "pt: [1000, .inf]"],
-            ["no edge of a target (--target 'pt: [1000, .inf]') in 2 training events of"],
-        ),
-        (["--target", "pt: [0.5, .inf]"], []),
-        ([], []),
-    ],
-)
-def test_a_target_that_no_edge_belongs_to_is_named_and_trained_all_the_same(store, tmp_path, capsys, flags, expected):
-    assert train.main(["--store", str(store), "--out", str(tmp_path / "run"), "--max-steps", "1", *flags, *SMALL]) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
-    assert len(warnings) == len(expected), warnings
-    assert all(text in line for line, text in zip(warnings, expected, strict=True))
+def test_a_target_that_no_edge_belongs_to_is_refused_before_anything_is_written(store, tmp_path, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        train.main(["--store", str(store), "--out", str(tmp_path / "run"), "--target", "pt: [1000, .inf]", *SMALL])
+    error = "error: no edge of a target (--target 'pt: [1000, .inf]') in 2 training events of"
+    assert error in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 BEGAN_WITH = TrainConfig(

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_infer import inferred, trained, write_store
 
@@ -14,13 +15,17 @@ from domainpar.common.agreement import Refused
 from domainpar.common.problems import Problem
 from domainpar.parallel.world import World
 from domainpar.tracking.config import ConfigError, InferConfig
+from domainpar.tracking.config.texts import ConditionsOrAll
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import efficiency
+from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.tracks import REASONS, TrackOptions
 from domainpar.tracking.scoring import tuning
+
+INF = float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,28 @@ def kept(place):
 
 def options_of(listed):
     return listed["tracks"]["options"]
+
+
+def test_the_target_of_the_training_is_that_of_tuned_cuts_and_of_tracks_unless_a_flag_names_another(
+    made, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (1.0,)})
+    monkeypatch.setattr(tuning, "QUALITIES", (0.0,))
+    trained(made / "store", tmp_path / "run", target="pt: [0.3, .inf]", epochs=1)
+    events = EventStore(made / "store").events()
+    for given, target in ((None, {"pt": [0.3, INF], "nhits": [5, INF]}), ("pt: [2, .inf]", {"pt": [2, INF]})):
+        flags = {"tracks": "greedy", "tune": True, "overwrite": True} | ({"track_target": given} if given else {})
+        listed, _ = inferred(tmp_path, tmp_path / "out", store=str(made / "store"), split="test", **flags)
+        assert InferConfig(tracks="cc", track_target=listed["tracks"]["target"]).track_target.value == target
+        assert f"targets  : {listed['tracks']['target']}\n" in capsys.readouterr().out
+        with EventStore(made / "store").open(events[3]) as event:
+            truth = truth_of(event)
+        ids = np.unique(truth.particle_id[truth.particle_id > 0])
+        counted = listed["tracks"]["performance"]["test"]["network"]["styles"]["atlas"]["targets"]
+        assert counted == truth.targets_among(ids, target).sum()
+        assert kept(tmp_path)["greedy"]["efficiency"] <= 1
+    assert InferConfig().trained_for(ConditionsOrAll("{nhits: [3, 9]}")).track_target.value == {"nhits": [3, 9]}
+    assert InferConfig().trained_for(None).track_target.value == {"pt": [1, INF], "nhits": [5, INF]}
 
 
 def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monkeypatch, capsys):

@@ -1,11 +1,11 @@
 """The flags of `infer`."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
-from domainpar.tracking.config.texts import ConditionsOrAll, check_sectors
+from domainpar.tracking.config.texts import Conditions, ConditionsOrAll, check_sectors
 
 SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
@@ -156,8 +156,10 @@ class MatchingFlags(Group):
     track-length. A flag that is given as well wins. Default: NAME, if infer is given --run pretrained:NAME or
     pretrained:NAME-hllhc."""
 
-    track_target: ConditionsOrAll = ConditionsOrAll("pt: [1, .inf], nhits: [5, .inf]")
-    """Target particles: those that the tracking is meant to find, as --target of train. '': all."""
+    track_target: ConditionsOrAll | None = None
+    """Target particles: those that the tracking is meant to find, as --target of train. '': all. Default: in infer the
+    --target of the training, of at least --min-track-length hits where it asks for no nhits; else 'pt: [1, .inf],
+    nhits: [5, .inf]'."""
 
     matching_style: Literal["atlas", "one_way", "two_way"] = "atlas"
     """Whose hits must agree by --matching-fraction for the efficiency that is printed. atlas: the track's. one_way: the
@@ -170,6 +172,15 @@ class MatchingFlags(Group):
     """Smallest number of hits of a track that is counted."""
 
     RULES = rules(Bounded("min_track_length", least=1))
+
+    def trained_for(self, target: Conditions | None) -> Self:
+        """The same with the target particles of a training, or the usual ones, where no flag names others."""
+        if self.track_target is not None:
+            return self
+        if target is None or "nhits" in target.value:
+            return replace(self, track_target=ConditionsOrAll(target or "pt: [1, .inf], nhits: [5, .inf]"))
+        inside = target.strip().removeprefix("{").removesuffix("}")
+        return replace(self, track_target=ConditionsOrAll(f"{inside}, nhits: [{self.min_track_length}, .inf]"))
 
     def check(self) -> None:
         """Refuse shares at which several particles match one track."""

@@ -19,7 +19,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_numbers
 from domainpar.tracking.events.store import Settings
 from domainpar.tracking.events.truth_order import rows_of_table
-from domainpar.tracking.reco.performance.lost import count_segments
+from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
 from domainpar.tracking.reco.performance.matching import DEFAULT_TARGET, TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
 from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_hits
@@ -32,9 +32,6 @@ INNERMOST = 30.0
 
 UNITS = {0.1: "cm", 0.001: "m", 1000.0: "µm"}
 """Factors on a position in mm that is written in another unit."""
-
-FEW_SEGMENTS = 0.9
-"""Share of the segments of targets among the candidate edges, below which more tracks are lost than is usual."""
 
 MOST_FILTERED = 0.03
 """Share of the segments in a graph that a filter may leave out; the shipped ones lose 0.018 on events of their kind."""
@@ -219,10 +216,11 @@ def too_few_segments(
         what = f"only {held / segments:.1%} of {segments:,} true segments of target particles are candidate edges"
     else:
         return None
-    learned = (
-        "its map was learned from too few events, or others" if "module_map" in settings else "bounds are too tight"
+    learned = [name.replace("_", " ") for name in ("module_map", "embedding") if name in settings]
+    of_edges = (
+        f"their {learned[0]} makes too few, or was learned from other events" if learned else "cuts are too tight"
     )
-    causes = [*_causes(facts, settings), learned]
+    causes = [*_causes(facts, settings), of_edges]
     return Problem(f"{what}: {causes[0]}", "--least-segments 0 makes the store all the same")
 
 

@@ -61,7 +61,9 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
 
 def track_cuts(config: MatchingFlags) -> TrackCuts:
     """Which particles and tracks count."""
-    return TrackCuts(config.min_track_length, config.matching_fraction, config.track_target.value)
+    target = config.trained_for(None).track_target
+    assert target is not None
+    return TrackCuts(config.min_track_length, config.matching_fraction, target.value)
 
 
 def judge_of(

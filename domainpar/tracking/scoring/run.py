@@ -83,6 +83,7 @@ class ScoringJob:
     """Events, and the scorer made for them.
 
     Attributes:
+        config: The order, with the target particles of the training.
         scorer: Scores events.
         options: How tracks are built; None for none.
         records: The events to score, in the order of the store.
@@ -93,6 +94,7 @@ class ScoringJob:
         networks: A filter, if there is one, and the network.
     """
 
+    config: InferConfig
     scorer: Scorer
     options: TrackOptions | None
     records: list[EventRecord]
@@ -133,6 +135,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     if config.stream:  # from the start: one bad event does not stop it
         config = replace(config, on_bad_event="skip")
     job = _set_up(config, world)
+    config = job.config
     if config.stream:
         _stream(config, job, allocator)
         return
@@ -140,7 +143,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     memory = MemoryMeter(world.device)
     expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
     if world.is_root:
-        lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator)
+        lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator, _targets(job))
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
         print(*lines, *predicted, sep="\n", flush=True)
     if config.tune:
@@ -165,6 +168,11 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
         _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event), held)
 
 
+def _targets(job: ScoringJob) -> str | None:
+    """The target particles of tracks, in words; None without tracks."""
+    return None if job.options is None else f"{job.config.track_target or 'all particles'}"
+
+
 def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None:
     """Score events as they come, until a stop is asked. *Collective*."""
     world, place = job.scorer.world, job.scorer.directory.parent
@@ -174,7 +182,7 @@ def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
-        lines = summary.first_lines(world, scorer.store, job.records, job.record, allocator)
+        lines = summary.first_lines(world, scorer.store, job.records, job.record, allocator, _targets(job))
         print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
@@ -282,6 +290,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     chosen = _choose_run(config.then or config.run, config.model, world)
     before = None if config.then is None else _choose_run(config.run, None, world)
     run, trained, of_run, tasks = chosen
+    config = config.trained_for(trained.target)
     for network in filter(None, (before, chosen)):
         agree(world.transport, _unfit(config, network))
     first = before or chosen
@@ -347,8 +356,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         outside=outside(first.record.store.surveyed, store.survey),
         bitwise_problem=problem,
     )
-    of_filter = None if before is None else before.record
-    return ScoringJob(scorer, options, records, left_out, record, of_run, of_filter, networks)
+    return ScoringJob(config, scorer, options, records, left_out, record, of_run, before and before.record, networks)
 
 
 def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: World) -> tuple[EdgeClassifier, int, Score]:
@@ -465,7 +473,7 @@ def _choose_events(config: InferConfig, store: EventStore, world: World) -> tupl
 
 def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:
     """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
-    check_conditions(config.track_target.value)
+    check_conditions(track_cuts(config).target)
     if config.format == "acorn":
         check_acorn_files_can_be_written()
     if config.format == "colliderml":

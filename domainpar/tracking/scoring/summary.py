@@ -20,9 +20,14 @@ from partitioners import number_of_sectors
 
 
 def first_lines(
-    world: World, store: EventStore, records: Sequence[EventRecord], record: ScoresRecord, allocator: str | None
+    world: World,
+    store: EventStore,
+    records: Sequence[EventRecord],
+    record: ScoresRecord,
+    allocator: str | None,
+    targets: str | None,
 ) -> list[str]:
-    """Ranks, network and events, and the allocator."""
+    """Ranks, network and events, the allocator, and the target particles of tracks; None without."""
     sizes = [record.num_edges for record in records]
     mode = "whole events, halo exchange"
     if record.mode == "naive":
@@ -56,6 +61,7 @@ def first_lines(
         f"exactness: {exactness}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
+        *([] if targets is None else [f"targets  : {targets}"]),
     ]
 
 

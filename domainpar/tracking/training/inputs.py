@@ -22,10 +22,14 @@ from domainpar.runs.directory import began_with
 from domainpar.runs.records import record_of_root
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.config.texts import Range
+from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
-from domainpar.tracking.events.store import EventStore, StoreError
+from domainpar.tracking.events.store import LEARNED, EventRecord, EventStore, StoreError, WholeEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.part_loading import check_sectors, empty_parts
+from domainpar.tracking.reco.performance.matching import TrackCuts
+from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.reco.performance.upper_bound import FEW_SEGMENTS, edge_upper_bound
 from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.tracking.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.tasks import EDGES, Tasks, going_on, tasks_of
@@ -101,6 +105,9 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     standard = store.standard if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
     warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
+    if len(train) == 1 and not val:
+        alone = f"WARNING: one {'event' if sectors is None else 'sector'} to train on, and none to validate with"
+        warnings.append(f"{alone}: the network may learn it by heart, and nothing tells")
     if config.stop_early is not None and not val:
         what = f"--stop-early {config.stop_early}: store {store.path} has no validation events that could be better"
         agree(world.transport, Problem(what, "prepare some with --val-split, or leave it out"))
@@ -327,7 +334,8 @@ def check_events(
 
 
 def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
-    """Refuse training events without any candidate edge; returns warnings where none is true, or a target's.
+    """Refuse training events without any candidate edge, or one of a target; returns warnings where none is true, or
+    many segments of targets are no candidate edges.
 
     *Collective*; the same on all ranks. Events are dealt to them, and each stops reading once it has seen every kind
     of edge. `target_text` are the conditions as the user wrote them.
@@ -360,6 +368,33 @@ def check_lessons(store: EventStore, world: World, target: Conditions | None, ta
     true, targets = (any(seen) for seen in zip(*gather(world.transport, kinds)))
     if not true:
         return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
-    if not targets:
-        return [f"WARNING: no edge of a target (--target {target_text!r}) in {events}: there is none to find"]
-    return []
+    none = Problem(
+        f"no edge of a target (--target {target_text!r}) in {events}: there is none to find",
+        "take a --target that some of their particles meet: prepare tells their pT",
+    )
+    agree(world.transport, None if targets else none)
+    return [] if target is None else _held_by_graph(store, records, world, target, str(target_text))
+
+
+def _held_by_graph(
+    store: EventStore, records: Sequence[EventRecord], world: World, target: Conditions, target_text: str
+) -> list[str]:
+    """That the candidate edges lack segments of the target, by an event of each rank. *Collective*."""
+
+    def of_rank() -> list[int]:
+        for record in records[world.rank :: world.size][:1]:
+            with suppress(StoreError), store.open(record) as event:
+                truth = truth_of(event)
+                held = None if truth is None else edge_upper_bound(truth, WholeEvent(event).edge_index, target)
+                return [0, 0] if held is None else [held.in_graph, held.segments]
+        return [0, 0]
+
+    held, segments = np.sum(gather(world.transport, on_all(world.transport, of_rank)), axis=0).tolist()
+    if held >= FEW_SEGMENTS * segments:
+        return []
+    line = f"WARNING: {held / segments:.1%} of {segments:,} segments of --target {target_text!r} are candidate edges"
+    narrower = ""
+    if (path := store.path / LEARNED["module_map"]).is_file():
+        learned_for = TrackCuts(target=ModuleMap.read(path).origin["target"]).target_text
+        narrower = f"; their module map was learned for {learned_for!r}: prepare --module-map build --map-target"
+    return [f"{line}: no network finds the others{narrower}"]

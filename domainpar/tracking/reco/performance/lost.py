@@ -36,6 +36,10 @@ REASONS: Mapping[str, str] = {
 built from edges, or the truth has no positions, by which the edges between hits that follow each other are known."""
 
 
+FEW_SEGMENTS = 0.9
+"""Share of the segments of targets among the candidate edges, below which more tracks are lost than is usual."""
+
+
 @dataclass(frozen=True)
 class TrueSegments:
     """True segments of target particles. `+` gives the counts of both sets of events together.
