@@ -341,7 +341,7 @@ def _report(directory: Path) -> None:
 
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
-    from domainpar.common.words import between, on_ranks, several, this_python
+    from domainpar.common.words import VOICE, between, on_ranks, several, this_python
     from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
@@ -384,7 +384,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         with store.open(labelled[0]) as event:
             if event.label_note is not None:
                 print(f"true segments: {event.label_note}")
-    print(*described(facts, store.settings, targets_of(config)), sep="\n")
+    VOICE.tell(*described(facts, store.settings, targets_of(config)))
     print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):
         known_in = Counter(label.name for record in store.events() for label in record.labels)
@@ -398,7 +398,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         command += ["--task", labels[0].task, "--label", labels[0].name]
     last = ["--tracks", "greedy"] if trained else []
     last += ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
-    print(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
+    VOICE.close(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:

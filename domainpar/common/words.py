@@ -72,7 +72,10 @@ def _what_to_type(program: str) -> str | None:
 
 
 class Voice:
-    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file."""
+    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
+
+    Lines with `WARNING:`, and indented ones behind them, are kept: `close` says them once more, where they are seen.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.phase = ""  # what the work at hand is doing right now, in a word; empty where that is not known
@@ -80,9 +83,38 @@ class Voice:
         self._clock = clock
         self._works: list[Callable[[], str]] = []
         self._began = self._spoke = clock()
+        self._warnings: list[str] = []
+        self._warned = False  # by the last line
 
     def say(self, line: str, file: TextIO | None = None) -> None:
         """Print a line beside the progress bar, on standard output or into a file."""
+        self._kept(line)
+        self._print(line, file)
+
+    def tell(self, *lines: str) -> None:
+        """Print lines near the end of a command: warnings among them only when it closes."""
+        for line in lines:
+            if not self._kept(line):
+                self._print(line)
+
+    def close(self, *lines: str) -> None:
+        """Print the last lines of a command, with all of its warnings in one block before the very last one."""
+        self.tell(*lines[:-1])
+        for line in (*dict.fromkeys(self._warnings), *lines[-1:]):
+            self._print(line)
+        self._warnings.clear()
+
+    def _kept(self, line: str) -> bool:
+        """Whether a line is a warning, or goes on with one; it is kept then."""
+        goes_on = self._warned and line.startswith("    ")
+        self._warned = goes_on or "WARNING: " in line
+        if goes_on:
+            self._warnings[-1] += f"\n{line}"
+        elif self._warned:
+            self._warnings.append(line)
+        return self._warned
+
+    def _print(self, line: str, file: TextIO | None = None) -> None:
         from tqdm import tqdm
 
         self.spoke()
@@ -126,6 +158,7 @@ class Voice:
     def heard(self, what: object) -> Iterator[None]:
         """Around all that a process does: a thread looks while the others work."""
         self._began = self._spoke = self._clock()
+        self._warnings.clear()  # of a command before this one
         ended = threading.Event()
 
         def speak() -> None:

@@ -20,7 +20,7 @@ from domainpar.common.agreement import Refused, agree, agree_on, gather
 from domainpar.common.compiling import watch_compiling
 from domainpar.common.limits import cores_here
 from domainpar.common.problems import Problem, as_problem, problem_record
-from domainpar.common.words import several
+from domainpar.common.words import VOICE, several
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import alone_in_job, detect
@@ -237,7 +237,7 @@ class World(OfThisProcess):
                 time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         if detect().kind == "none" and (seen := alone_in_job()):
-            write_error(f"WARNING: {seen}\n")
+            VOICE.say(f"WARNING: {seen}", sys.stderr)
         watch_compiling(talks=ranks.is_root)
         try:
             with guard(ranks.presence):

@@ -75,13 +75,13 @@ def test_ranks_say_it_once_import_nothing_of_torchs_compiler_and_score_the_newes
 
 
 def test_prepare_says_once_what_the_events_look_like_and_what_their_candidate_edges_hold(tmp_path, capsys):
-    flags = ["--events", "3", "--hits", "1000", "--hit-inefficiency", "0.05", "--store", str(tmp_path / "store")]
+    flags = ["--events", "3", "--hits", "1000", "--hit-inefficiency", "0.02", "--store", str(tmp_path / "store")]
     printed = []
     for _ in range(2):  # the second time the events are there already
         assert prepare.main(flags) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
-    assert "hit inefficiency: 0.05 " in printed[0]
+    assert "hit inefficiency: 0.02 " in printed[0]
     for word in ("hits: radius 3", "hits per event, by volume: volume 7: ", "particles: ", "edges: ", "segments: "):
         assert len(begins(printed[0], word)) == 1
     assert begins(printed[0], "segments: ")[0].endswith(" candidate edges")

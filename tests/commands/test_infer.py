@@ -323,7 +323,7 @@ def test_targets_are_those_of_training_and_an_event_that_does_not_know_them_is_s
     events = [random_event(seed, 80, 400) for seed in range(2)]
     events.append(replace(events[0], hits=replace(events[0].hits, event_id="blind", particles=None)))
     store = write_store(tmp_path / "store", events, ["train", "val", "test"])
-    trained(store, tmp_path / "run", target="pt: [0.5, .inf]")
+    trained(store, tmp_path / "run", target="pt: [0.1, .inf]")
     listed, _ = inferred(tmp_path, tmp_path / "out")
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["split"] == "val"

@@ -139,3 +139,18 @@ def test_a_thread_looks_while_a_process_works_and_ends_with_it(monkeypatch):
     with pytest.raises(KeyError):
         fail()
     assert "signs of life" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_warnings_of_a_command_stand_in_one_block_before_its_last_line(capsys):
+    voice = words.Voice()
+    voice.say("WARNING: little memory")
+    voice.say("         take more ranks")
+    voice.say("step 1")
+    voice.say("WARNING: little memory", sys.stderr)
+    assert capsys.readouterr().out.splitlines() == ["WARNING: little memory", "         take more ranks", "step 1"]
+    voice.tell("WARNING: odd", "done")
+    voice.close("results", "next: this")
+    block = ["WARNING: little memory", "         take more ranks", "WARNING: little memory", "WARNING: odd"]
+    assert capsys.readouterr().out.splitlines() == ["done", "results", *block, "next: this"]
+    voice.close("next: that")
+    assert capsys.readouterr().out == "next: that\n", "those of the command before are told"

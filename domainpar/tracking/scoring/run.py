@@ -145,7 +145,8 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     if world.is_root:
         lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator, _targets(job))
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
-        print(*lines, *predicted, sep="\n", flush=True)
+        for line in (*lines, *predicted):
+            VOICE.say(line)
     if config.tune:
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
@@ -183,11 +184,12 @@ def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
         lines = summary.first_lines(world, scorer.store, job.records, job.record, allocator, _targets(job))
-        print(*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it", sep="\n", flush=True)
+        for line in (*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it"):
+            VOICE.say(line)
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
     if world.is_root:
-        print(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event", sep="\n", flush=True)
+        VOICE.close(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event")
 
 
 def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
@@ -260,7 +262,7 @@ def _publish(
         *summary.left_out_lines(left_out),
     ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
-    print(*tables, *notes, *last, sep="\n", flush=True)
+    VOICE.close(*tables, *notes, *last)
 
 
 def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:

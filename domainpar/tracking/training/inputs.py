@@ -29,7 +29,7 @@ from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.part_loading import check_sectors, empty_parts
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
-from domainpar.tracking.reco.performance.upper_bound import FEW_SEGMENTS, edge_upper_bound
+from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
 from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.tracking.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.tasks import EDGES, Tasks, going_on, tasks_of
@@ -257,7 +257,7 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
         )
     for event in sorted(store.unreadable) if world.is_root else ():
         problem = store.unreadable[event]
-        print(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}", flush=True)
+        VOICE.say(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}")
     return store
 
 
@@ -385,7 +385,7 @@ def _held_by_graph(
         for record in records[world.rank :: world.size][:1]:
             with suppress(StoreError), store.open(record) as event:
                 truth = truth_of(event)
-                held = None if truth is None else edge_upper_bound(truth, WholeEvent(event).edge_index, target)
+                held = None if truth is None else count_segments(truth, WholeEvent(event).edge_index, target)
                 return [0, 0] if held is None else [held.in_graph, held.segments]
         return [0, 0]
 

@@ -192,7 +192,7 @@ class RunLog:
             with store.open(record) as event:
                 geometry = event.has_positions
         failed, lost = self.file.record.failed_saves, self.file.record.lost_records
-        self.say(
+        VOICE.close(
             summary.memory_taken(self._expected, taken),
             *summary.files_taken(moved, steps),
             *summary.costs(self._costs),
