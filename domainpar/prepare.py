@@ -396,7 +396,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer", *trained]
     if trains and not labelled:
         command += ["--task", labels[0].task, "--label", labels[0].name]
-    last = ["--tracks", "greedy"] if trained else []
+    last = ["--tracks", "greedy", "--extend", "--ckf"] if trained else []  # as the shipped networks were judged
     last += ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
     VOICE.close(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
 

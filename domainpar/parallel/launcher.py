@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Kind = Literal["torchrun", "jsrun", "flux", "mpich", "openmpi", "pmix", "srun", "environment", "none"]
@@ -66,7 +68,7 @@ def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -
         return _read(environ, "mpich", "mpiexec", "PMI_RANK", "PMI_SIZE", has_pmi=True)
     if by_srun:
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-        if _by_pty(environ) and (_typed(environ) if typed is None else typed):
+        if by_pty(environ) and (_typed(environ) if typed is None else typed):
             return Launcher("none", "no launcher")
         has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
         return _read(environ, "srun", "srun", "SLURM_PROCID", size, has_pmi=has_pmi)
@@ -101,7 +103,7 @@ def alone_in_job(environ: Mapping[str, str] = os.environ) -> str:
     tasks = int(environ.get("SLURM_NTASKS") or int(nodes) * int(on_each))
     if "SLURM_JOB_ID" not in environ or tasks == 1:
         return ""
-    started, how = ("srun --pty", "srun --overlap") if _by_pty(environ) else ("a script or shell, not srun", "srun")
+    started, how = ("srun --pty", "srun --overlap") if by_pty(environ) else ("a script or shell, not srun", "srun")
     return f"alone in a Slurm job of {tasks} tasks, started by {started}: {how} -n {tasks} python -m domainpar..."
 
 
@@ -116,7 +118,8 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
     return "PMI_RANK" not in environ or not own_numbers
 
 
-def _by_pty(environ: Mapping[str, str]) -> bool:
+def by_pty(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether srun gave a terminal to its first task, of which this process may be one, or a child."""
     return "SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ
 
 
@@ -124,15 +127,35 @@ def _typed(environ: Mapping[str, str]) -> bool:
     """Whether somebody typed this at the terminal that `srun --pty` gave to its first task, or is that task a rank.
 
     An inner srun's tasks inherit the variables of the terminal but not the terminal; and only a shell with somebody
-    before it, or a Python, keeps what it starts apart from itself: the task's own processes are one group.
+    before it, or a Python, keeps what it starts apart from itself: the task's own processes are one group. Where this
+    process has left its terminal, as a notebook's do, that of the task tells.
+
+    Raises:
+        ValueError: If it cannot be told, without the task's number.
     """
-    try:
+    if "SLURM_TASK_PID" not in environ:
+        raise ValueError(
+            "SLURM_PTY_PORT tells of a shell of srun --pty, and nothing whether this is typed there or a task of srun "
+            "(SLURM_TASK_PID); unset SLURM_STEP_ID to be alone, or start ranks with srun --overlap -n."
+        )
+    task, own = _number(environ, "SLURM_TASK_PID"), False
+    with suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-        return hasattr(sys, "ps1") or os.getpgid(_number(environ, "SLURM_TASK_PID")) != os.getpgrp()
+        own = True
+    if not own and not _has_terminal(task):
+        return False
+    try:
+        return hasattr(sys, "ps1") or os.getpgid(task) != os.getpgrp()
     except ProcessLookupError:  # in a container that numbers processes by itself
         return True
-    except OSError:  # no terminal
-        return False
+
+
+def _has_terminal(process: int) -> bool:
+    """Whether another process belongs to a terminal, as far as can be seen."""
+    with suppress(OSError):
+        # The name of the program, in brackets, may hold anything.
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[4]) != 0
+    return False
 
 
 def _read(

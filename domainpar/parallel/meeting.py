@@ -67,6 +67,10 @@ def meet(
     if launcher.kind == "none":
         own = gpus.choose_device(device, share_gpu)
         return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.of_threads(1)
+    if launcher.kind == "srun" and launcher.rank == 0 and (launcher.size or 1) > 1 and launchers.by_pty():
+        # In a shell of srun --pty that hides what it is nobody else would come, and nothing would say why.
+        others = f"waits for the other {(launcher.size or 1) - 1} tasks of srun --pty"
+        write_error(f"note: rank 0 {others}; in a shell of its own: srun --pty -n 1, or unset SLURM_STEP_ID\n")
     comm = join_mpi(transport, launcher, join_seconds)
     marks: SideChannel | None
     ranks: Ranks

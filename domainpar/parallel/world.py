@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import platform
 import sys
 import time
@@ -291,11 +292,14 @@ class World(OfThisProcess):
     def cores_for_each(self) -> int:
         """Number of cores that this rank may use without taking one from another rank, at least 1. *Collective*.
 
-        If the launcher bound ranks to cores these are its own; else the ranks of a machine share all cores.
+        If the launcher bound ranks to cores these are its own; else the ranks of a machine share all cores. A rank that
+        is alone takes `OMP_NUM_THREADS` of them at most; torchrun sets it to 1 for its ranks, unasked.
         """
         cores = cores_here()
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
-        return max(1, len(cores) // self.transport.all_gather(mine).count(mine))
+        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        most = int(asked) if self.size == 1 and asked.isdecimal() and int(asked) else len(cores)
+        return max(1, min(most, len(cores) // self.transport.all_gather(mine).count(mine)))
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
         """Note what this rank is about to do, for the status dump of all ranks; arguments as for `Presence.mark`."""

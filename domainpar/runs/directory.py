@@ -57,6 +57,8 @@ def choose_directory(out: str | None, resume: Resume, overwrite: bool) -> RunDir
         resumes, restarts = goes_on(out, resume), resume == "auto"
         directory = _next_number() if out is None else Path(out)
         if not resumes:
+            if (directory / RUN.lock).exists() and not left_behind(directory, RUN):
+                Claim.take(directory, RUN).release()  # refused, with the process that is at work
             _check_free(directory, restarts, overwrite)
             directory.mkdir(parents=True, exist_ok=True)
         elif not (directory / RUN_FILE).is_file():

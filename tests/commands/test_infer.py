@@ -643,3 +643,14 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_that_looks_finished(
     monkeypatch.undo()
     assert main(["--run", str(place / "run"), "--split", "train", "--out", str(out), "--overwrite"]) == 0
     assert not (out / "unfinished").exists()
+
+
+@pytest.mark.parametrize(("here", "named"), [({"a": "1"}, None), ({"b": "2"}, "pretrained:full")])
+def test_the_map_of_a_run_is_told_where_another_one_joined_the_events(place, tmp_path, here, named):
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    about["store"] |= {"learned_from": {"a": "1"}, "joined_by": "pretrained:full"}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    records = EventStore(tmp_path / "store").records
+    write_manifest(tmp_path / "store", records, {"module_map": "0" * 16}, learned_from=here)
+    assert inferred(tmp_path, tmp_path / "out", store=str(tmp_path / "store"))[0].get("joined_by") == named

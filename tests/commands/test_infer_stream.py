@@ -24,6 +24,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, patient, run_ranks
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
+from domainpar.tracking.scoring import run
 
 NUM_EVENTS = 24
 
@@ -172,6 +173,13 @@ def test_an_event_that_was_prepared_anew_is_scored_anew(place, tmp_path):
     assert _stream(place, out, store=str(store))["events"] == 1
     after = files_in(out)
     assert sum(after[name] != before[name] for name in before) == 1
+
+
+def test_tracks_with_those_of_the_ckf_do_not_join_others_in_one_stream(place, tmp_path, monkeypatch):
+    _stream(place, tmp_path / "out", tracks="cc")
+    monkeypatch.setattr(run, "_check_tracks", lambda *_: None)  # these hits lie on no surface that it knows
+    with pytest.raises(Refused, match="holds a stream of another ckf"):
+        _stream(place, tmp_path / "out", tracks="cc", ckf=True)
 
 
 def test_other_scores_other_files_and_flags_about_all_events_are_refused(place, tmp_path):

@@ -15,6 +15,7 @@ from domainpar import read_scores
 from domainpar.common.agreement import Refused
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.scoring.filtering import kept_by
 
 SPLITS = ("train", "train", "val", "test")
 
@@ -102,6 +103,26 @@ def test_events_that_either_network_was_trained_on_count_as_such(place, tmp_path
     listed, _ = in_one(place, tmp_path / "out")
     assert listed["trained_on"]["train"]["trained_on"] == 2
     assert listed["trained_on"]["test"]["trained_on"] == 0
+
+
+def test_on_a_store_that_is_filtered_the_filter_that_is_told_is_the_one_that_scored_here(place, tmp_path):
+    own = cut_of(place) / 2
+    listed, _ = in_one(place, tmp_path / "out", store=str(place / "left"), min_score=own)
+    weights = json.loads((place / "scores" / "scores.json").read_text())["parameters_sha256"]
+    assert listed["filters"] == [f"{weights[:16]} at {cut:g}" for cut in (cut_of(place), own)]
+
+
+def test_a_filter_that_is_exact_to_rounding_only_makes_the_scores_so(place, tmp_path):
+    trained(place / "store", tmp_path / "filter", model="acorn2", epochs=1)
+    listed, _ = in_one(place, tmp_path / "out", run=str(tmp_path / "filter"), min_score=0.1)
+    alone, _ = inferred(place, tmp_path / "alone", run=str(tmp_path / "filter"))
+    assert listed["bitwise_problem"] == alone["bitwise_problem"] != ""
+    assert in_one(place, tmp_path / "exact")[0].get("bitwise_problem") is None
+
+
+def test_an_edge_with_just_the_least_score_is_kept_and_one_without_a_score_is_not():
+    score, scored = np.array([0.5, np.nextafter(0.5, 0), 0.9]), np.array([True, True, False])
+    assert kept_by(score, scored, 0.5).tolist() == [True, False, False]
 
 
 def test_a_cut_of_ones_own(place, tmp_path, capsys):

@@ -265,3 +265,10 @@ def test_flags_of_tracks_are_refused_where_they_mean_nothing(given):
     with pytest.raises(ConfigError) as refused:
         InferConfig(**given)
     assert refused.value.hint
+
+
+def test_duplicates_cost_merit_as_fakes_do_unless_a_fake_rate_is_asked_for():
+    rates = {"efficiency": 0.9, "fakes": 0.1, "unlabelled": 0.05, "duplicates": 0.2}
+    assert tuning.merit(rates, None) == pytest.approx(0.9 - 0.1 - 0.05 - 0.2)
+    assert tuning.merit(rates, 0.16) == 0.9
+    assert tuning.merit(rates, 0.1) == pytest.approx(-0.15)

@@ -1,5 +1,11 @@
 """Who started us is read from the environment alone; MPI and torch.distributed are not touched."""
 
+import fcntl
+import os
+import subprocess
+import sys
+import termios
+
 import pytest
 
 from domainpar.parallel.launcher import Launcher, address, alone_in_job, detect, first_host, started_as_root
@@ -148,3 +154,32 @@ def test_the_meeting_point_is_the_masters_or_derived_from_the_slurm_step():
 )
 def test_the_first_host_of_a_slurm_list(nodes, first):
     assert first_host(nodes) == first
+
+
+def test_in_a_shell_of_srun_without_its_terminal_that_of_the_task_tells_and_nothing_is_refused():
+    ours, its = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"],
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(its, termios.TIOCSCTTY, 0),
+        stdout=subprocess.PIPE,
+    ) as shell:
+        assert shell.stdout.readline() == b"1\n"
+        typed = SRUN | PTY | {"SLURM_PROCID": "0", "SLURM_TASK_PID": str(shell.pid)}
+        kinds = seen_without_terminal(typed)
+        shell.kill()
+    assert kinds == "none 1"
+    assert seen_without_terminal(typed | {"SLURM_TASK_PID": "self"}) == "srun 8", "a task of an inner srun"
+    with pytest.raises(ValueError, match=r"srun --overlap -n"):
+        detect(SRUN | PTY)
+    os.close(ours)
+    os.close(its)
+
+
+def seen_without_terminal(environ):
+    """Launcher and size that a process in a session of its own sees; `self`: of its own number."""
+    program = "import os, sys; from domainpar.parallel.launcher import detect; e = eval(sys.argv[1]); "
+    program += "e |= {'SLURM_TASK_PID': str(os.getpid())} if e['SLURM_TASK_PID'] == 'self' else {}; "
+    program += "seen = detect(e); print(seen.kind, seen.size)"
+    command = [sys.executable, "-c", program, repr(environ)]
+    return subprocess.run(command, start_new_session=True, capture_output=True, text=True, check=True).stdout.strip()

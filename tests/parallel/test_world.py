@@ -318,6 +318,7 @@ def test_ranks_share_the_cores_of_their_machine_unless_they_have_their_own(monke
 
         return of_rank
 
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", own([set(cores) for cores in allowed]), raising=False)
     monkeypatch.setattr("platform.node", own(machines))
     assert run_ranks(World.cores_for_each, len(allowed)) == expected
@@ -327,6 +328,14 @@ def test_where_a_system_binds_nothing_all_its_cores_are_shared(monkeypatch):
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     assert run_ranks(World.cores_for_each, 2) == [3, 3]
+
+
+@pytest.mark.parametrize(("asked", "alone"), [("1", 1), ("2,3", 2), ("", 6), ("0", 6), ("99", 6), ("many", 6)])
+def test_a_rank_that_is_alone_takes_as_many_threads_as_the_environment_asks_for(monkeypatch, asked, alone):
+    monkeypatch.setattr(world, "cores_here", lambda: list(range(6)))
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert World.alone().cores_for_each() == alone
+    assert run_ranks(World.cores_for_each, 2) == [3, 3], "torchrun asks for 1 without being told"
 
 
 @pytest.mark.parametrize(("num_ranks", "expected"), [(1, 1), (7, 7), (8, 8), (11, 1), (12, 6), (16, 8)])

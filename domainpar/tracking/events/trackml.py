@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
+from domainpar.common.words import several, some_of
 from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.csv_tables import MissingColumns, events_with, find, read_table
 from domainpar.tracking.events.detector import known_surfaces
@@ -54,14 +55,24 @@ def list_events(directory: str | Path) -> list[str]:
     """The events of a directory, sorted: `000001001` for `event000001001-hits.csv.gz`.
 
     Raises:
-        Problem: If the directory does not exist or holds no hits file.
+        Problem: If the directory does not exist or holds no hits file, or files of truth whose hits have other numbers.
     """
     directory = Path(directory)
     names = events_with(directory, "hits")
+    truth = events_with(directory, "truth")
+    without, others = sorted(set(names) - set(truth)), sorted(set(truth) - set(names))
+    if without and others:
+        what = (
+            f"{several(len(without), 'event')} of {directory} have no truth ({some_of(without, 3)}), and there is truth"
+        )
+        what = f"{what} of {several(len(others), 'event')} without hits ({some_of(others, 3)})"
+        raise Problem(what, "give files of one event one number; or move the truth away to go without")
     if not names:
         hint = "expected are files like event000001001-hits.csv[.gz]"
         if any(directory.glob("event*-measurement*.csv*")) or any(directory.glob("event*-spacepoint*.csv*")):
             hint = f"there are measurements or space points, as ACTS and traccc write them; {_OF_ACTS}"
+        if below := [path for path in sorted(directory.iterdir()) if path.is_dir() and events_with(path, "hits")]:
+            hint = f"there are some one folder down: --input {some_of([str(path) for path in below])}"
         raise Problem(f"{directory} holds no TrackML events", hint)
     return names
 

@@ -16,6 +16,7 @@ from domainpar.common.words import VOICE
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
 from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
+from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
@@ -186,11 +187,11 @@ class RunLog:
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
         from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
         self.file.update(**changes, **left_out, **from_disk)
-        # Whether hits have positions is asked of the first event that could be read so far.
-        store, events, geometry = self.training_data.store, {skip.event for skip in skipped}, False
+        # What its hits tell is asked of the first event that could be read so far.
+        store, events, tracks = self.training_data.store, {skip.event for skip in skipped}, ""
         for record in [record for record in store.readable() if record.event not in events][:1]:
             with store.open(record) as event:
-                geometry = event.has_positions
+                tracks = summary.how_tracks_are_found(event)
         failed, lost = self.file.record.failed_saves, self.file.record.lost_records
         VOICE.close(
             summary.memory_taken(self._expected, taken),
@@ -207,7 +208,7 @@ class RunLog:
                 seconds=seconds,
                 sha256=sha256,
                 exact=self._exactness.bitwise and self._exactness.problem is None,
-                geometry=geometry,
+                tracks=tracks,
             ),
         )
 
@@ -220,6 +221,8 @@ class RunLog:
         where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
         command = summary.resume_command(self.directory, self.config)
         hint = f"make room, then go on from the last checkpoint: {command}"
+        if not CheckpointFiles(self.directory / "checkpoints").names():
+            hint = "no checkpoint was ever saved: make room, and begin anew with --overwrite"
         VOICE.say(error_text(problem, where, hint).rstrip("\n"), sys.stderr)
 
     def say(self, *lines: str) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import numpy as np
+
 from domainpar.common.words import between, byte_size, several, this_python
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import means_of
@@ -18,7 +20,9 @@ from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.model import deal
 from domainpar.tracking.cost.prices import in_words, mean_epoch
 from domainpar.tracking.cost.scratch import Traffic
+from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
+from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.parts import Skip
@@ -207,7 +211,7 @@ def last_lines(
     seconds: float,
     sha256: str,
     exact: bool,
-    geometry: bool,
+    tracks: str,
 ) -> list[str]:
     """The end of the run, its results, and the command to type next.
 
@@ -220,10 +224,10 @@ def last_lines(
         seconds: Its duration.
         sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
-        geometry: Whether hits have positions, so that tracks can be grown.
+        tracks: Flags of infer for tracks; empty where hits have no positions.
     """
     best = "" if state.best is None else f"; best validation {tasks.describe(state.best)} at step {state.best_step}"
-    tracks = " --tracks greedy" if geometry and tasks.edge_weight else ""
+    tracks = tracks if tasks.edge_weight else ""
     # Scores that compare like with like are those of sectors, too.
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     model = own_code(config, ["model"])
@@ -236,6 +240,18 @@ def last_lines(
         f"results in {directory}: {files}",
         f"next: {score if how == 'done' else resume_command(directory, config)}",
     ]
+
+
+def how_tracks_are_found(event: StoredEvent) -> str:
+    """The flags of infer with which the shipped networks were judged, as far as an event's hits allow."""
+    if not event.has_positions:
+        return ""
+    rows = np.arange(event.num_nodes)
+    try:
+        layout_of(event.settings).surface_of(event.read_nodes("volume", rows), event.read_nodes("layer", rows))
+    except ValueError:  # its surfaces are not known
+        return " --tracks greedy"
+    return " --tracks greedy --extend --ckf"
 
 
 def stops_early(config: TrainConfig, state: TrainingState) -> str:

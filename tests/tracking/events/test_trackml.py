@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 
 import numpy as np
 import pytest
@@ -119,6 +120,26 @@ def test_directories_without_events_are_refused(tmp_path):
         list_events(tmp_path / "nowhere")
     with refused("^no hits in", "9"):
         read_event(tmp_path, "9")
+
+
+def test_events_one_folder_down_are_named_with_their_folder(event, tmp_path):
+    shutil.copytree(event, tmp_path / "outer" / "train_1")
+    (tmp_path / "outer" / "notes").mkdir()
+    with pytest.raises(Problem) as found:
+        list_events(tmp_path / "outer")
+    assert found.value.hint.endswith(f"--input {tmp_path / 'outer' / 'train_1'}")
+
+
+def test_truth_whose_hits_have_other_numbers_is_named_and_a_part_without_truth_is_not(tmp_path):
+    for hits, truth in ((0, 1000), (1, 1001)):
+        (tmp_path / f"event{hits}-hits.csv").write_text(HITS)
+        (tmp_path / f"event{truth}-truth.csv").write_text("hit_id,particle_id\n")
+    with pytest.raises(Problem, match=r"2 events of .* no truth \(0, 1\), .* truth of 2 events without .*1000, 1001"):
+        list_events(tmp_path)
+    for truth in (1000, 1001):
+        (tmp_path / f"event{truth}-truth.csv").unlink()
+    (tmp_path / "event1-truth.csv").write_text("")
+    assert list_events(tmp_path) == ["0", "1"]
 
 
 @fault(22)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 from faults.on_purpose import switch
@@ -14,11 +15,13 @@ from random_store import write_random_store
 
 from domainpar import infer, train
 from domainpar.common import faults
+from domainpar.common.agreement import Refused
 from domainpar.common.lock import RUN, Claim
 from domainpar.parallel.signals import StopFlag
 from domainpar.runs.checkpoint import Checkpoints
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.training import checkpointer
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.monitor.failure import StepFailed
 from domainpar.tracking.training.record import MetricsFile
@@ -102,10 +105,26 @@ def test_a_run_whose_last_checkpoint_could_not_be_saved_has_failed(store, tmp_pa
 
 @fault(41)
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 1)])
-def test_a_run_that_was_asked_to_stop_and_cannot_save_does_not_call_itself_preempted(store, tmp_path, inject, by, code):
+def test_a_run_that_was_asked_to_stop_and_cannot_save_does_not_call_itself_preempted(
+    store, tmp_path, inject, capsys, by, code
+):
     inject(at="save:rename", do="full")
     assert run(store, tmp_path / "run", stop={"asked": True, "by": by}) == [code, code]
     assert run_json(tmp_path / "run")["state"] == "failed"
+    assert "no checkpoint was ever saved: " in (err := capsys.readouterr().err)
+    assert "--resume" not in err.splitlines()[-1]
+
+
+@fault(41)
+def test_a_second_start_beside_a_run_at_work_names_its_process(store, tmp_path):
+    run(store, tmp_path / "run", 1)
+    claim = Claim.take(tmp_path / "run", RUN)
+    for flags in ({}, {"overwrite": True}):
+        with pytest.raises(Refused, match=f"another run is at work in .*: process {os.getpid()} on host"):
+            run(store, tmp_path / "run", 1, **flags)
+    claim.release()
+    with pytest.raises(Refused, match="holds another run"):
+        run(store, tmp_path / "run", 1)
 
 
 def spoil_after_step(monkeypatch, number, rank):
@@ -147,6 +166,19 @@ def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs
     for name, minutes in (("never", 0.0), ("none", None), ("rarely", 15.0)):
         run(store, tmp_path / name, 1, save_every_minutes=minutes)
         assert saved(tmp_path / name) == ["step_000003", "step_000006"]
+
+
+def test_the_time_until_the_next_save_begins_with_the_last_one(store, tmp_path, monkeypatch):
+    seconds = [0.0]
+
+    def step(self, samples, step, plain=Trainer.step):
+        seconds[0] += 30.0
+        return plain(self, samples, step)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    run(store, tmp_path / "run", 1, save_every_minutes=1.0)
+    assert sorted(run_json(tmp_path / "run")["saved"]) == ["2", "3", "5", "6"], "3 and 6 end epochs"
 
 
 @fault(46)
