@@ -50,6 +50,10 @@ MAP_EVENTS, MAP_SEED = 100, 1_000_000
 EMBEDDING_EVENTS = 20
 """Events that an embedding is learned from; every rank holds them in memory."""
 
+HELD_EVENTS = 100
+"""Events, the first ones, whose particles are held against their hits; every rank remembers some thousand numbers of
+each."""
+
 MAP_EDGES_PER_HIT, EMBEDDING_EDGES_PER_HIT = 30.0, 5.0
 """Pairs of hits a hit of a map that is built, of which triplets confirm some; edges a hit of an embedding."""
 
@@ -107,7 +111,10 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 VOICE.say("\n".join(described(facts, source.settings, target)))
             return problem
 
-        looking |= {"look": look, "on_look": lambda seen: facts.append(EventFacts(**seen)), "refused": useless}
+        def note(seen: dict[str, Any]) -> None:
+            facts.append(EventFacts(**(seen if len(facts) < HELD_EVENTS else {**seen, "rows": ()})))
+
+        looking |= {"look": look, "on_look": note, "refused": useless}
     with progress(f"prepare {directory}", len(source.names), "event", world.is_root) as advance:
         try:
             prepare(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 from test_module_map_flags import write_files
 
 from domainpar import prepare, train
@@ -13,7 +14,6 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import MANIFEST, EventStore, WholeEvent
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
-from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 
 CM = (
     lambda hits: replace(hits, position=hits.position / 10),

@@ -108,7 +108,8 @@ def chart_of_parts(view: EventView) -> Chart:
     edges = f"{'edges that are dropped' if split.naive else 'cut edges'}: {num_cut:,}"
     edges += f", {drawn.shape[1]:,} of them drawn" if drawn.shape[1] < num_cut else ""
     # In naive mode a sector sees nothing of its neighbours: it has no ghosts.
-    ghosts = f"{'hits of other sectors at their ends, unseen here' if split.naive else 'halo nodes'}: {len(borrowed.ghosts):,}"
+    ghosts = "hits of other sectors at their ends, unseen here" if split.naive else "halo nodes"
+    ghosts = f"{ghosts}: {len(borrowed.ghosts):,}"
     of_ghosts = BLUE if colour in (VERMILION, ORANGE, PURPLE) else VERMILION  # stands out from the part's own
     more = ", ..." if split.num_parts > len(COLOURS) else ""
     panels = []

@@ -26,7 +26,7 @@ COLUMNS = ("q/pT", "eta", "phi", "d0", "z0")
 NEAR, LEAST_HITS = 10.0, 5
 """Particles that are looked at began within these mm of the beam line, and left so many hits."""
 
-MOST, FEWEST = 200, 20
+MOST, FEWEST = 100, 20
 """Rows of an event that are kept; and rows of all events from which on they say something."""
 
 PT_OFF, BEAM_OFF, Z0_OFF = 0.05, 0.1, 1.0

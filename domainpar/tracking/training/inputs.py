@@ -27,9 +27,9 @@ from domainpar.tracking.events.own_events import OwnEvents, store_of_run
 from domainpar.tracking.events.store import LEARNED, EventRecord, EventStore, StoreError, WholeEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.part_loading import check_sectors, empty_parts
+from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
-from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
 from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
 from domainpar.tracking.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.tasks import EDGES, Tasks, going_on, tasks_of
