@@ -444,8 +444,8 @@ def test_without_verification_a_result_of_the_wrong_shape_still_stops(store, tmp
         started(store, tmp_path / "run", name, verify=False)
 
 
-@pytest.mark.parametrize(("name", "num_ranks", "times"), [("Squashed", 3, 1), ("Squashed", 1, 1), ("small", 1, 0)])
-def test_a_network_that_ends_in_a_sigmoid_is_told_once_to_return_logits(
+@pytest.mark.parametrize(("name", "num_ranks", "times"), [("Squashed", 3, 2), ("Squashed", 1, 2), ("small", 1, 0)])
+def test_a_network_that_ends_in_a_sigmoid_is_told_once_and_in_the_end_to_return_logits(
     store, tmp_path, capsys, name, num_ranks, times
 ):
     started(store, tmp_path / "run", name, num_ranks, verify=False, max_steps=8, epochs=2)

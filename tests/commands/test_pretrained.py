@@ -147,7 +147,7 @@ def test_events_are_joined_as_for_a_shipped_network_by_one_flag(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     flags = ["--events", "2", "--hits", "20000", "--hard-cuts", "pt: [1, .inf]"]
     assert prepare.main([*flags, "--module-map", "pretrained:quickstart", "--store", "alike"]) == 0
-    following = "-m domainpar.infer --run pretrained:quickstart --store alike --tracks greedy\n"
+    following = "-m domainpar.infer --run pretrained:quickstart --store alike --tracks greedy --extend --ckf\n"
     assert capsys.readouterr().out.endswith(following)
     kept = Path("alike") / MODULE_MAP
     assert kept.read_bytes() == (PLACE / "quickstart" / MODULE_MAP).read_bytes()
