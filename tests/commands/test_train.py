@@ -180,3 +180,11 @@ def test_a_run_of_two_parts_ends_with_the_bits_of_one_without_naming_its_flags_a
     assert run_json(tmp_path / "run")["parameters_sha256"] == run_json(tmp_path / "whole")["parameters_sha256"]
     assert (tmp_path / "run" / "config.yaml").read_text() == (tmp_path / "whole" / "config.yaml").read_text()
     assert steps(tmp_path / "run") == steps(tmp_path / "whole") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_train", "num_val", "told"), [(1, 0, True), (2, 0, False), (1, 1, False)])
+def test_one_event_to_train_on_and_none_to_validate_with_is_told(tmp_path, capsys, num_train, num_val, told):
+    write_random_store(tmp_path / "store", num_train=num_train, num_val=num_val)
+    flags = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "run"), "--max-steps", "1", *SMALL]
+    assert train.main(flags) == 0
+    assert ("WARNING: one event to train on, and none to validate with" in capsys.readouterr().out) == told
