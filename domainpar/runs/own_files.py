@@ -32,7 +32,7 @@ STREAM = "stream.json"
 """What scores that were written as events came are of."""
 
 TRACKERS = "trackers"
-"""Folder of a run for what trackers of others write, under names of their own."""
+"""Folder of a run for event files, under names that TensorBoard gives."""
 
 _PARTIAL = rf"{re.escape(PARTIAL)}.*"
 _RUN = (

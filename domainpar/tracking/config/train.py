@@ -332,9 +332,9 @@ class RecordFlags(Group):
     log_every: int = 10
     """Steps between two printed lines."""
 
-    log: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    """Also write the metrics of metrics.jsonl for a tracker, into trackers/ of the run, offline unless the tracker's
-    own variables say otherwise. Its package must be installed."""
+    log: Literal["tensorboard"] | None = None
+    """Also write the metrics of metrics.jsonl as event files, into trackers/ of the run. The package tensorboard must
+    be installed."""
 
     checkpoint_every: int | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""

@@ -36,7 +36,7 @@ from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
 from domainpar.tracking.training.run_log import RunLog
-from domainpar.tracking.training.trackers import check_tracker
+from domainpar.tracking.training.tensorboard import check_tensorboard
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,8 @@ def train(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag.listening())
         # Open and refuse.
-        on_root(world.transport, lambda: check_tracker(config.log))
+        if config.log is not None:
+            on_root(world.transport, check_tensorboard)
         on_all(world.transport, lambda: config.check_device(world.device.type))
         training_data = open_lessons(config, store, world)
         # Build.

@@ -33,7 +33,7 @@ from domainpar.tracking.training.monitor.ranks import lines as straggler_lines
 from domainpar.tracking.training.monitor.spikes import lines as spike_lines
 from domainpar.tracking.training.record import MetricsFile, keep_records, readable
 from domainpar.tracking.training.sampler import Sample
-from domainpar.tracking.training.trackers import Tracker
+from domainpar.tracking.training.tensorboard import EventFiles
 
 LONG_EPOCH = 10.0
 """Seconds from which on every epoch has a line of its own."""
@@ -62,7 +62,7 @@ class RunLog:
         self._said: set[str] = set()
         self._costs: list[dict[str, Any]] = []
         self._exactness = exactness
-        self._tracker = Tracker(None, self.directory, {})
+        self._event_files = EventFiles(None, {})
         self._expected: Expectation | None = None
         if directory.resume and self.world.is_root:
             self.file.record = run_record(self.file.path)
@@ -106,7 +106,7 @@ class RunLog:
             domain_size=self.world.domain.size,
             threads=team().size,
         )
-        self._tracker = Tracker(config.log, self.directory, yaml.safe_load(resolved))
+        self._event_files = EventFiles(self.directory if config.log else None, yaml.safe_load(resolved))
         self.say(
             *summary.first_lines(config, self.training_data, self.trainer, allocator),
             *summary.memory_expected(expected),
@@ -126,7 +126,7 @@ class RunLog:
             self.say(summary.exchanged(forward, backward, sums))
         lost_before = self._metrics.lost
         problem = self._metrics.add(record)
-        self._tracker.add(record)
+        self._event_files.add(record)
         if problem is not None:
             if not lost_before:
                 warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
@@ -178,7 +178,7 @@ class RunLog:
         """
         if not self.world.is_root:
             return
-        self._tracker.close()
+        self._event_files.close()
         sha256 = parameters_sha256(self.trainer.model)
         memory = {"peak_bytes": list(taken)} if self._expected is None else self._expected.as_record(taken)
         steps = state.step - self.file.record.began_at_step
@@ -216,7 +216,7 @@ class RunLog:
         """Write and say that the run failed, since its last checkpoint could not be saved."""
         if not self.world.is_root:
             return
-        self._tracker.close()
+        self._event_files.close()
         self.note(state="failed", error=f"rank 0: {problem}", steps=step)
         where = Where(rank=0, size=self.world.size, host=self.world.host, step=step, phase="save")
         command = summary.resume_command(self.directory, self.config)
