@@ -67,8 +67,8 @@ BENCHES = (
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
 )
 
-ALONE = ("graphs", "sectors")
-"""Those that take an hour and more, or stores of one's own: started by hand."""
+ALONE = ("certificate", "graphs", "sectors")
+"""Those that take a launcher, an hour and more, or stores of one's own: started by hand."""
 
 
 @dataclass

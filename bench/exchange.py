@@ -9,7 +9,7 @@ Backward, in the complete form of built-in models, it brings them the gradient o
 rows twice as wide; in the adjoint form of other models `sum_to_owners` takes the gradient back; `extend` is that
 form's forward, a fill into the tail of a new [owned | ghosts] table. They take turns with a plain copy of as many
 bytes and, under MPI, with the same messages sent by mpi4py alone. Each time is the mean of several calls in a row, then
-the median of the slowest rank. What a message of a given size takes: `doctor` and `doctor --certify`.
+the median of the slowest rank. What a message of a given size takes: `doctor`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Examples:
   python -m domainpar.doctor                                   this machine; starts two ranks of its own to try
   mpiexec -n 4 python -m domainpar.doctor                      these four ranks; also after torchrun or srun
   python -m domainpar.doctor --verify store --run runs/0001    every event and checkpoint against its hash
-  srun -n 64 python -m domainpar.doctor --certify              same bits, transports, scaling, memory: one file to send
 """
 
 import sys

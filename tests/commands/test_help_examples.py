@@ -52,7 +52,6 @@ NOT_RUN = {
     "export": ["pretrained"],  # larger networks, which test_pretrained exports
     "infer": ["pretrained"],  # and scores events with
     "estimate": [""],  # measures for a minute
-    "doctor": ["--certify"],  # the same
 }
 """What is in the words of examples that are read alone."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.tracking.config.group import Bounded, Group, MeansNothing, rules
+from domainpar.tracking.config.group import Bounded, Group, rules
 from domainpar.tracking.config.ranks import NCCL_ON_CPU
 
 
@@ -37,27 +37,5 @@ class CheckFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertificateFlags(Group):
-    """A certificate: what works on this machine with this launcher, in one file to send back"""
-
-    certify: bool = False
-    """Also check that bits are the same in any layout of these ranks, and measure transports, scaling and memory."""
-
-    out: str | None = None
-    """File of the certificate. Default: certificate.json."""
-
-    minutes: float = 5.0
-    """Approximate time for the certificate. Checks that no longer fit are left out, and the certificate names them."""
-
-    anonymous: bool = False
-    """Leave names of hosts, users and directories out of it."""
-
-    RULES = rules(
-        Bounded("minutes", positive=True),
-        MeansNothing("out", without="certify", hint="add it, or name a file for the table: --json FILE"),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig(CheckFlags, CertificateFlags):
+class DoctorConfig(CheckFlags):
     """All flags of `doctor`."""

@@ -36,13 +36,11 @@ from domainpar.parallel.presence import guard
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig
-from domainpar.tracking.diagnosis.certificate import certify
 from domainpar.tracking.diagnosis.files import check_run, check_store
-from domainpar.tracking.diagnosis.layouts import SMALL, TrainingLayout
+from domainpar.tracking.diagnosis.layouts import SMALL, distinct_hashes
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 
 THREAD_RANKS = 3
-CERTIFICATE = "certificate.json"
 TOY_TRACKS = 60
 
 
@@ -101,8 +99,8 @@ def check_split(world: World) -> Finding:
     """Two training steps on all ranks, and on each rank alone with the whole event: one hash. *Collective*."""
     # A toy event of which every rank can own a part.
     with toy_store(ring_event(max(TOY_TRACKS, world.size)), num_ranks=world.size) as store:
-        splits = TrainingLayout("split", SMALL, "processes", world.size).hashes(store, world)
-        wholes = TrainingLayout("whole", SMALL, "alone").hashes(store, world)
+        splits = distinct_hashes(SMALL, store, world, World.over(world.transport, domain_size=world.size))
+        wholes = distinct_hashes(SMALL, store, world, World.alone())
     text = f"forward, backward and step on {world.size} parts: {splits[0][:12]}; whole, on one rank: {wholes[0][:12]}"
     if len({*splits, *wholes}) == 1:
         return works("split = whole", f"{text}, to the last bit", sha256=splits[0])
@@ -164,11 +162,9 @@ def diagnose(config: DoctorConfig) -> int:
         SystemExit: With code 2 if a file cannot be written where it is asked for.
     """
     set_up_allocator()
-    # With a certificate, rank 0 computes alone for a while, and the others wait for it.
-    deadline = timeouts.DOCTOR + (60.0 * config.minutes if config.certify else 0.0)
     try:
         launcher = detect()
-        world = World.launch(config.transport, config.device, timeout=deadline, join_seconds=timeouts.DOCTOR)
+        world = World.launch(config.transport, config.device, timeout=timeouts.DOCTOR, join_seconds=timeouts.DOCTOR)
     except ValueError as refused:
         return _without_world(config, refused)
     with guard(world.presence):
@@ -178,23 +174,15 @@ def diagnose(config: DoctorConfig) -> int:
         findings = _all_findings(subject)
         if world.is_root:
             _show_and_write(config, findings)
-        if config.certify:
-            content, own = certify(config, launcher, world, findings)
-            findings += own
-            if world.is_root:
-                show(own)
-                path = Path(config.out or CERTIFICATE)
-                write_json(path, content)
-                print(f"certificate: {path} ({path.stat().st_size / 1e3:.0f} kB); attach it to an issue", flush=True)
         world.close()
     return exit_code(findings)
 
 
 def _cannot_write(config: DoctorConfig) -> Problem | None:
     """Refused before anything takes time."""
-    for name, file in (("--json", config.json), ("--out", config.out)):
-        if file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
-            return Problem(f"{name} {file}: no file can be written there", "make its directory, or name another file")
+    file = config.json
+    if file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
+        return Problem(f"--json {file}: no file can be written there", "make its directory, or name another file")
     return None
 
 
