@@ -22,7 +22,7 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 MAY_BE_MISSING = (
-    "no GPU|there is a GPU|chromium|hadolint|lightning|mkdocs|tensorboard|polars|colliderml",
+    "no GPU|there is a GPU|chromium|hadolint|lightning|mkdocs|tensorboard",
     "root|unshare|namespaces|no right to|small /dev/shm",  # what only some may do
     "C library|compiler|no g\\+\\+|cannot be held on a core",
     "products keep rows apart|no Python of that kind|fixed address|not an x86-64|Yama|does not read other",

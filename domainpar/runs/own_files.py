@@ -40,10 +40,7 @@ _RUN = (
     r"|run\.lock|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
-_SCORES = (
-    r"(scores|stream|timings)\.json|submission\.parquet"
-    r"|event.*(\.scores\.zarr\.zip|-tracks\.(csv|parquet)|-trackparams\.csv|-graph\.csv)"
-)
+_SCORES = r"(scores|stream|timings)\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv|-trackparams\.csv)"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
 

@@ -1,19 +1,29 @@
-"""Candidate edges as CSV: written by `infer --format edges`, read by `prepare --edges-from`."""
+"""Candidate edges as CSV: read by `prepare --edges-from`, written by a recipe as a submission to ColliderML is."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from test_infer import inferred, opened, trained
 
 from domainpar import prepare
 from domainpar.common.problems import Problem
+from domainpar.testing import patient
 from domainpar.tracking.config import ConfigError, PrepareConfig
-from domainpar.tracking.events.given_edges import GivenEdges, read_edges, write_edges
+from domainpar.tracking.events.given_edges import GivenEdges, read_edges
 from domainpar.tracking.events.store import EventStore, WholeEvent
 
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install '.[parquet]')")
+ROOT = Path(__file__).parents[2]
 SIMULATED = ("--events", "2", "--hits", "600", "--tiles", "4", "--val-split", "0", "--test-split", "0")
 
 
@@ -22,6 +32,15 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("edges")
     assert prepare.main([*SIMULATED, "--store", str(place / "store")]) == 0
     trained(place / "store", place / "run", max_steps=1)
+    inferred(place, place / "scores", checkpoint="last", tracks="cc")
+    page = (ROOT / "docs/reference/files.md").read_text(encoding="utf-8")
+    (recipe,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "-graph.csv" in text]
+    for name, here in {"stores/simulate-20000": "store", "runs/0001": "scores"}.items():
+        recipe = recipe.replace(name, str(place / here))
+    (place / "graphs").mkdir()
+    command = [sys.executable, "-c", recipe.replace('events("test")', "events()")]
+    where = {"cwd": place / "graphs", "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    subprocess.run(command, check=True, timeout=patient(60), **where)
     return place
 
 
@@ -35,26 +54,9 @@ def graphs(store):
     return events
 
 
-def test_what_infer_writes_are_the_edges_and_scores_of_the_event(place, tmp_path, capsys):
-    inferred(place, tmp_path / "one", checkpoint="last", format="edges")
-    assert "event<name>-graph.csv" in capsys.readouterr().out
-    inferred(place, tmp_path / "two", 2, checkpoint="last", format="edges")
-    names = sorted(path.name for path in (tmp_path / "one").glob("*.csv"))
-    assert names == ["event000000000-graph.csv", "event000000001-graph.csv"]
-    for name in names:
-        path = tmp_path / "one" / name
-        assert path.read_bytes() == (tmp_path / "two" / name).read_bytes()
-        head, *lines = path.read_text().splitlines()
-        assert head == "edge0,edge1,weight"
-        scores = opened(tmp_path / "one" / name.replace("-graph.csv", ".scores.zarr.zip"))
-        table = np.loadtxt(lines, delimiter=",")
-        assert np.array_equal(table[:, :2].T, scores["edge_index"][...])
-        assert np.array_equal(table[:, 2].astype(np.float32), scores["edge_score"][...].astype(np.float32))
-
-
-def test_what_it_writes_is_read_as_the_same_candidate_edges(place, tmp_path, capsys):
-    inferred(place, tmp_path / "scores", checkpoint="last", format="edges")
-    words = [*SIMULATED, "--store", str(tmp_path / "store"), "--edges-from", str(tmp_path / "scores")]
+def test_the_recipe_of_the_page_writes_what_prepare_reads_as_the_same_candidate_edges(place, tmp_path):
+    graphs_of_recipe, words = shutil.copytree(place / "graphs", tmp_path / "graphs"), [*SIMULATED, "--store"]
+    words += [str(tmp_path / "store"), "--edges-from", str(graphs_of_recipe)]
     assert prepare.main(words) == 0
     ours, again = graphs(place / "store"), graphs(tmp_path / "store")
     assert ours.keys() == again.keys()
@@ -62,26 +64,36 @@ def test_what_it_writes_is_read_as_the_same_candidate_edges(place, tmp_path, cap
         assert again[name][1] == nodes
         assert np.array_equal(again[name][0], edges)
     # Another edge is another event, though hits and flags are the same.
-    path = tmp_path / "scores" / "event000000001-graph.csv"
+    path = graphs_of_recipe / "event000000001-graph.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     before = EventStore(tmp_path / "store").digest
     assert prepare.main(words) == 0
     assert EventStore(tmp_path / "store").digest != before
 
 
-def test_a_naive_run_writes_the_edges_that_it_scored(place, tmp_path):
-    listed, _ = inferred(place, tmp_path / "out", checkpoint="last", format="edges", mode="naive", sectors=2)
-    for event in listed["events"]:
-        edges = read_edges(tmp_path / "out" / f"event{event['event']}-graph.csv", event["event"], 10**6)
-        assert edges.shape[1] == event["edges"] - event["unscored"]
-        assert event["unscored"] > 0
+def test_the_recipe_of_the_page_writes_scores_and_tracks_of_all_events(place):
+    table = pd.read_parquet(place / "graphs" / "submission.parquet")
+    assert table.event_id.unique().tolist() == [0, 1]
+    for record in EventStore(place / "store").events():
+        event, of_event = int(record.event), table[table.event_id == int(record.event)]
+        arrays = opened(place / "scores" / f"event{event:09d}.scores.zarr.zip")
+        weights = pd.read_csv(place / "graphs" / f"event{event:09d}-graph.csv").weight
+        assert np.array_equal(weights.to_numpy(np.float32), arrays["edge_score"][...].astype(np.float32))
+        track_id, hit_id = arrays["track_id"][...], arrays["hit_id"][...]
+        assert np.array_equal(of_event.hit_id, hit_id[track_id >= 0])
+        assert np.array_equal(of_event.track_id, track_id[track_id >= 0])
+        with EventStore(place / "store").open(record) as stored:
+            truth = dict(zip(hit_id.tolist(), WholeEvent(stored).nodes("particle_id").tolist()))
+        for _, track in of_event.groupby("track_id"):
+            counts = Counter(truth[hit] for hit in track.hit_id)
+            assert {counts[int(majority)] for majority in track.majority_particle_id} == {max(counts.values())}
 
 
 def test_columns_may_stand_in_any_order_and_numbers_of_events_have_nine_digits_or_not(tmp_path):
     (tmp_path / "event000000007-graph.csv").write_text("weight, edge1 ,edge0\n0.5,1,0\n1e-3,2,1\n")
     path = GivenEdges(tmp_path).path("7")
     assert read_edges(path, "7", 3).tolist() == [[0, 1], [1, 2]]
-    write_edges(tmp_path / "event8-graph.csv", np.zeros((2, 0), np.int64), np.zeros(0))
+    (tmp_path / "event8-graph.csv").write_text("edge0,edge1,weight\n")
     assert read_edges(GivenEdges(tmp_path).path("8"), "8", 0).shape == (2, 0)
 
 
@@ -115,7 +127,7 @@ def test_files_that_are_missing_or_no_text_are_named_also_once_the_store_is_ther
         said = capfd.readouterr().err
         assert "no such file" in said
         assert "event 000000000" in said
-        inferred(place, tmp_path / "edges", checkpoint="last", format="edges", overwrite=True)  # which knows its files
+        shutil.copytree(place / "graphs", tmp_path / "edges", dirs_exist_ok=True)
         assert prepare_main(words) == 0
         capfd.readouterr()
         (tmp_path / "edges" / "event000000000-graph.csv").unlink()

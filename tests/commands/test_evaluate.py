@@ -9,12 +9,10 @@ import pytest
 from small_run import simulated, write_run
 
 from domainpar import evaluate
-from domainpar.common.problems import EventPlace
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.store import read_arrays
 from domainpar.tracking.scoring.evaluate import _memberships
 from domainpar.tracking.scoring.event_tracks import track_lines
-from domainpar.tracking.scoring.submission import join_pieces, write_piece
 
 
 @pytest.fixture
@@ -46,9 +44,9 @@ def as_trackml(run, folder):
 
 
 def as_parquet(run, folder):
-    for event, hit, track in tracks_of(run):
-        write_piece(folder, f"event{event}", EventPlace(event), hit, track, None)
-    join_pieces(folder)
+    pytest.importorskip("pyarrow")
+    table = table_of(run)
+    table[table.track_id >= 0].astype({"event_id": int}).to_parquet(folder / "submission.parquet", index=False)
 
 
 def as_acorn(run, folder):

@@ -123,10 +123,9 @@ class TrackFlags(Group):
     """Number of sectors for the efficiency against the distance to a sector border: 8, or 8x2. Default: --sectors, else
     8."""
 
-    format: Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"] = "zarr"
+    format: Literal["zarr", "acorn", "acts", "csv"] = "zarr"
     """What to write besides the scores. acorn: files for acorn's track building and evaluation. acts: tracks with the
-    ids of their measurements as CSV. csv: a table of hits and tracks. edges: edges with their scores as CSV, for ACTS.
-    colliderml: a submission to its benchmark, parquet."""
+    ids of their measurements as CSV. csv: a table of hits and tracks."""
 
     RULES = rules(
         Bounded("min_hits", least=1),
@@ -136,7 +135,7 @@ class TrackFlags(Group):
         MeansNothing("max_chi2", without="tracks greedy, refine, shared_hits"),
         MeansNothing("max_fake_rate", without="tune"),
         MeansNothing(
-            "tune, refine, extend, min_quality, shared_hits, ckf, format csv, format acts, format colliderml",
+            "tune, refine, extend, min_quality, shared_hits, ckf, format csv, format acts",
             without="tracks",
             hint="it is about tracks, but none are built: add --tracks greedy",
         ),
@@ -209,7 +208,7 @@ class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFla
         MeansNothing("idle_seconds", without="stream"),
         MeansNothing("then", beside="mode naive", hint="filter whole events"),
         MeansNothing(
-            "tune, overwrite, format colliderml, format acorn",
+            "tune, overwrite, format acorn",
             beside="stream",
             hint="it is about all events together, which --stream never has: omit it",
         ),

@@ -1,8 +1,8 @@
-"""Candidate edges in CSV files: edge0, edge1 and weight, as ACTS reads and writes graphs (`CsvGnnGraphReader/Writer`).
+"""Candidate edges in CSV files: edge0, edge1 and weight, as ACTS writes graphs (`CsvGnnGraphWriter`).
 
     event000000007-graph.csv              edge0 and edge1 are rows of the event's hits, weight is a score
 
-They are read in place of edges that are found here, and written with the scores of a network.
+They are read in place of edges that are found here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.graph import Hits, check_ends
 from partitioners.topology import FloatArray, IntArray
@@ -89,16 +88,3 @@ def read_edges(path: Path, event: str, num_hits: int) -> IntArray:
     edge_index = np.ascontiguousarray(ends.astype(np.int64))
     check_ends(place, "edge0, edge1", edge_index, num_hits)
     return edge_index
-
-
-def write_edges(path: Path, edge_index: IntArray, weight: FloatArray) -> None:
-    """Write edges with their weights.
-
-    Args:
-        path: The file; it appears under its name only when it is complete.
-        edge_index: Rows of hits, int64 [2, E].
-        weight: A number for each, [E].
-    """
-    rows = zip(*edge_index.tolist(), weight.tolist())
-    text = "".join(f"{inner},{outer},{one:.9g}\n" for inner, outer, one in rows)
-    write_whole(path, f"{','.join(_COLUMNS)}\n{text}".encode())

@@ -2,11 +2,9 @@
 
     trainset/event000000007.pyg           acorn: hits, edges, scores, labels (first track of each hit), truth if known
     trainset_tracks/event000000007.txt    acorn: one track a line, its hit ids from the inside out
-    event000000007-tracks.parquet         as `submission` tells; of all events together in the end
     event000000007-tracks.csv             event_id, hit_id, track_id, as TrackML scores it: the first track of each hit
     event000000007-tracks.csv             ACTS: a track a row, the numbers of its measurements, chi2, momentum
     event000000007-trackparams.csv        ACTS: parameters of each track at the beam line, with covariances
-    event000000007-graph.csv              edges and their scores, as `events.given_edges` tells
 
 acorn's track building and evaluation read the first, and so does `events.acorn`. Names and units are acorn's
 (`acorn/utils/loading_utils.py`, GNN4ITkTeam/CommonFramework): no prefixes, pt in MeV. Files appear under their name
@@ -32,8 +30,6 @@ from domainpar.common.compiling import clock
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import BEAM_SPOT, field_of
-from domainpar.tracking.events.given_edges import SUFFIX as EDGES_SUFFIX
-from domainpar.tracking.events.given_edges import write_edges
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
@@ -51,9 +47,8 @@ from domainpar.tracking.reco.tracks import (
     tracks_from_scores,
 )
 from domainpar.tracking.scoring.scores import EventScores
-from domainpar.tracking.scoring.submission import write_piece
 
-Format = Literal["zarr", "acorn", "acts", "csv", "edges", "colliderml"]
+Format = Literal["zarr", "acorn", "acts", "csv"]
 
 CERTAIN = 20.0  # as a logit: what a perfect network would say of a true segment
 
@@ -66,7 +61,6 @@ BESIDE = {
     "acorn": "acorn's files in a folder of each split, such as testset/ and testset_tracks/",
     "acts": f"ACTS's lists of tracks and of their parameters, event<name>{CSV_SUFFIX} and {PARAMETERS_SUFFIX}",
     "csv": f"tables of hits and tracks, event<name>{CSV_SUFFIX}",
-    "edges": f"tables of edges, event<name>{EDGES_SUFFIX}",
 }
 """What is written beside the scores, by the format."""
 
@@ -114,12 +108,6 @@ class TrackFinders:
             write_acts(self.directory, scores, whole.hits.position)
         if self.format == "csv":
             write_csv(self.directory, scores)
-        if self.format == "edges":
-            path, scored = self.directory / f"{_stem(scores.event_id)}{EDGES_SUFFIX}", scores.edge_scored
-            write_edges(path, scores.edge_index[:, scored], scores.edge_score[scored])
-        if self.format == "colliderml":
-            place, truth = event.place, whole.nodes("particle_id")
-            write_piece(self.directory, _stem(scores.event_id), place, scores.hit_id, _track_id(scores), truth)
         return scores
 
     def _ckf(self, whole: WholeEvent) -> IntArray:

@@ -16,7 +16,7 @@ import yaml
 
 from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE, progress, several
+from domainpar.common.words import VOICE, progress
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
@@ -30,9 +30,7 @@ from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
 from domainpar.tracking.cost.memory import Expectation, MemoryMeter
 from domainpar.tracking.display.comparison import run_beside
-from domainpar.tracking.events.colliderml import import_parquet
 from domainpar.tracking.events.detector import BEAM_SPOT
-from domainpar.tracking.events.given_tracks import NO_TRACKS, plain_name, read_tracks, rows_of
 from domainpar.tracking.events.own_events import (
     InMaps,
     alike_by_name,
@@ -41,7 +39,7 @@ from domainpar.tracking.events.own_events import (
     store_of_run,
     told_of,
 )
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, outside, settings_digest
+from domainpar.tracking.events.store import EventRecord, EventStore, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
@@ -69,7 +67,6 @@ from domainpar.tracking.scoring.score_files import (
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.streaming import stream
-from domainpar.tracking.scoring.submission import SUBMISSION, OfficialFigures, join_pieces
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
 from domainpar.tracking.training.network import DTYPES, load_network
@@ -246,7 +243,6 @@ def _publish(
     if record.filter is not None:
         listed = listed.changed(filter={**record.filter, "run": os.path.relpath(record.filter["run"], place)})
     write_list(unfinished, listed)
-    submitted = _submitted(unfinished, records, job.scorer.store) if config.format == "colliderml" else []
     directory = publish(unfinished)
     beside = run_beside(run) if directory == run / "scores" else None
     tables = summary.performance_lines(
@@ -254,7 +250,6 @@ def _publish(
     )
     notes = [
         memory_taken(held.expected, held.taken),
-        *submitted,
         *told_of(seen),
         *judgements.not_counted(),
         *judgements.of_the_field(),
@@ -263,24 +258,6 @@ def _publish(
     ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
     VOICE.close(*tables, *notes, *last)
-
-
-def _submitted(unfinished: Path, records: Sequence[EventRecord], store: EventStore) -> list[str]:
-    """Make the submission of all events, and tell what its scorer counts if truth is known; on rank 0."""
-    path, counts = join_pieces(unfinished), OfficialFigures()
-    tracks = read_tracks(str(path))
-    for record in records:
-        given = tracks.get(plain_name(record.event), NO_TRACKS)
-        with store.open(record) as event:
-            whole = WholeEvent(event)
-            if (truth := whole.nodes("particle_id")) is None:
-                return [f"{SUBMISSION}: tracks of {several(len(records), 'event')}, without truth"]
-            ids = whole.nodes("hit_id")
-            assert ids is not None  # every store has them
-            counts.add(rows_of(given.hit, ids), given.track, truth, event.particles())
-    selected = any(store.settings.get(name) for name in ("volumes", "hard_cuts", "hit_inefficiency"))
-    of = "as its scorer counts" + (", of the hits that the store keeps alone" if selected else "")
-    return [f"{SUBMISSION}, {of} (docs/recipes/data_colliderml.md): {counts.in_words()}"]
 
 
 def _set_up(config: InferConfig, world: World) -> ScoringJob:
@@ -412,8 +389,8 @@ def _unfit(config: InferConfig, chosen: _Chosen) -> Problem | None:
         return Problem(
             f"--tracks {config.tracks}: the network of {run} was trained on {names}, and scores no edges", "omit it"
         )
-    if config.format in ("acorn", "edges") and not tasks.edge_weight:
-        return Problem(f"--format {config.format}: the network of {run} scores no edges", "leave it out")
+    if config.format == "acorn" and not tasks.edge_weight:
+        return Problem(f"--format acorn: the network of {run} scores no edges", "leave it out")
     if of_graph and (config.events_per_call > 1 or config.mode == "naive"):
         flag = "--mode naive" if config.mode == "naive" else f"--events-per-call {config.events_per_call}"
         return Problem(f"{flag}: label {of_graph[0]} of {run} is one of a whole event, seen alone", "leave it out")
@@ -478,8 +455,6 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
     check_conditions(track_cuts(config).target)
     if config.format == "acorn":
         check_acorn_files_can_be_written()
-    if config.format == "colliderml":
-        import_parquet()
     along_helices = config.tracks == "greedy" or config.refine or config.extend or config.shared_hits or config.ckf
     if along_helices or config.format == "acorn":
         with store.open(records[0]) as event:
