@@ -75,11 +75,9 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
 
     described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    work = work_here(
-        training_asked(config), store, world, config.partitioners.value, described is not None and described.gpus
-    )
-    said = {name: getattr(config, name) for name in ("nodes", "watts", "dollars_per_hour")}
-    machine = replace(described or work.here, **{name: value for name, value in said.items() if value})
+    work = work_here(training_asked(config), store, world, config.partitioners.value)
+    machine = described or work.here
+    machine = replace(machine, nodes=config.nodes or machine.nodes)
     print(*_introduction(config, work, machine, described is None), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
     with VOICE.doing("grids of ranks compared"):
@@ -87,14 +85,12 @@ def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Ma
     return found, machine, work.steps_per_epoch
 
 
-def work_here(
-    config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = (), as_on_gpus: bool = False
-) -> "StepWork":
+def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "StepWork":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
     from domainpar.tracking.training.arrange import work_of
 
     with VOICE.doing("steps on pieces of an event, alone"):
-        work = work_of(config, store, world, partitioners=partitioners, as_on_gpus=as_on_gpus)
+        work = work_of(config, store, world, partitioners=partitioners)
     with VOICE.doing("steps and messages of ranks on all cores at once"):
         return replace(work, here=replace(work.here, **_of_all_cores(config, store)))
 
@@ -120,14 +116,13 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
 
 def _introduction(config: EstimateConfig, work: "StepWork", machine: "Machine", is_here: bool) -> list[str]:
     """The events, the network and the machine, in words."""
-    what = "GPU" if machine.gpus else "core"
     known = "measured" if is_here else "described"
     return [
         f"events : {several(work.steps_per_epoch, 'step')} an epoch; predicted from event {work.event} with "
         f"{work.edges:,} edges",
         f"network: {config.model}, hidden {config.hidden}, {several(config.graph_iters, 'iteration')}",
-        f"machine: {machine.name} ({known}), {several(machine.nodes, 'machine')} of {several(machine.ranks, what)}, "
-        f"{machine.operations / 1e9:,.3g} GFLOP/s a {what}, {1e6 * machine.latency:.3g} us a message and "
+        f"machine: {machine.name} ({known}), {several(machine.nodes, 'machine')} of {several(machine.ranks, 'core')}, "
+        f"{machine.operations / 1e9:,.3g} GFLOP/s a core, {1e6 * machine.latency:.3g} us a message and "
         f"{machine.rate / 1e9:.3g} GB/s",
     ]
 

@@ -36,7 +36,7 @@ def ways(*lines, memory=MEMORY):
 
 def work(**known):
     return StepWork(**{
-        "here": MACHINE, "ways": ways(Line(0.01, 0.001), Line(0.01, 0.0015)), "operations": Line(0.0, 1e6),
+        "here": MACHINE, "ways": ways(Line(0.01, 0.001), Line(0.01, 0.0015)),
         "exchanges": 4, "bytes_of_ghost": 100.0, "bytes_of_parameters": 1000, "bare": 10_000_000, "event": "event",
         "tilings": [ring()], "largest": NODES, "steps": [[sample(NODES)]], "steps_per_epoch": 1, **known,
     })  # fmt: skip

@@ -404,15 +404,19 @@ class _Command:
                 hint = f"quote it: {name}: '...'"
             raise ConfigError(f"{spelt} is {value}; expected {own.expected}", hint) from None
 
-    def read_file(self, path: Path, own_model: bool = False, hint: str = "") -> dict[str, Any]:
+    def read_file(
+        self, path: Path, own_model: bool = False, hint: str = "", left: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The values of a YAML file, each of its field's type. What was translated from acorn's keys is printed.
 
-        `hint` is the remedy for a file that is spoilt.
+        `hint` is the remedy for a file that is spoilt; keys, or keys with a value, that are `left` are passed over.
 
         Raises:
             ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
         """
-        keys = self._converted(path, _load_mapping(path, hint), own_model)
+        loaded = _load_mapping(path, hint).items()
+        kept = {key: value for key, value in loaded if key not in left and f"{key}: {value}" not in left}
+        keys = self._converted(path, kept, own_model)
         if unknown := [str(key) for key in keys if key not in self.flags]:
             self._refuse_unknown(unknown, lambda command: command.flags, "unknown key", f"{path}: ")
         if code := [name for name in CODE if ":" in str(keys.get(name))]:
@@ -427,7 +431,7 @@ class _Command:
             ConfigError: If its file cannot be read, or does not say which formulas its network has.
         """
         path = _settings_of_run(run)
-        values = self.read_file(path, own_model, _COPY_BACK)
+        values = self.read_file(path, own_model, _COPY_BACK, _LEFT)
         if lacks := [name for name in _FORMULAS if name in self.flags and name not in values]:
             raise ConfigError(f"{path} does not say {lacks[0]} of the network", _COPY_BACK)
         return values
@@ -474,6 +478,9 @@ def _docstrings(group: type[Group]) -> dict[str, str]:
 
 _FORMULAS = ("residual", "aggregate", "standardise")
 """Flags that change what a network computes and none of its weights: a default would be taken for them in silence."""
+
+_LEFT = ("watts", "dollars_per_hour", "log: wandb", "log: mlflow")
+"""What runs of earlier versions name, and what decides nothing of their results."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
 

@@ -88,6 +88,16 @@ def test_a_run_goes_on_as_it_began_but_on_the_ranks_that_there_are(old_run):
     assert resumed_with(old_run, "--store", "moved").store == "moved"
 
 
+def test_a_run_goes_on_that_names_what_has_left_and_a_file_that_does_is_refused(old_run, capfd):
+    path = Path(old_run) / "config.yaml"
+    path.write_text(path.read_text().replace("log: null\n", "log: wandb\nwatts: 200.0\ndollars_per_hour: null\n"))
+    assert resumed_with(old_run) == replace(BEGAN_WITH, **HERE, store=None, out=old_run)
+    for left, hint in (("log: wandb", "tensorboard"), ("watts: null", "watts")):
+        path.write_text(left)
+        assert train.main(["--config", str(path)]) == 2
+        assert hint in capfd.readouterr().err
+
+
 def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with(old_run, tmp_path):
     (tmp_path / "more.yaml").write_text("max_steps: 20\nlog_every: 5\nresume: true\n")
     expected = replace(BEGAN_WITH, **HERE | {"domain_size": 1}, store=None, out=old_run, max_steps=30, log_every=5)

@@ -7,7 +7,7 @@ from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNo
 from domainpar.tracking.config.prepare import PartitionerName
 from domainpar.tracking.config.ranks import GroupingName
 from domainpar.tracking.config.texts import NameList
-from domainpar.tracking.config.train import LearningFlags, NetworkFlags, PriceFlags
+from domainpar.tracking.config.train import LearningFlags, NetworkFlags
 
 CHOICES = {"groupings": get_args(GroupingName), "partitioners": get_args(PartitionerName)}
 
@@ -60,5 +60,5 @@ class QuestionFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateConfig(QuestionFlags, PriceFlags, NetworkFlags, LearningFlags):
+class EstimateConfig(QuestionFlags, NetworkFlags, LearningFlags):
     """All flags of `estimate`."""

@@ -353,20 +353,6 @@ class RecordFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriceFlags(Group):
-    """Energy and price"""
-
-    watts: float | None = None
-    """Power of a machine at work, in W. Energy is computed from it where no counter can be read (RAPL of processors,
-    NVML of GPUs)."""
-
-    dollars_per_hour: float | None = None
-    """Price of a machine, in dollars per hour. Whole machines are paid for."""
-
-    RULES = rules(Bounded("watts, dollars_per_hour", positive=True))
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReplicaFlags(Group):
     """Checks between ranks"""
 
@@ -389,7 +375,6 @@ class TrainConfig(
     MemoryFlags,
     LossFlags,
     RecordFlags,
-    PriceFlags,
     ReplicaFlags,
 ):
     """All flags of `train`."""

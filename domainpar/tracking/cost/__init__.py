@@ -1,4 +1,4 @@
-"""Seconds, bytes, joules and dollars of a training: weighed on pieces of an event, predicted for any ranks, measured.
+"""Seconds, bytes and joules of a training: weighed on pieces of an event, predicted for any ranks, measured.
 
 Below the room of training, which asks for its memory before the first step, and for the grid where that was left open.
 """

@@ -1,4 +1,4 @@
-"""What the training steps of an epoch cost: seconds, joules, dollars, and the operations that they made a second."""
+"""What the training steps of an epoch cost: seconds, joules, and the operations that they made a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from domainpar.common.compiling import clock
 from domainpar.nn.flops import counted
 from domainpar.parallel.gpus import uuid_of
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.prices import priced
 
 POWERCAP = Path("/sys/class/powercap")
 RAPL, NVML = "RAPL", "NVML"
@@ -75,19 +74,14 @@ class Costs:
     Attributes:
         world: The ranks.
         precision: Of states and products, in words.
-        watts: Power of a machine, for energy where no counter tells it.
-        dollars_per_hour: Price of a machine.
     """
 
     world: World
     precision: str
-    watts: float | None = None
-    dollars_per_hour: float | None = None
     _of_edge: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         device, on_gpu = self.world.device, self.world.device.type == "cuda"
-        self.machines = len(set(gather(self.world.transport, self.world.host)))
         own = uuid_of(device) if on_gpu else self.world.host
         grad_sinks = gather(self.world.transport, own)  # of power, by rank
         counter = None
@@ -134,13 +128,11 @@ class Costs:
             "flops_per_second": (self._of_edge or 0.0) * self._edges / self._seconds if self._seconds else 0.0,
         }
         ranks = gather(self.world.transport, ours)
-        seconds = max(rank["seconds"] for rank in ranks)
-        costs = priced(seconds, self.machines, self.watts, self.dollars_per_hour)
-        if self._source:
-            costs |= {"joules": sum(rank["joules"] for rank in ranks), "joules_by": self._source}
         return {
             "steps": self._steps,
-            **costs,
+            "seconds": max(rank["seconds"] for rank in ranks),
+            "joules": sum(rank["joules"] for rank in ranks) if self._source else None,
+            "joules_by": self._source or None,
             "flops_per_second": [rank["flops_per_second"] for rank in ranks],
             "precision": self.precision,
         }

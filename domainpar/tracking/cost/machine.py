@@ -28,21 +28,14 @@ class Machine:
     Attributes:
         name: In words.
         nodes: Machines.
-        ranks: Ranks of a machine: its cores, or its GPUs.
-        gpus: Whether these are GPUs.
+        ranks: Ranks of a machine: its cores.
         operations: Floating-point operations a second of one rank, two for each product of a matrix product.
-        bandwidth: Bytes a second that one rank reads or writes.
-        reached: Share of both that kernels of a GPU reach.
-        launch: Seconds that a small kernel of a GPU takes at least.
-        host: Seconds that a step takes besides.
         busy: How much longer a step takes while all ranks of a machine compute.
-        memory: Bytes of a machine, or of one of its GPUs.
+        memory: Bytes of a machine.
         latency: Seconds of a message inside a machine.
         rate: Bytes a second of messages inside a machine.
         latency_between: The same between machines.
         rate_between: The same between machines.
-        watts: Power of a machine at work; None: not known.
-        dollars_per_hour: Price of a machine; None: not known.
     """
 
     name: str
@@ -52,26 +45,15 @@ class Machine:
     latency: float
     rate: float
     nodes: int = 1
-    gpus: bool = False
-    bandwidth: float = 1e10
-    reached: float = 0.6
-    launch: float = 0.0
-    host: float = 0.0
     busy: float = 1.0
     latency_between: float | None = None
     rate_between: float | None = None
-    watts: float | None = None
-    dollars_per_hour: float | None = None
 
     def link(self, ranks: int) -> tuple[float, float]:
         """Latency in seconds and bytes a second of the slowest messages of so many ranks."""
         if ranks <= self.ranks:
             return self.latency, self.rate
         return self.latency_between or self.latency, self.rate_between or self.rate
-
-    def machines(self, ranks: int) -> int:
-        """How many machines so many ranks fill."""
-        return -(-ranks // self.ranks)
 
     def numbers_of_ranks(self, most: int) -> list[int]:
         """Ranks to look at: those that fit one machine, and whole machines."""
@@ -114,10 +96,6 @@ def _checked(path: Path, name: str, kind: Any, value: Any) -> Any:
     """A value of a description as its field has it: YAML takes 1e9 for a text."""
     if kind == "str":
         return str(value)
-    if kind == "bool":
-        if isinstance(value, bool):
-            return value
-        raise Problem(f"--machine {path}: {name} is {value!r}, not true or false", "it says whether ranks are GPUs")
     if value is None and "None" in str(kind):
         return None
     try:
@@ -125,7 +103,7 @@ def _checked(path: Path, name: str, kind: Any, value: Any) -> Any:
     except (TypeError, ValueError):
         number = float("nan")
     whole = str(kind) == "int"
-    zero_is_fine = name in ("launch", "host", "latency", "latency_between")
+    zero_is_fine = name in ("latency", "latency_between")
     if not (0 < number < float("inf") or (zero_is_fine and number == 0)) or (whole and number != int(number)):
         what = "a whole number of at least 1" if whole else "a finite number above 0"
         raise Problem(f"--machine {path}: {name} is {value!r}, not {what}", "units are seconds, bytes and operations")
@@ -138,7 +116,6 @@ def this_machine(**measured: float) -> Machine:
         name=platform.node(),
         ranks=len(limits.cores_here()),
         operations=operations_of_core(),
-        bandwidth=bandwidth_of_core(),
         memory=float(min(psutil.virtual_memory().total, limits.memory().limit)),
         **{"latency": 1e-6, "rate": 5e9, **measured},  # type: ignore[arg-type]
     )
@@ -148,13 +125,6 @@ def operations_of_core() -> float:
     """Operations a second of a product of matrices in float32, on one thread: the best of some."""
     left, right = torch.ones(SQUARE, SQUARE), torch.ones(SQUARE, SQUARE)
     return 2 * SQUARE**3 / _fastest(lambda: torch.mm(left, right))
-
-
-def bandwidth_of_core() -> float:
-    """Bytes a second that are read and written in copying 64 MiB."""
-    source = torch.ones(2**24)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest(lambda: target.copy_(source))
 
 
 def _fastest(call: Any, times: int = 8) -> float:

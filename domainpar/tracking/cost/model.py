@@ -7,11 +7,10 @@ ghosts and n_i neighbours; latency a and rate w of messages; B events of a step,
     exchange    x_i = X n_i a + q g_i / w      X exchanges of a step, q bytes of a ghost: `StepWork`
     event       T(E) = max_i (t_i + x_i), in proportion to E but for b c
     reduction   S = 2 log2(P) a + 2 (P - 1) / P p / w
-    step        max over groups of the sum of T over its events, + S + host
+    step        max over groups of the sum of T over its events, + S
 
 Batch parallelism alone is D = 1, domain parallelism alone G = 1, and what Buluc (2021) calls integrated all between.
-Waiting is what ranks do not compute of a step. A part on a GPU takes max(operations / R, bytes / M) / u, and a launch
-for each kernel. Of another processor than this one seconds go with operations a second.
+Waiting is what ranks do not compute of a step. Of another processor than this one seconds go with operations a second.
 """
 
 from __future__ import annotations
@@ -19,20 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.pieces import Line, PartMemory
-from domainpar.tracking.events.graph import IntArray
 
 MOST_STEPS = 64
 """Of an epoch, whose events are dealt to groups."""
-
-LAUNCHES = 272
-"""Of a step on a GPU: counted on a pretended one, for an iteration of a network with two layers."""
 
 ALIKE = 0.02
 """Predictions that differ by less are one: fewer ranks come first."""
@@ -63,7 +58,6 @@ class StepWork:
     Attributes:
         here: The machine it was weighed on.
         ways: By how often it computes again (`--recompute-every`).
-        operations: Floating-point operations.
         exchanges: Exchanges of rows in a step, both ways.
         bytes_of_ghost: Bytes that a rank sends in a step, for each ghost.
         bytes_of_parameters: Of the gradients of a step on the wire.
@@ -77,7 +71,6 @@ class StepWork:
 
     here: Machine
     ways: Mapping[int | None, Way]
-    operations: Line
     exchanges: int
     bytes_of_ghost: float
     bytes_of_parameters: int
@@ -108,7 +101,7 @@ class Grid:
         exchange: Seconds of it in exchanges of ghosts, on the rank that takes longest.
         reduction: Seconds of it in summing gradients.
         waiting: Share of the time of all ranks in which they do not compute.
-        bytes_of_rank: Most memory of a rank: of its GPU, or with that of its bare process.
+        bytes_of_rank: Most memory of a rank, with that of its bare process.
         bytes_sent: Bytes of rows and gradients that a rank sends in a step, at most.
         fits: Whether there is so much memory.
     """
@@ -166,9 +159,9 @@ def grids(
 def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int | None) -> Grid:
     """What one grid takes, whose events are cut like this one."""
     parts, domain_size = cut.quality, cut.num_parts
-    nodes = parts.owned_nodes + parts.incident_ghosts
     latency, rate = machine.link(ranks)
-    fixed, of_parts = seconds_of_parts(machine, work, every, parts.incident_edges, nodes)
+    line, slower = work.ways[every].seconds, work.here.operations / machine.operations
+    fixed, of_parts = slower * line.fixed, slower * line.of_edge * parts.incident_edges
     busy = 1 + (machine.busy - 1) * (min(ranks, machine.ranks) - 1) / max(machine.ranks - 1, 1)
     exchange = np.zeros(domain_size)
     if domain_size > 1:
@@ -183,16 +176,13 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
         rounds = 2 * math.ceil(math.log2(ranks)) * latency
         reduction = rounds + 2 * (ranks - 1) / ranks * work.bytes_of_parameters / rate
     longest, computed = _dealt(work, ranks // domain_size, busy * fixed, float(of_event.max()))
-    seconds = longest + reduction + machine.host
+    seconds = longest + reduction
     # Work that is spread evenly over all ranks would take this long.
     even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
     scale = work.largest / max(work.edges, 1)
     sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
-    of_rank = int(work.ways[every].memory.of(*((count * scale).astype(np.int64) for count in sizes)).max())
-    held = of_rank
-    if not machine.gpus:
-        of_rank += work.bare
-        held = of_rank * min(ranks, machine.ranks)
+    of_part = int(work.ways[every].memory.of(*((count * scale).astype(np.int64) for count in sizes)).max())
+    of_rank = work.bare + of_part
     sent = int(work.bytes_of_ghost * parts.incident_ghosts.max()) if domain_size > 1 else 0
     return Grid(
         ranks=ranks,
@@ -206,23 +196,8 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
         waiting=float(max(0.0, 1 - even / max(seconds, 1e-12))),
         bytes_of_rank=of_rank,
         bytes_sent=sent + (2 * work.bytes_of_parameters if ranks > 1 else 0),
-        fits=held <= machine.memory,
+        fits=of_rank * min(ranks, machine.ranks) <= machine.memory,
     )
-
-
-def seconds_of_parts(
-    machine: Machine, work: StepWork, every: int | None, edges: IntArray, nodes: IntArray
-) -> tuple[float, Any]:
-    """Seconds of a rank that do not depend on its part, and those that do, [D], if nothing else runs."""
-    line = work.ways[every].seconds
-    if not machine.gpus:
-        slower = work.here.operations / machine.operations
-        return line.fixed * slower, line.of_edge * slower * edges
-    again = line.of_edge / max(work.ways[None].seconds.of_edge, 1e-30)  # passes that are computed again
-    operations = work.operations.of_edge * edges
-    # What torch reads and writes is not known: an operation for each byte.
-    busy = np.maximum(operations / machine.operations, operations / machine.bandwidth) / machine.reached
-    return LAUNCHES * machine.launch, busy * again
 
 
 def deal(samples: Sequence[T], num_groups: int) -> list[list[T]]:

@@ -41,7 +41,7 @@ EDGES_OF_ONE = 8_000
 
 @dataclass(frozen=True)
 class Line:
-    """What grows with the edges of a part: seconds, bytes or operations."""
+    """What grows with the edges of a part: seconds or bytes."""
 
     fixed: float
     of_edge: float
@@ -126,7 +126,6 @@ class Piece(NamedTuple):
     Attributes:
         edges: Local edges of the rank that took most memory.
         bytes: The most bytes of tensors that were there at once on it, without the layers of stages.
-        operations: Floating-point operations of it.
         exchanges: Exchanges of rows.
         bytes_of_ghost: Bytes that ranks sent, for each ghost of all of them.
         weight: What they are of, if all that has no rows is fixed.
@@ -134,7 +133,6 @@ class Piece(NamedTuple):
 
     edges: int
     bytes: int
-    operations: int
     exchanges: int
     bytes_of_ghost: float
     weight: PartMemory
@@ -204,7 +202,7 @@ def weighed(
         kept = flops.layers if trains and every is None else []
         layers = [(rows == graph.num_edges, of_row) for rows, of_row in kept]
         weight = _by_rows(tensors_made, kinds, layers)
-        piece = Piece(graph.num_edges, tensors_made.peak, flops.total, made, 0.0, weight)
+        piece = Piece(graph.num_edges, tensors_made.peak, made, 0.0, weight)
         return piece, domain.bytes_sent - sent, graph.plan.num_ghosts
 
     pieces = []

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from domainpar.common.text_table import text_table
 from domainpar.common.words import byte_size, several
 from domainpar.tracking.cost.cuts import STORED
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.model import Grid, best, by_ranks
-from domainpar.tracking.cost.prices import in_words, priced
 
 SHOWN = 12
 
 
 def lines(found: Sequence[Grid], machine: Machine, steps_per_epoch: int) -> Iterator[str]:
-    """The best grid of each number of ranks, the choice and why, and what an epoch costs."""
+    """The best grid of each number of ranks, the choice and why, and the seconds of an epoch."""
     rows = by_ranks(found)
     alone = next(iter(rows.values())).seconds
-    table = [_row(grid, alone, machine, steps_per_epoch) for grid in list(rows.values())[:SHOWN]]
+    table = [_row(grid, alone) for grid in list(rows.values())[:SHOWN]]
     if len({grid.partitioner for grid in found}) > 1:
         for row, grid in zip(table, rows.values()):
             row["tiles"] = grid.partitioner if grid.domain_size > 1 else "-"
@@ -29,11 +27,11 @@ def lines(found: Sequence[Grid], machine: Machine, steps_per_epoch: int) -> Iter
         yield f"none of them fits into {byte_size(int(machine.memory))}: more --nodes, or a smaller network"
         return
     yield f"choice : {why(chosen, found)}"
-    yield f"an epoch of {several(steps_per_epoch, 'step')}: {in_words(of_epoch(chosen, machine, steps_per_epoch))}"
+    yield f"an epoch of {several(steps_per_epoch, 'step')}: {chosen.seconds * steps_per_epoch:.3g} s"
 
 
-def _row(grid: Grid, alone: float, machine: Machine, steps_per_epoch: int) -> dict[str, str]:
-    row = {
+def _row(grid: Grid, alone: float) -> dict[str, str]:
+    return {
         "ranks": str(grid.ranks),
         "to an event": str(grid.domain_size),
         "grouping": grid.grouping if grid.domain_size > 1 else "-",
@@ -43,10 +41,8 @@ def _row(grid: Grid, alone: float, machine: Machine, steps_per_epoch: int) -> di
         "waiting": f"{grid.waiting:.0%}",
         "memory of a rank": byte_size(grid.bytes_of_rank),
         "sent a step": f"{grid.bytes_sent / 1e6:.3g} MB" if grid.bytes_sent else "-",
+        "": "" if grid.fits else "does not fit",
     }
-    if machine.dollars_per_hour:
-        row["dollars an epoch"] = f"{of_epoch(grid, machine, steps_per_epoch)['dollars']:.3g}"
-    return row | {"": "" if grid.fits else "does not fit"}
 
 
 def why(chosen: Grid, found: Sequence[Grid]) -> str:
@@ -75,9 +71,3 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
     if chosen.recompute_every is not None:
         reasons.append("without --recompute-every the memory would not suffice")
     return f"{share}: {chosen.seconds:.3g} s per step" + (f" ({'; '.join(reasons)})" if reasons else "")
-
-
-def of_epoch(grid: Grid, machine: Machine, steps: int) -> dict[str, Any]:
-    """Seconds, energy and price of an epoch, as far as they are known: whole machines are paid for."""
-    machines = machine.machines(grid.ranks)
-    return priced(grid.seconds * steps, machines, machine.watts, machine.dollars_per_hour)

@@ -14,7 +14,7 @@ from domainpar.common.words import its_mpiexec, several, this_python
 from domainpar.parallel.launcher import detect
 from domainpar.runs.directory import figure_of
 from domainpar.runs.records import RunRecord, StoreRecord, Table
-from domainpar.tracking.cost.prices import in_words, mean_epoch
+from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
 from domainpar.tracking.events.own_events import told_of
 

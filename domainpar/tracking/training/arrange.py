@@ -70,7 +70,6 @@ def work_of(
     alone: World,
     seconds: float = SECONDS_OF_STEPS,
     partitioners: Sequence[str] = (),
-    as_on_gpus: bool = False,
 ) -> StepWork:
     """All that predictions are made from: a step of the network on this machine, and the events.
 
@@ -80,10 +79,9 @@ def work_of(
         alone: A world of one rank.
         seconds: Time to repeat each step in, about.
         partitioners: Of tiles that are compared with those of the store.
-        as_on_gpus: Whether the network is computed as on GPUs.
     """
     training_data = open_lessons(config, store, alone)
-    trainer = make_trainer(config, training_data, alone, as_on_gpus)
+    trainer = make_trainer(config, training_data, alone)
     bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
     model, sample = trainer.model, max(training_data.train, key=lambda sample: sample.cost)
     ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)
@@ -108,7 +106,6 @@ def work_of(
     return StepWork(
         here=this_machine(),
         ways=of_ways,
-        operations=Line.through(*((piece.edges, piece.operations) for piece in of_one)),
         exchanges=of_two[-1].exchanges,
         bytes_of_ghost=of_two[-1].bytes_of_ghost,
         bytes_of_parameters=of_parameter * sum(it.numel() for it in model.parameters() if it.requires_grad),

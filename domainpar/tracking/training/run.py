@@ -151,7 +151,7 @@ def _steps(
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, run_log = checkpointer.trainer, checkpointer.run_log
     total, talks = training_data.total_steps, trainer.world.is_root
-    costs = Costs(trainer.world, config.precision_in_words, config.watts, config.dollars_per_hour)
+    costs = Costs(trainer.world, config.precision_in_words)
     profile = None if config.profile is None else Profile(trainer.world, run_log.directory, config.profile)
     if profile is not None:
         trainer.tell(profile.begins)
@@ -213,7 +213,7 @@ def _validated(
     return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 
-def make_trainer(config: TrainConfig, training_data: TrainingData, world: World, as_on_gpus: bool = False) -> Trainer:
+def make_trainer(config: TrainConfig, training_data: TrainingData, world: World) -> Trainer:
     """The network of a configuration with all that trains it.
 
     Raises:
@@ -222,7 +222,7 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World,
     model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
     if config.init is not None:
         begin_with(source(config.init), training_data.store, model)
-    model = on_device(model, world.device, as_on_gpus)
+    model = on_device(model, world.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(

@@ -21,8 +21,8 @@ from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
+from domainpar.tracking.cost.epoch_words import in_words
 from domainpar.tracking.cost.memory import Expectation
-from domainpar.tracking.cost.prices import in_words
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.networks.catalogue import options_of
@@ -139,8 +139,8 @@ class RunLog:
         self.say(*straggler_lines(record), *spike_lines(record))
         if costs := record.get("epoch_costs"):
             self._costs.append(costs)
-            # Short epochs are told together in the end, unless somebody asks for their price.
-            if costs["joules"] is not None or costs["dollars"] is not None or costs["seconds"] >= LONG_EPOCH:
+            # Short epochs are told together in the end, unless their energy is known.
+            if costs["joules"] is not None or costs["seconds"] >= LONG_EPOCH:
                 self.say(f"epoch {record['epoch']}: {in_words(costs)}")
 
     def say_once_if_squashed(self) -> None:

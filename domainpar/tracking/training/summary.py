@@ -16,9 +16,9 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
+from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.model import deal
-from domainpar.tracking.cost.prices import in_words, mean_epoch
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of

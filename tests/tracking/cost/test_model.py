@@ -126,15 +126,10 @@ def test_of_predictions_that_are_alike_the_fewest_ranks_are_chosen():
     assert best(found).ranks == 1
 
 
-def test_another_processor_scales_with_its_operations_and_a_gpu_with_bytes_and_launches():
+def test_another_processor_scales_with_its_operations():
     alone = Cut.of(ring(), "contiguous", 1)
     twice = replace(MACHINE, operations=2e9)
     assert predict(twice, work(), alone, 1, None).seconds == pytest.approx((0.01 + 0.001 * NODES) / 2)
-    card = replace(MACHINE, gpus=True, operations=1e9, bandwidth=1e12, reached=0.5, launch=1e-5, host=1e-3)
-    grid = predict(card, work(), alone, 1, None)
-    assert grid.seconds == pytest.approx(NODES * 1e6 / 1e9 / 0.5 + 272e-5 + 1e-3)
-    memory_bound = predict(replace(card, bandwidth=1e3), work(), alone, 1, None)
-    assert memory_bound.seconds == pytest.approx(NODES * 1e6 / 1e3 / 0.5 + 272e-5 + 1e-3)
 
 
 def test_divisors_are_ascending():

@@ -74,8 +74,7 @@ def taken(of_edge, fixed=0):
 
     def weighed(*_, every, **__):
         return [
-            Piece(edges, 0, 0, 0, 0.0, PartMemory(int(fixed + of_edge[every] * edges), PerRow()))
-            for edges in (500, 1500)
+            Piece(edges, 0, 0, 0.0, PartMemory(int(fixed + of_edge[every] * edges), PerRow())) for edges in (500, 1500)
         ]
 
     return weighed
@@ -94,7 +93,7 @@ def test_pieces_of_an_event_grow_and_are_shared(store):
     opened, model = EventStore(store), InteractionNetwork(3, 6, hidden=16, graph_iters=2)
     alone, shared = (pieces.weighed(model, opened, opened.events()[0], ranks=ranks) for ranks in (1, 2))
     assert 0 < alone[0].edges < alone[1].edges == 3000
-    assert all(few < many for few, many in zip(alone[0][:3], alone[1][:3]))
+    assert all(few < many for few, many in zip(alone[0][:2], alone[1][:2]))
     assert [piece.exchanges for piece in shared] == [2, 2]
     assert shared[1].edges < 3000
     assert alone[1].bytes_of_ghost == 0 < shared[1].bytes_of_ghost

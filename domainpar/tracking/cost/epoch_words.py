@@ -1,30 +1,16 @@
-"""The price of epochs, measured or predicted, and in words; knows no torch."""
+"""What epochs cost, in words; knows no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-BY_WATTS = "--watts"
-
-
-def priced(seconds: float, machines: int, watts: float | None, dollars_per_hour: float | None) -> dict[str, Any]:
-    """Energy and price of so many seconds of whole machines; None where their power or price is not known."""
-    return {
-        "seconds": seconds,
-        "joules": watts * machines * seconds if watts else None,
-        "joules_by": BY_WATTS if watts else None,
-        "dollars": None if dollars_per_hour is None else dollars_per_hour * machines * seconds / 3600,
-    }
-
 
 def in_words(costs: Mapping[str, Any]) -> str:
-    """The costs of an epoch: `12.3 s, 1.2 kJ (RAPL), 0.0003 dollars, 31.2 GFLOP/s per rank in float32`."""
+    """The costs of an epoch: `12.3 s, 1.2 kJ (RAPL), 31.2 GFLOP/s per rank in float32`."""
     parts = [f"{costs['seconds']:.3g} s"]
     if costs["joules"] is not None:
         parts.append(f"{_joules_in_words(costs['joules'])} ({costs['joules_by']})")
-    if costs["dollars"] is not None:
-        parts.append(f"{costs['dollars']:.3g} dollars")
     speeds: Sequence[float] = costs.get("flops_per_second", ())
     if any(speeds):
         parts.append(f"{sum(speeds) / len(speeds) / 1e9:.3g} GFLOP/s per rank in {costs['precision']}")
@@ -55,6 +41,6 @@ def mean_epoch(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     ]
     return {
         **epochs[-1],
-        **{name: mean(name) for name in ("seconds", "joules", "dollars")},
+        **{name: mean(name) for name in ("seconds", "joules")},
         "flops_per_second": of_ranks,
     }
