@@ -136,7 +136,7 @@ def predict_rows(rows: Sequence[Row], events: dict[int, cases.Case], options: ar
         samples = samples_of(store.events(), None)
         with store.open(samples[0].record) as event:
             tiling = stored_tiling(event)
-        of_row = replace(work, tilings=[tiling], largest=max(it.cost for it in samples), steps=[samples])
+        of_row = replace(work, tiling=tiling, largest=max(it.cost for it in samples), steps=[samples])
         cut = Cut.of(tiling, options.grouping, ranks)
         grid = predict(machine, of_row, cut, ranks, None)
         row |= {"predicted": grid.seconds, "ghost_ratio": cut.quality.incident_ghost_ratio}

@@ -1,13 +1,12 @@
-"""Predict in a minute how many seconds and how much memory a training step takes on any number of ranks.
+"""Predict in a minute how many seconds and how much memory a training step takes on the cores of this machine.
 
 The command trains on a piece of one event, first on one core and then on all cores at once. It computes the rest from
 the sizes of the events, from the edges that parts cut, and from the speed of messages. It writes only the files that
 you name.
 
 Examples:
-  python -m domainpar.estimate --store stores/full                       this machine
-  python -m domainpar.estimate --store stores/full --write-machine m.yaml    and its description, to edit
-  python -m domainpar.estimate --store stores/full --machine m.yaml --nodes 8 --events-per-step 16 --png ranks.png
+  python -m domainpar.estimate --store stores/full
+  python -m domainpar.estimate --store stores/full --events-per-step 16 --png ranks.png
 """
 
 import json
@@ -64,33 +63,30 @@ def _work(config: EstimateConfig) -> int:
 
 
 def estimated(config: EstimateConfig, world: "World") -> tuple[list["Grid"], "Machine", int]:
-    """Every grid, the best first; the machine it is for; and the steps of an epoch.
+    """Every grid, the best first; this machine; and the steps of an epoch.
 
     Raises:
-        ValueError: If store, network or description will not do.
+        ValueError: If store or network will not do.
     """
     from domainpar.prepare import prepare_store
-    from domainpar.tracking.cost.machine import Machine
     from domainpar.tracking.cost.model import grids
 
-    described = None if config.machine is None else Machine.read(Path(config.machine))
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), world)
-    work = work_here(training_asked(config), store, world, config.partitioners.value)
-    machine = described or work.here
-    machine = replace(machine, nodes=config.nodes or machine.nodes)
-    print(*_introduction(config, work, machine, described is None), sep="\n", flush=True)
+    work = work_here(training_asked(config), store, world)
+    machine = work.here
+    print(*_introduction(config, work), sep="\n", flush=True)
     numbers = machine.numbers_of_ranks(config.most_ranks)
     with VOICE.doing("grids of ranks compared"):
         found = grids(machine, work, numbers, config.groupings.value, config.seed)
     return found, machine, work.steps_per_epoch
 
 
-def work_here(config: TrainConfig, store: Path, world: "World", partitioners: Sequence[str] = ()) -> "StepWork":
+def work_here(config: TrainConfig, store: Path, world: "World") -> "StepWork":
     """What predictions are made from, with what ranks on all cores of this machine feel of each other."""
-    from domainpar.tracking.training.arrange import work_of
+    from domainpar.tracking.training.work import work_of
 
     with VOICE.doing("steps on pieces of an event, alone"):
-        work = work_of(config, store, world, partitioners=partitioners)
+        work = work_of(config, store, world)
     with VOICE.doing("steps and messages of ranks on all cores at once"):
         return replace(work, here=replace(work.here, **_of_all_cores(config, store)))
 
@@ -105,7 +101,7 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     """Latency and rate of messages, and how much longer a step takes, with a rank on each core (some of many)."""
     from domainpar.common.limits import cores_here
     from domainpar.testing import find_mpiexec, run_ranks
-    from domainpar.tracking.training.arrange import contention
+    from domainpar.tracking.training.work import contention
 
     if (ranks := min(len(cores_here()), RANKS_TO_TRY)) == 1:
         return {}
@@ -114,16 +110,15 @@ def _of_all_cores(config: TrainConfig, store: Path) -> dict[str, Any]:
     return found
 
 
-def _introduction(config: EstimateConfig, work: "StepWork", machine: "Machine", is_here: bool) -> list[str]:
+def _introduction(config: EstimateConfig, work: "StepWork") -> list[str]:
     """The events, the network and the machine, in words."""
-    known = "measured" if is_here else "described"
+    machine = work.here
     return [
         f"events : {several(work.steps_per_epoch, 'step')} an epoch; predicted from event {work.event} with "
         f"{work.edges:,} edges",
         f"network: {config.model}, hidden {config.hidden}, {several(config.graph_iters, 'iteration')}",
-        f"machine: {machine.name} ({known}), {several(machine.nodes, 'machine')} of {several(machine.ranks, 'core')}, "
-        f"{machine.operations / 1e9:,.3g} GFLOP/s a core, {1e6 * machine.latency:.3g} us a message and "
-        f"{machine.rate / 1e9:.3g} GB/s",
+        f"machine: {machine.name}, {several(machine.ranks, 'core')}, {1e6 * machine.latency:.3g} us a message and "
+        f"{machine.rate / 1e9:.3g} GB/s (measured)",
     ]
 
 
@@ -131,9 +126,6 @@ def _write(config: EstimateConfig, found: Sequence["Grid"], machine: "Machine") 
     """The files that were asked for."""
     from domainpar.common.atomic_files import write_whole
 
-    if config.write_machine is not None:
-        machine.write(Path(config.write_machine))
-        print(f"machine written into {config.write_machine}")
     if config.json is not None:
         content = {"machine": asdict(machine), "grids": [asdict(grid) for grid in found]}
         write_whole(Path(config.json), (json.dumps(content, indent=1) + "\n").encode())

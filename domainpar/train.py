@@ -47,14 +47,12 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
     import torch
 
     from domainpar.parallel.world import World
-    from domainpar.tracking.training.arrange import arranged
     from domainpar.tracking.training.inputs import store_to_resume
     from domainpar.tracking.training.run import train
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
         store = Path(config.store or store_to_resume(config, world) or _built_in_events(config, world))
-        config, world = arranged(config, store, world)
         return train(config, store, world, allocator, stop).exit_code
 
 

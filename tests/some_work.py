@@ -11,7 +11,7 @@ from domainpar.tracking.cost.pieces import Line, PartMemory, PerRow
 from domainpar.tracking.training.sampler import Sample
 from partitioners import TileGraph
 
-MACHINE = Machine("some", ranks=8, operations=1e9, memory=1e9, latency=1e-3, rate=1e6, busy=1.5)
+MACHINE = Machine("some", ranks=8, memory=1e9, latency=1e-3, rate=1e6, busy=1.5)
 NODES, TILES = 64, 16
 
 
@@ -38,5 +38,5 @@ def work(**known):
     return StepWork(**{
         "here": MACHINE, "ways": ways(Line(0.01, 0.001), Line(0.01, 0.0015)),
         "exchanges": 4, "bytes_of_ghost": 100.0, "bytes_of_parameters": 1000, "bare": 10_000_000, "event": "event",
-        "tilings": [ring()], "largest": NODES, "steps": [[sample(NODES)]], "steps_per_epoch": 1, **known,
+        "tiling": ring(), "largest": NODES, "steps": [[sample(NODES)]], "steps_per_epoch": 1, **known,
     })  # fmt: skip

@@ -56,17 +56,12 @@ class Presence:
     """
 
     def __init__(self, transport: Transport, domain: Transport, marks: SideChannel | None) -> None:
-        self.transport, self.marks = transport, marks
-        self.shares_with(domain)
+        self.transport, self.domain, self.marks = transport, domain, marks
+        self.transports = [transport] if domain is transport else [transport, domain]
         self.host = platform.node()
         self.last_mark: Mark | None = None
         self.stop_watching: Callable[[], None] = lambda: None
         self.closed = self._ends = False
-
-    def shares_with(self, domain: Transport) -> None:
-        """Say with whom this rank shares its event from now on."""
-        self.domain = domain
-        self.transports = [self.transport] if domain is self.transport else [self.transport, domain]
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
         """Leave a `Mark` of what this rank is about to do; when a deadline passes, the last of every rank is shown."""

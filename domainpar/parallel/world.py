@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -94,16 +94,6 @@ class World(OfThisProcess):
         transport.board = marks or transport.board
         groups, domain = _grid(transport, domain_size)
         return cls(transport, domain, groups, torch.device(device), Presence(transport, domain, marks))
-
-    def regrouped(self, domain_size: int) -> Self:
-        """The same ranks in domain groups of another size; it replaces this world. *Collective*.
-
-        Raises:
-            ValueError: If `domain_size` does not divide the number of ranks.
-        """
-        groups, domain = _grid(self.transport, domain_size)
-        self.presence.shares_with(domain)
-        return replace(self, domain=domain, groups=groups)
 
     @classmethod
     def launch(

@@ -337,7 +337,6 @@ def test_a_text_with_a_meaning_stays_a_text_for_files_and_for_other_ranks():
         ("--hidden 064", "hidden", 64),
         ("--resume no", "resume", False),
         ("--store on", "store", "on"),
-        ("--domain-size auto", "domain_size", "auto"),
     ],
 )
 def test_a_word_is_read_as_its_field_would_have_it(tmp_path, words, name, value):

@@ -13,7 +13,6 @@ from domainpar.runs.checkpoint_files import FILES, CheckpointFiles
 from domainpar.runs.records import run_record
 from domainpar.testing import run_command
 from domainpar.tracking.command_line import config_of_run
-from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.diagnosis.files import event_problem
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events import acorn, given_edges, heptrkx, pyg, trackml
@@ -45,7 +44,6 @@ READERS = {
     "run.json": run_record,
     "config.yaml": lambda path: config_of_run(path.parent),
     "tracks.json": lambda path: tuning.read(path.parent),
-    "machine.yaml": Machine.read,
     "last": lambda path: CheckpointFiles(path.parent).pointed("last"),
 }
 

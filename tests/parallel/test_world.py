@@ -54,12 +54,9 @@ def test_a_domain_size_that_does_not_divide_the_ranks_is_refused(num_ranks, doma
 def test_a_deadline_holds_among_all_ranks_and_among_those_of_an_event(domain_size):
     def deadlines(world):
         world.set_deadline(30.5)
-        regrouped = world.regrouped(2)
-        found = [world.transport.deadline, world.domain.deadline, regrouped.domain.deadline]
-        regrouped.set_deadline(4.25)
-        return [*found, regrouped.transport.deadline, regrouped.domain.deadline]
+        return [world.transport.deadline, world.domain.deadline]
 
-    assert run_ranks(deadlines, 4, domain_size=domain_size) == [[30.5] * 3 + [4.25] * 2] * 4
+    assert run_ranks(deadlines, 4, domain_size=domain_size) == [[30.5] * 2] * 4
 
 
 def test_one_rank_is_a_world_like_any_other():
@@ -371,16 +368,11 @@ def test_domain_groups_lie_on_one_machine_where_they_can(monkeypatch, hosts, gro
             assert (found[rank][0], tuple(found[rank][1]), found[rank][2]) == (number, ranks, 2)
 
 
-def test_regrouped_ranks_lie_on_one_machine_too_and_what_they_send_is_counted(monkeypatch):
-    monkeypatch.setattr(world, "gather", lambda *_: list("abab"))
+def test_what_the_ranks_of_a_group_send_each_other_is_counted():
+    def sent(world):
+        world.take_counters()
+        to_other = [int(rank != world.domain.rank) for rank in range(2)]
+        world.domain.start(torch.ones(1, 3), to_other, torch.empty(1, 3), to_other).finish()
+        return world.take_counters().bytes_sent
 
-    def regrouped(ranks):
-        ranks = ranks.regrouped(2)
-        ranks.take_counters()
-        to_other = [int(rank != ranks.domain.rank) for rank in range(2)]
-        ranks.domain.start(torch.ones(1, 3), to_other, torch.empty(1, 3), to_other).finish()
-        assert ranks.take_counters().bytes_sent == 3 * 4
-        return grid_of(ranks)
-
-    found = run_ranks(regrouped, 4)
-    assert [tuple(members) for _, members, _ in found] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    assert run_ranks(sent, 4, domain_size=2) == [3 * 4] * 4

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
-from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
+from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, rules
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Conditions, ConditionsOrAll, check_sectors
 
@@ -213,9 +213,3 @@ class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFla
             hint="it is about all events together, which --stream never has: omit it",
         ),
     )
-
-    def check(self) -> None:
-        """Refuse to choose a grid: what scoring takes is not predicted."""
-        for name in ("domain_size", "grouping"):
-            if getattr(self, name) == "auto":
-                raise ConfigError(f"{flag(name)} auto is of train", "omit it, or say which")

@@ -27,13 +27,12 @@ class RankFlags(Group):
     """Number of sectors of an event in naive mode. Each is a sample of its own, whatever the number of ranks. 8: ranges
     of tiles. 8x2: wedges in phi times slices in eta."""
 
-    grouping: Literal[GroupingName, "auto"] = "contiguous"
-    """How tiles are gathered into parts, one for each rank. Only the speed depends on it, not the result. auto: the one
-    of the shortest step as estimate predicts it; only in train."""
+    grouping: GroupingName = "contiguous"
+    """How tiles are gathered into parts, one for each rank. Only the speed depends on it, not the result."""
 
-    domain_size: int | Literal["auto"] | None = None
+    domain_size: int | None = None
     """Number of ranks that share one event; other groups of ranks take other events. Default: the largest divisor of
-    the number of ranks, up to 8. auto: the one of the shortest step as estimate predicts it; only in train."""
+    the number of ranks, up to 8."""
 
     transport: Literal["auto", "mpi", "gloo", "nccl"] = "auto"
     """Library for messages between ranks. auto: NCCL on GPU, MPI under an MPI launcher, gloo under torchrun."""
@@ -52,11 +51,6 @@ class RankFlags(Group):
 
     RULES = rules(
         Bounded("threads, domain_size", least=1),
-        MeansNothing(
-            "domain_size auto, grouping auto",
-            beside="mode naive",
-            hint="auto is about whole events, which naive mode cuts: say which; --domain-size 1 is usual",
-        ),
         MeansNothing("mode naive", without="sectors", hint="say how many to cut an event into: --sectors 8"),
         MeansNothing("sectors", without="mode naive"),
         NCCL_ON_CPU,
@@ -106,11 +100,6 @@ class BadEventFlags(Group):
     """Refuse events in which a rank would own nothing, such as those with fewer tiles than ranks."""
 
 
-def fixed_domain_size(config: RankFlags) -> int | None:
-    """Ranks that share one event, as far as they are told before the ranks have met."""
-    return None if config.domain_size == "auto" else config.domain_size
-
-
 def session_arguments(config: Any) -> dict[str, Any]:
     """Arguments of `World.session`, from a configuration that has the groups `RankFlags` and `MeetingFlags`."""
     # All flags must be the same on every rank but one.
@@ -119,7 +108,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "transport": config.transport,
         "device": config.device,
         # Sectors are samples of their own: unless told otherwise, each rank takes others.
-        "domain_size": 1 if config.mode == "naive" and config.domain_size is None else fixed_domain_size(config),
+        "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
         "timeout": max(config.first_timeout, config.timeout),
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,

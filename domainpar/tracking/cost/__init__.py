@@ -1,4 +1,4 @@
-"""Seconds, bytes and joules of a training: weighed on pieces of an event, predicted for any ranks, measured.
+"""Seconds, bytes and joules of a training: weighed on pieces of an event, predicted on cores, measured.
 
-Below the room of training, which asks for its memory before the first step, and for the grid where that was left open.
+Below the room of training, which asks for its memory before the first step.
 """

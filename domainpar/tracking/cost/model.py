@@ -1,4 +1,4 @@
-"""From a machine, the work of a network and the sizes of events to seconds, bytes and waiting of every grid of ranks.
+"""From the work of a network on this machine, and the sizes of events, to seconds and bytes of every grid of ranks.
 
 With E edges of an event, P ranks, D of them to an event (G = P / D groups), part i of D with e_i local edges, g_i
 ghosts and n_i neighbours; latency a and rate w of messages; B events of a step, dealt to groups by their cost:
@@ -10,7 +10,7 @@ ghosts and n_i neighbours; latency a and rate w of messages; B events of a step,
     step        max over groups of the sum of T over its events, + S
 
 Batch parallelism alone is D = 1, domain parallelism alone G = 1, and what Buluc (2021) calls integrated all between.
-Waiting is what ranks do not compute of a step. Of another processor than this one seconds go with operations a second.
+Waiting is what ranks do not compute of a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
+from domainpar.tracking.cost.cuts import Cut, Tiling
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.pieces import Line, PartMemory
 
@@ -53,17 +53,17 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepWork:
-    """What a training asks of a machine: a step of its network, weighed on one, and the events of its steps.
+    """What a training asks of this machine: a step of its network, weighed on it, and the events of its steps.
 
     Attributes:
-        here: The machine it was weighed on.
+        here: The machine.
         ways: By how often it computes again (`--recompute-every`).
         exchanges: Exchanges of rows in a step, both ways.
         bytes_of_ghost: Bytes that a rank sends in a step, for each ghost.
         bytes_of_parameters: Of the gradients of a step on the wire.
         bare: Bytes of a process before it has an event.
         event: Name of the event that is looked at in full.
-        tilings: That event in the tiles of the store, and in others that are compared with them.
+        tiling: That event in the tiles of the store.
         largest: Edges of the largest event.
         steps: Events of some steps of an epoch.
         steps_per_epoch: Steps of an epoch.
@@ -76,7 +76,7 @@ class StepWork:
     bytes_of_parameters: int
     bare: int
     event: str
-    tilings: Sequence[Tiling]
+    tiling: Tiling
     largest: int
     steps: Sequence[Sequence[Costly]]
     steps_per_epoch: int
@@ -84,7 +84,7 @@ class StepWork:
     @property
     def edges(self) -> int:
         """Those of the event in full."""
-        return int(self.tilings[0].edge_index.shape[1])
+        return int(self.tiling.edge_index.shape[1])
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,6 @@ class Grid:
     Attributes:
         ranks: All of them.
         domain_size: Ranks that share an event.
-        partitioner: What makes tiles; `stored`: as they are.
         grouping: How tiles are gathered into parts.
         recompute_every: As of `train`.
         seconds: Of a step.
@@ -108,7 +107,6 @@ class Grid:
 
     ranks: int
     domain_size: int
-    partitioner: str
     grouping: str
     recompute_every: int | None
     seconds: float
@@ -126,49 +124,36 @@ def divisors(number: int) -> list[int]:
 
 
 def grids(
-    machine: Machine,
-    work: StepWork,
-    numbers: Sequence[int],
-    groupings: Sequence[str],
-    seed: int = 0,
-    sizes: Sequence[int] | None = None,
+    machine: Machine, work: StepWork, numbers: Sequence[int], groupings: Sequence[str], seed: int = 0
 ) -> list[Grid]:
     """Every grid of ranks, the best first: those that fit into memory, by seconds of a step.
 
     Args:
-        machine: The machine to predict for; maybe that of the work.
+        machine: The machine of the work.
         work: What is known.
         numbers: Numbers of ranks to look at.
         groupings: Ways to gather tiles that are compared.
         seed: Of groupings.
-        sizes: Ranks that may share an event; None: any number that divides them.
     """
     found = []
-    for domain_size in sizes or sorted({size for ranks in numbers for size in divisors(ranks)}):
-        whole = domain_size == 1  # an event that is not cut is the same in all tiles
-        for tiling in work.tilings[:1] if whole else work.tilings:
-            if sizes is None and domain_size > tiling.tiles.num_tiles:
-                continue
-            for grouping in groupings[:1] if whole else groupings:
-                cut = Cut.of(tiling, grouping, domain_size, seed)
-                for ranks in (ranks for ranks in numbers if ranks % domain_size == 0):
-                    found += [predict(machine, work, cut, ranks, every) for every in work.ways]
+    for domain_size in sorted({size for ranks in numbers for size in divisors(ranks)}):
+        if domain_size > work.tiling.tiles.num_tiles:
+            continue
+        for grouping in groupings[:1] if domain_size == 1 else groupings:
+            cut = Cut.of(work.tiling, grouping, domain_size, seed)
+            for ranks in (ranks for ranks in numbers if ranks % domain_size == 0):
+                found += [predict(machine, work, cut, ranks, every) for every in work.ways]
     return sorted(found, key=lambda grid: (not grid.fits, grid.seconds, grid.ranks))
 
 
 def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int | None) -> Grid:
     """What one grid takes, whose events are cut like this one."""
-    parts, domain_size = cut.quality, cut.num_parts
-    latency, rate = machine.link(ranks)
-    line, slower = work.ways[every].seconds, work.here.operations / machine.operations
-    fixed, of_parts = slower * line.fixed, slower * line.of_edge * parts.incident_edges
-    busy = 1 + (machine.busy - 1) * (min(ranks, machine.ranks) - 1) / max(machine.ranks - 1, 1)
-    exchange = np.zeros(domain_size)
-    if domain_size > 1:
-        inside = machine.link(domain_size)  # groups are inside machines where they can be
-        exchange = (
-            work.exchanges * parts.neighbours * inside[0] + work.bytes_of_ghost * parts.incident_ghosts / inside[1]
-        )
+    parts, domain_size, line = cut.quality, cut.num_parts, work.ways[every].seconds
+    latency, rate = machine.latency, machine.rate
+    fixed, of_parts = line.fixed, line.of_edge * parts.incident_edges
+    busy = 1 + (machine.busy - 1) * (ranks - 1) / max(machine.ranks - 1, 1)
+    # A whole event has neither neighbours nor ghosts.
+    exchange = work.exchanges * parts.neighbours * latency + work.bytes_of_ghost * parts.incident_ghosts / rate
     of_event = busy * of_parts + exchange
     slowest = max(busy * fixed + float(of_event.max()), 1e-12)  # of an event without edges nothing may be left
     reduction = 0.0
@@ -181,13 +166,11 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
     even = computed / (ranks // domain_size) * (busy * (fixed + of_parts.mean())) / slowest
     scale = work.largest / max(work.edges, 1)
     sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
-    of_part = int(work.ways[every].memory.of(*((count * scale).astype(np.int64) for count in sizes)).max())
-    of_rank = work.bare + of_part
-    sent = int(work.bytes_of_ghost * parts.incident_ghosts.max()) if domain_size > 1 else 0
+    of_rank = work.bare + int(work.ways[every].memory.of(*((count * scale).astype(np.int64) for count in sizes)).max())
+    sent = int(work.bytes_of_ghost * parts.incident_ghosts.max())
     return Grid(
         ranks=ranks,
         domain_size=domain_size,
-        partitioner=cut.tiling.partitioner,
         grouping=cut.grouping,
         recompute_every=every,
         seconds=float(seconds),
@@ -196,7 +179,7 @@ def predict(machine: Machine, work: StepWork, cut: Cut, ranks: int, every: int |
         waiting=float(max(0.0, 1 - even / max(seconds, 1e-12))),
         bytes_of_rank=of_rank,
         bytes_sent=sent + (2 * work.bytes_of_parameters if ranks > 1 else 0),
-        fits=of_rank * min(ranks, machine.ranks) <= machine.memory,
+        fits=of_rank * ranks <= machine.memory,
     )
 
 
@@ -229,19 +212,13 @@ def _dealt(work: StepWork, groups: int, fixed: float, of_event: float) -> tuple[
 
 
 def best(found: Sequence[Grid]) -> Grid | None:
-    """The fastest that fits; of those within `ALIKE` of it, that of fewest ranks, then of most of them to an event.
-
-    Last comes that of the store's own tiles: others want a store made anew.
-    """
+    """The fastest that fits; of those within `ALIKE` of it, that of fewest ranks, then of most of them to an event."""
     fitting = [grid for grid in found if grid.fits]
     if not fitting:
         return None
     limit = fitting[0].seconds * (1 + ALIKE)
     alike = [grid for grid in fitting if grid.seconds <= limit]
-    return min(
-        alike,
-        key=lambda grid: (grid.ranks, grid.recompute_every or 0, -grid.domain_size, grid.partitioner != STORED),
-    )
+    return min(alike, key=lambda grid: (grid.ranks, grid.recompute_every or 0, -grid.domain_size))
 
 
 def by_ranks(found: Sequence[Grid]) -> Mapping[int, Grid]:

@@ -41,7 +41,7 @@ EDGES_OF_ONE = 8_000
 
 @dataclass(frozen=True)
 class Line:
-    """What grows with the edges of a part: seconds or bytes."""
+    """Seconds that grow with the edges of a part."""
 
     fixed: float
     of_edge: float
@@ -53,10 +53,6 @@ class Line:
             return cls(0.0, many[1] / max(many[0], 1))
         slope = (many[1] - few[1]) / (many[0] - few[0])
         return cls(0.0, many[1] / many[0]) if slope * few[0] > few[1] else cls(few[1] - slope * few[0], slope)
-
-    def at(self, edges: Any) -> Any:
-        """The value of a part of so many edges, or of several."""
-        return self.fixed + self.of_edge * edges
 
 
 class PerRow(NamedTuple):

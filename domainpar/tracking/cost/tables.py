@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from domainpar.common.text_table import text_table
 from domainpar.common.words import byte_size, several
-from domainpar.tracking.cost.cuts import STORED
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.model import Grid, best, by_ranks
 
@@ -18,13 +17,11 @@ def lines(found: Sequence[Grid], machine: Machine, steps_per_epoch: int) -> Iter
     rows = by_ranks(found)
     alone = next(iter(rows.values())).seconds
     table = [_row(grid, alone) for grid in list(rows.values())[:SHOWN]]
-    if len({grid.partitioner for grid in found}) > 1:
-        for row, grid in zip(table, rows.values()):
-            row["tiles"] = grid.partitioner if grid.domain_size > 1 else "-"
     yield from text_table(list(table[0]), [list(row.values()) for row in table], words=0)
     chosen = best(found)
     if chosen is None:
-        yield f"none of them fits into {byte_size(int(machine.memory))}: more --nodes, or a smaller network"
+        memory = byte_size(int(machine.memory))
+        yield f"none of them fits into {memory}: share each event among more machines, or take a smaller network"
         return
     yield f"choice : {why(chosen, found)}"
     yield f"an epoch of {several(steps_per_epoch, 'step')}: {chosen.seconds * steps_per_epoch:.3g} s"
@@ -54,7 +51,6 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
         if chosen.domain_size > 1
         else ", an event each"
     )
-    stored = [grid for grid in found if grid.fits and grid.partitioner == STORED]
     of_more = [grid for grid in found if grid.fits and grid.ranks > chosen.ranks]
     others = [
         grid for grid in found if grid.fits and grid.ranks == chosen.ranks and grid.domain_size != chosen.domain_size
@@ -65,9 +61,6 @@ def why(chosen: Grid, found: Sequence[Grid]) -> str:
     if of_more:
         faster = 1 - of_more[0].seconds / chosen.seconds
         reasons.append(f"{of_more[0].ranks} would be {faster:.0%} faster" if faster > 0 else "more are not faster")
-    if chosen.partitioner != STORED:
-        longer = f", with those of the store {stored[0].seconds / chosen.seconds - 1:.0%} longer" if stored else ""
-        reasons.append(f"tiles of prepare --partitioner {chosen.partitioner}{longer}")
     if chosen.recompute_every is not None:
         reasons.append("without --recompute-every the memory would not suffice")
     return f"{share}: {chosen.seconds:.3g} s per step" + (f" ({'; '.join(reasons)})" if reasons else "")

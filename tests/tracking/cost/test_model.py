@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from some_work import MACHINE, NODES, TILES, ring, sample, ways, work
 
-from domainpar.tracking.cost import tables
-from domainpar.tracking.cost.cuts import STORED, Cut, Tiling
-from domainpar.tracking.cost.model import best, by_ranks, divisors, grids, predict
+from domainpar.tracking.cost.cuts import STORED, Tiling
+from domainpar.tracking.cost.model import best, divisors, grids
 from domainpar.tracking.cost.pieces import Line, sectors_of
 from domainpar.tracking.part_loading import Sector
 from partitioners import TileGraph
@@ -72,17 +71,6 @@ def test_events_of_different_sizes_make_groups_wait_and_shared_events_do_not():
     assert best(found) == shared
 
 
-def test_ranks_beyond_a_machine_talk_at_the_speed_between_machines():
-    machine = replace(MACHINE, ranks=2, nodes=2, latency_between=5e-3, rate_between=1e5)
-    found = asked(machine, work(), ["contiguous"], 64)
-    assert sorted(by_ranks(found)) == [1, 2, 4]
-    four = of(found, 4, 4)
-    assert four.exchange == pytest.approx(4 * 2 * 5e-3 + 100 * 2 / 1e5)
-    pairs = of(found, 4, 2)  # groups stay inside machines; gradients do not
-    assert pairs.exchange == pytest.approx(4 * 1 * 1e-3 + 100 * 2 / 1e6)
-    assert pairs.reduction == pytest.approx(2 * 2 * 5e-3 + 2 * 3 / 4 * 1000 / 1e5)
-
-
 def test_what_does_not_fit_comes_last_and_recompute_where_it_makes_it_fit():
     machine = replace(MACHINE, ranks=1, memory=4e7)
     found = asked(machine, work(), ["contiguous"], 1)
@@ -93,26 +81,19 @@ def test_what_does_not_fit_comes_last_and_recompute_where_it_makes_it_fit():
 
 def test_all_ranks_of_a_machine_share_its_memory():
     alone = of(asked(MACHINE, work(), ["contiguous"], 1), 1, 1)
-    machine = replace(MACHINE, ranks=4, nodes=2, memory=2.5 * alone.bytes_of_rank)
-    found = asked(machine, work(), ["contiguous"], 8)
-    fits = {ranks: of(found, ranks, 1).fits for ranks in (1, 2, 3, 4, 8)}
-    assert fits == {1: True, 2: True, 3: False, 4: False, 8: False}
-    enough = asked(replace(machine, memory=4.5 * alone.bytes_of_rank), work(), ["contiguous"], 8)
-    assert of(enough, 4, 1).fits
-    assert of(enough, 8, 1).fits, "of two machines, four ranks each"
+    found = asked(replace(MACHINE, ranks=4, memory=2.5 * alone.bytes_of_rank), work(), ["contiguous"], 4)
+    fits = {ranks: of(found, ranks, 1).fits for ranks in (1, 2, 3, 4)}
+    assert fits == {1: True, 2: True, 3: False, 4: False}
 
 
-def test_of_grids_that_are_alike_come_few_ranks_first_then_little_recomputing_then_shared_events_then_the_store():
+def test_of_grids_that_are_alike_come_few_ranks_first_then_little_recomputing_then_shared_events():
     grid = of(asked(MACHINE, work(), ["contiguous"], 4), 4, 4)
-    others = {
-        "ranks": [2, 4], "recompute_every": [None, 1, 2], "domain_size": [4, 2, 1], "partitioner": [STORED, "metis"],
-    }  # fmt: skip
+    others = {"ranks": [2, 4], "recompute_every": [None, 1, 2], "domain_size": [4, 2, 1]}
     alike = [
-        replace(grid, ranks=ranks, recompute_every=every, domain_size=size, partitioner=name)
+        replace(grid, ranks=ranks, recompute_every=every, domain_size=size)
         for ranks in others["ranks"]
         for every in others["recompute_every"]
         for size in others["domain_size"]
-        for name in others["partitioner"]
     ]
     left = alike[::-1]
     while left:
@@ -124,12 +105,6 @@ def test_of_predictions_that_are_alike_the_fewest_ranks_are_chosen():
     slow = replace(MACHINE, latency=1.0)  # more ranks of one event gain nothing
     found = asked(slow, work(), ["contiguous", "metis"], 8)
     assert best(found).ranks == 1
-
-
-def test_another_processor_scales_with_its_operations():
-    alone = Cut.of(ring(), "contiguous", 1)
-    twice = replace(MACHINE, operations=2e9)
-    assert predict(twice, work(), alone, 1, None).seconds == pytest.approx((0.01 + 0.001 * NODES) / 2)
 
 
 def test_divisors_are_ascending():
@@ -153,40 +128,6 @@ def test_pieces_are_a_smaller_and_a_larger_sector(edges, tiles, numbers):
 def test_an_event_without_edges_takes_what_is_fixed():
     nothing, tile = np.zeros((2, 0), np.int64), ring().tile_of_node
     none = Tiling(STORED, nothing, TileGraph.from_assignment(nothing, tile, TILES), tile)
-    known = work(tilings=[none], largest=0, steps=[[sample(0)]], ways=ways(Line(0.0, 0.001)))
+    known = work(tiling=none, largest=0, steps=[[sample(0)]], ways=ways(Line(0.0, 0.001)))
     for grid in asked(MACHINE, known, ["contiguous"], 4):
         assert np.isfinite([grid.seconds, grid.waiting, grid.exchange]).all()
-
-
-def interleaved(name="interleaved"):
-    """The same ring in worse tiles: each has every sixteenth node, so that all edges are cut."""
-    edge_index, tile = ring().edge_index, np.arange(NODES) % TILES
-    return Tiling(name, edge_index, TileGraph.from_assignment(edge_index, tile, TILES), tile)
-
-
-def test_tiles_of_other_partitioners_stand_beside_those_of_the_store():
-    found = asked(MACHINE, work(tilings=[ring(), interleaved()]), ["contiguous"], 4)
-    way = (4, 4, None)
-    halves = {it.partitioner: it for it in found if (it.ranks, it.domain_size, it.recompute_every) == way}
-    assert halves["interleaved"].exchange > halves[STORED].exchange
-    assert halves[STORED] == of(asked(MACHINE, work(), ["contiguous"], 4), 4, 4)
-    assert {grid.partitioner for grid in found if grid.domain_size == 1} == {STORED}, "what is not cut has no tiles"
-    assert best(found).partitioner == STORED
-    table = [line.split() for line in tables.lines(found, MACHINE, 1)]
-    assert table[0][-1] == "tiles"
-
-
-def test_a_better_partitioner_is_chosen_and_how_to_get_it_is_said():
-    tilings = [interleaved(STORED), replace(ring(), partitioner="metis")]
-    found = grids(MACHINE, work(tilings=tilings), [4], ["contiguous"], sizes=[4])
-    chosen = best(found)
-    assert chosen.partitioner == "metis"
-    slower = next(grid for grid in found if grid.partitioner == STORED).seconds / chosen.seconds - 1
-    said = f"tiles of prepare --partitioner metis, with those of the store {slower:.0%} longer"
-    assert said in tables.why(chosen, found)
-
-
-def test_tiles_that_are_no_better_are_not_worth_a_new_store():
-    tilings = [replace(ring(), partitioner="metis"), ring()]
-    found = grids(MACHINE, work(tilings=tilings), [4], ["contiguous"], sizes=[4])
-    assert best(found).partitioner == STORED

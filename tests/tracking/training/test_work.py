@@ -1,4 +1,4 @@
-"""What is measured of a network's step: its messages are those that it sends, its operations those that it makes."""
+"""What is measured of a network's step: its messages are those that it sends."""
 
 import pytest
 from random_store import write_random_store
@@ -6,9 +6,9 @@ from random_store import write_random_store
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.arrange import work_of
 from domainpar.tracking.training.inputs import open_lessons
 from domainpar.tracking.training.run import make_trainer
+from domainpar.tracking.training.work import work_of
 
 
 def sent(world, store, config):

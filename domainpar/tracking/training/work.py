@@ -1,25 +1,23 @@
-"""What a training asks of machines, from steps on pieces of an event; and the grid of ranks where it was left open."""
+"""What a training asks of this machine, from steps on pieces of an event."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
 
 from domainpar.common.agreement import on_root
-from domainpar.common.words import several
 from domainpar.measure.rates import median_seconds, transport_rates
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.cuts import stored_tiling, tilings_of
+from domainpar.tracking.cost.cuts import stored_tiling
 from domainpar.tracking.cost.machine import this_machine
-from domainpar.tracking.cost.model import StepWork, Way, best, divisors, grids
-from domainpar.tracking.cost.pieces import Line, sectors_of, weighed
+from domainpar.tracking.cost.model import StepWork, Way
+from domainpar.tracking.cost.pieces import EDGES_OF_PIECES, Line, sectors_of, weighed
 from domainpar.tracking.training.forecast import weight_of
 from domainpar.tracking.training.inputs import open_lessons, steps_of
 from domainpar.tracking.training.loop import Trainer
@@ -31,46 +29,7 @@ BYTES_OF_LIMBS, BYTES_OF_SUMS = 16, 8
 """Of a parameter's gradient on the wire: two limbs of an exact sum, or a float64."""
 
 
-def arranged(config: TrainConfig, store: Path, world: World) -> tuple[TrainConfig, World]:
-    """The configuration and the ranks with what was left to us decided; as they are where nothing was. *Collective*.
-
-    Rank 0 takes steps on pieces of an event while the others wait. Bits do not depend on what is chosen.
-
-    Raises:
-        Refused: On all ranks alike, if the events or the network will not do.
-    """
-    if "auto" not in (config.domain_size, config.grouping):
-        return config, world
-    world.mark("plan", 0)
-    rates = transport_rates(world.transport, SECONDS_OF_MESSAGES, world.device)
-
-    def choice() -> tuple[int, str, float]:
-        alone = replace(config, grouping="contiguous", domain_size=None, out=None, resume=False)
-        work = work_of(alone, store, World.alone(world.device), SECONDS_OF_STEPS / 4)
-        # It is known that there are so many ranks, not where; and memory is looked at before the first step.
-        machine = replace(work.here, **_link(rates), ranks=world.size, memory=float("inf"))
-        sizes = divisors(world.size) if config.domain_size == "auto" else [world.domain.size]
-        groupings = ["contiguous", "metis"] if config.grouping == "auto" else [config.grouping]
-        chosen = best(grids(machine, work, [world.size], groupings, config.seed, sizes))
-        assert chosen is not None
-        return chosen.domain_size, chosen.grouping, chosen.seconds
-
-    chosen = on_root(world.transport, choice)
-    domain_size, grouping, seconds = int(chosen[0]), cast(Any, chosen[1]), float(chosen[2])
-    if world.is_root:
-        grid = f"{several(domain_size, 'rank')} to an event" + (f", {grouping} parts" if domain_size > 1 else "")
-        print(f"grid     : {grid}: {seconds:.3g} s per step predicted (auto)", flush=True)
-    torch.set_num_threads(1)
-    return replace(config, domain_size=domain_size, grouping=grouping), world.regrouped(domain_size)
-
-
-def work_of(
-    config: TrainConfig,
-    store: Path,
-    alone: World,
-    seconds: float = SECONDS_OF_STEPS,
-    partitioners: Sequence[str] = (),
-) -> StepWork:
+def work_of(config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_STEPS) -> StepWork:
     """All that predictions are made from: a step of the network on this machine, and the events.
 
     Args:
@@ -78,7 +37,6 @@ def work_of(
         store: Its events.
         alone: A world of one rank.
         seconds: Time to repeat each step in, about.
-        partitioners: Of tiles that are compared with those of the store.
     """
     training_data = open_lessons(config, store, alone)
     trainer = make_trainer(config, training_data, alone)
@@ -88,30 +46,29 @@ def work_of(
     # All is weighed before the first step: afterwards a network may know its ranks.
     where = training_data.store, sample.record, alone
     memory = {every: weight_of(config, model, *where, every=every, shared=True) for every in ways}
-    of_one, of_two = (
-        weighed(model, training_data.store, sample.record, ranks=ranks, dtype=trainer.loader.dtype) for ranks in (1, 2)
-    )
+    how: dict[str, Any] = {"ranks": 2, "dtype": trainer.loader.dtype, "sizes": EDGES_OF_PIECES[-1:]}
+    (of_two,) = weighed(model, training_data.store, sample.record, **how)
     of_ways = {}
     for every in ways:
         model.recompute(every)
         points = [
-            (piece.edges, median_seconds(step, seconds, alone.transport, alone.device))
-            for piece, step in zip(of_one, _steps(trainer, sample))
+            (step()["local_edges"][0], median_seconds(step, seconds, alone.transport, alone.device))
+            for step in _steps(trainer, sample)
         ]
         of_ways[every] = Way(Line.through(*points), memory[every])
     model.recompute(None)
     of_parameter = BYTES_OF_LIMBS if config.is_bitwise else BYTES_OF_SUMS
     with training_data.store.open(sample.record) as event:
-        tilings = (stored_tiling(event), *tilings_of(event, partitioners, config.seed))
+        tiling = stored_tiling(event)
     return StepWork(
         here=this_machine(),
         ways=of_ways,
-        exchanges=of_two[-1].exchanges,
-        bytes_of_ghost=of_two[-1].bytes_of_ghost,
+        exchanges=of_two.exchanges,
+        bytes_of_ghost=of_two.bytes_of_ghost,
         bytes_of_parameters=of_parameter * sum(it.numel() for it in model.parameters() if it.requires_grad),
         bare=bare,
         event=sample.name,
-        tilings=tilings,
+        tiling=tiling,
         largest=max(one.cost for one in training_data.train + training_data.val),
         steps=steps_of(config, training_data.train, 0),
         steps_per_epoch=training_data.steps_per_epoch,
@@ -135,7 +92,11 @@ def contention(world: World, config: TrainConfig, store: Path) -> dict[str, Any]
     )
     alone = on_root(world.transport, lambda: median_seconds(step, SECONDS_OF_STEPS, own.transport, own.device))
     together = median_seconds(step, SECONDS_OF_STEPS, world.transport, own.device)
-    return {**_link(rates), "busy": max(1.0, together / alone)}
+    return {
+        "latency": rates["latency_seconds"],
+        "rate": rates["bytes_per_second_1_MiB"],  # exchanges are of some MiB at most
+        "busy": max(1.0, together / alone),
+    }
 
 
 def _steps(trainer: Trainer, sample: Sample) -> Iterator[Any]:
@@ -144,8 +105,3 @@ def _steps(trainer: Trainer, sample: Sample) -> Iterator[Any]:
     for sector in sectors_of(sample.record):
         piece = Sample(sample.record, sector)
         yield lambda piece=piece: trainer.step([piece], next(number))
-
-
-def _link(rates: Any) -> dict[str, Any]:
-    """Latency and rate of `Machine`, of what `transport_rates` measured: exchanges are of some MiB at most."""
-    return {"latency": rates["latency_seconds"], "rate": rates["bytes_per_second_1_MiB"]}
