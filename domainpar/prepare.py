@@ -353,6 +353,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.store import LEARNED, EventStore
+    from domainpar.tracking.events.surfaces import described_surfaces
     from domainpar.tracking.reco.facts import described
     from domainpar.tracking.training.pretrained import runs_of
 
@@ -374,6 +375,8 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         print(f"field: {Field.of(field)}")
     if (spot := store.beam_spot) is not None:
         print(f"beam spot: {spot} ({'as given' if 'beam_spot' in store.settings else 'measured from true particles'})")
+    if (rows := store.settings.get("surfaces")) is not None:
+        print(described_surfaces(rows, store.settings.get("surfaces_learned")))
     if line := store.settings.get("beam_line"):
         print(f"beam line: x {line[0]:g} mm, y {line[1]:g} mm in the files; in the store it is x = y = 0")
     if lost := store.settings.get("hit_inefficiency"):

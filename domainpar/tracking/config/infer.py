@@ -104,7 +104,7 @@ class TrackFlags(Group):
 
     extend: bool = False
     """Extend each track with a Kalman filter through all surfaces, as --ckf extends its seeds: hits that no segment
-    joins to it are added, and wrong ones are removed. The surfaces are TrackML's, or those of prepare --surfaces."""
+    joins to it are added, and wrong ones are removed. The surfaces are those that prepare has found or was given."""
 
     min_quality: float | None = None
     """Drop tracks below this quality, and build tracks again of the hits that they leave. The quality is the number of

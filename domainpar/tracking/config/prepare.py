@@ -135,7 +135,8 @@ class DetectorFlags(Group):
     surfaces: str | None = None
     """CSV file with the surfaces of the detector, from one to the next of which --ckf and --extend of infer
     extrapolate: volume, layer, kind, place, low, high, sigma_u, sigma_v, seeds and, if known, material
-    (docs/another_detector.md). Default: those of TrackML."""
+    (docs/another_detector.md). Default: those of TrackML, or, if hits do not lie on them, surfaces that are learned
+    from the hits of the first events."""
 
     RULES = rules(
         MeansNothing("surfaces", beside="source simulate", hint="it has TrackML's"),

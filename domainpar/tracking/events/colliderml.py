@@ -173,6 +173,22 @@ class ColliderMLEvents:
             particles=particles,
         )
 
+    def with_errors(self, name: str) -> Hits:
+        """The hits with how far each lies from its true position, across and along, as errors if the file tells it."""
+        hits, (path, row) = self.read(name), self._rows[HITS][int(name)]
+        _, pq = import_parquet()
+        columns = [f"true_{axis}" for axis in "xyz"]
+        if not set(columns) <= set(pq.read_schema(path).names) or not len(hits):
+            return hits
+        true = _RowReader(path, columns).read(row, EventPlace(name, path))
+        position = np.asarray(hits.position, np.float64)
+        away = position - np.stack([true[column] for column in columns], axis=1)[hits.hit_id]
+        phi = np.arctan2(position[:, 1], position[:, 0])
+        across = np.cos(phi) * away[:, 1] - np.sin(phi) * away[:, 0]
+        measured = np.full((len(hits), 8), np.nan, np.float32)
+        measured[:, 6], measured[:, 7] = np.abs(across), np.sqrt(np.maximum((away**2).sum(axis=1) - across**2, 0))
+        return replace(hits, measured=measured)
+
     def _particles(self, name: str, at_hits: IntArray) -> tuple[IntArray, Particles]:
         """The particle of each hit, and all particles."""
         if int(name) not in self._rows[PARTICLES]:

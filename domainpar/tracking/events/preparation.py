@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from domainpar.tracking.events.store import (
     write_manifest,
 )
 from domainpar.tracking.events.stored_order import tiles_of
+from domainpar.tracking.events.surfaces import ENOUGH_HITS, learned_surfaces
 from partitioners import SEEDED, Topology, get_partitioner
 from partitioners.topology import IntArray
 
@@ -115,6 +116,8 @@ def prepare(
     # A shared file system may not show the same files everywhere; events would be dealt twice or not at all.
     hint = "let all ranks see the same files, and give all the same flags"
     agree_on(ranks, {"the list of events and settings": events_and_settings}, hint)
+    if (surveyed := source.surveyed) is not None and "surfaces" not in source.settings:
+        job = replace(job, surfaces=_of_root(ranks, lambda: _surfaces(job, surveyed, overwrite)))
     records: list[EventRecord] = []
     with contextlib.ExitStack() as held:  # the lock, given back at the end, also after an error
         recorded = _of_root(ranks, job.recorded_if_finished)
@@ -158,12 +161,14 @@ class _PrepareJob:
     splits: Settings | None
     look: Look | None
     beside: Mapping[str, bytes]
+    surfaces: Settings = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the bytes of an event's file, besides its input."""
         return {
             **self.source.settings,
+            **self.surfaces,
             "partitioner": self.partitioner or "phi-eta, or metis without positions",
             "tiles": self.num_tiles if self.num_tiles is not None else "some 4600 edges each, small events finer",
             "seed": self.seed if self.partitioner in (None, *SEEDED) else None,
@@ -230,6 +235,20 @@ class _PrepareJob:
             digest.update(path.name.encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest() if files else ""
+
+
+def _surfaces(job: _PrepareJob, surveyed: Callable[[str], Hits], overwrite: bool) -> dict[str, Any]:
+    """The settings of surfaces that the hits of the first events lie on; a store that is there keeps its own."""
+    store = _store_in(job.directory)
+    if store is not None and not overwrite:
+        learned = "surfaces_learned" in store.settings
+        return {name: store.settings[name] for name in ("surfaces", "surfaces_learned")} if learned else {}
+    events: list[Hits] = []
+    for name in job.source.names:
+        events.append(surveyed(name))
+        if sum(map(len, events)) >= ENOUGH_HITS:
+            break
+    return learned_surfaces(events)
 
 
 def _claim_and_make_ready(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -36,6 +37,8 @@ class Source:
         names: Names of the events, in order.
         read: Reads or makes one, with candidate edges.
         hits: Reads or makes the hits of one; None where the files are graphs.
+        surveyed: The hits of one, with errors as far as files tell them, that the surfaces of the detector are learned
+            from (`surfaces.learned_surfaces`) unless they are given; None where they are known.
         learned_from: See `EventStore`.
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
         files: The input files of one, empty for a simulated one.
@@ -53,6 +56,7 @@ class Source:
     splits: Mapping[str, Split] | None = None
     whole: Callable[[str], str] = str
     hits: Callable[[str], Hits] | None = None
+    surveyed: Callable[[str], Hits] | None = None
     learned_from: Mapping[str, str] | None = None
     unfiltered: Callable[[str], tuple[Hits, IntArray]] | None = None
     of_event: Callable[[str], Settings] = lambda _: {}
@@ -91,7 +95,7 @@ def open_source(
         field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts` and `colliderml`.
         beam_spot: Where collisions lie along the beam; None: measured where there is truth.
         beam_line: x and y of the beam in mm, for sources of hits: positions are taken from there on; None: 0, 0.
-        surfaces: The surfaces of the detector; None: those of TrackML, where they are asked for.
+        surfaces: The surfaces of the detector; None: those of TrackML, or if hits lie elsewhere, `prepare` learns them.
 
     Raises:
         ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
@@ -136,7 +140,8 @@ def open_source(
         from domainpar.tracking.events.colliderml import ColliderMLEvents
 
         sample = ColliderMLEvents(path, measured=kind == "acts")
-        source = _of_hits(sample.names, sample.read, sample.files, {"source": kind}, selection, cuts, beam_line)
+        of_sample = sample.names, sample.read, sample.files, {"source": kind}
+        source = _of_hits(*of_sample, selection, cuts, beam_line, sample.with_errors)
     elif kind == "heptrkx":
         from domainpar.tracking.events import heptrkx
 
@@ -198,16 +203,18 @@ def _of_hits(
     selection: Selection,
     cuts: Candidates,
     beam_line: tuple[float, float] | None = None,
+    surveyed: Callable[[str], Hits] | None = None,
 ) -> Source:
     """A source of hits that are selected and joined here."""
 
-    def kept(name: str) -> Hits:
-        return selection.of(hits(name) if beam_line is None else _from_beam(hits(name), beam_line))
+    def kept(name: str, read: Callable[[str], Hits] = hits) -> Hits:
+        return selection.of(read(name) if beam_line is None else _from_beam(read(name), beam_line))
 
     settings = {**settings, **selection.settings, **cuts.settings}
     if beam_line is not None:
         settings["beam_line"] = list(beam_line)
-    return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept)
+    survey = partial(kept, read=surveyed or hits)
+    return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept, surveyed=survey)
 
 
 def _from_beam(hits: Hits, beam_line: tuple[float, float]) -> Hits:
@@ -238,7 +245,7 @@ def _simulated(
         return simulate_event(seeds[name], num_hits, name, field, beam_spot)
 
     settings = {"source": "simulate", "num_hits": num_hits, **given_conditions(field, beam_spot)}
-    return _of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts)
+    return replace(_of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts), surveyed=None)
 
 
 def _acorn(directory: Path, options: AcornOptions | None) -> Source:
@@ -257,4 +264,5 @@ def _acorn(directory: Path, options: AcornOptions | None) -> Source:
         lambda name: [paths[name]],
         {"source": "acorn", **json.loads(json.dumps(asdict(options)))},  # tuples become lists, as in a manifest
         splits or None,
+        surveyed=lambda name: acorn.read_event(paths[name], options).hits,
     )

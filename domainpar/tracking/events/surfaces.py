@@ -1,17 +1,33 @@
-"""The surfaces of another detector, from a file: cylinders and disks with the resolution of their hits."""
+"""The surfaces of another detector, from a file or from its hits: cylinders and disks, and how they measure."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.detector import MATERIAL
+from domainpar.common.words import several
+from domainpar.tracking.events.detector import MATERIAL, PIXEL, SHORT_STRIP, SURFACES, Barrel
+from domainpar.tracking.events.graph import FloatArray, Hits
 
 KINDS = ("barrel", "disk")
+
+PIXELS = (7, 8, 9)
+"""Volumes of the pixel detector of TrackML."""
+
+ENOUGH_HITS, FEWEST = 20_000, 10
+"""Hits that surfaces are learned from, of as many events as have them; and those that one surface takes."""
+
+ASTRAY = 30.0
+"""mm from its surface beyond which a hit does not lie on it: rings of a disk may stand 20 mm before and behind it."""
+
+OFF = 10.0
+"""mm from where TrackML has it within which a surface is TrackML's; those of its hits lie within 6 mm."""
 
 
 class SurfaceRow(NamedTuple):
@@ -93,3 +109,91 @@ _TYPES: dict[str, type[Any]] = {
     "volume": int, "layer": int, "kind": str, "place": float, "low": float, "high": float, "sigma_u": float,
     "sigma_v": float, "seeds": int, "material": float,
 }  # fmt: skip
+
+
+# --- from hits -------------------------------------------------------------------------------------------------------
+
+
+def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
+    """The surfaces on which the hits of some events lie, as the settings of a store keep them: plain JSON values.
+
+    A layer is a cylinder or a disk, whichever is thinner, in the middle of its hits, and reaches as far as they do. Its
+    errors are those that `Hits.measured` tells, those of TrackML's sensors where it tells none. Tracks begin on
+    TrackML's pixels; of other numbers on the innermost third of the cylinders and on disks that begin within it.
+
+    Args:
+        events: Their hits; layers of fewer than `FEWEST` in all of them are not learned.
+
+    Returns:
+        `surfaces`, rows of `SurfaceRow`, and `surfaces_learned`: from how many events, and on how many surfaces the
+        errors are told. Empty where all hits lie on TrackML's surfaces, where no layers or positions are known, and
+        where fewer than three layers are thin.
+    """
+    events = [hits for hits in events if hits.position is not None and np.any([hits.volume, hits.layer])]
+    if not events:
+        return {}
+    x, y, z = np.concatenate([np.asarray(hits.position, np.float64) for hits in events]).T
+    r = np.hypot(x, y)
+    measured = [np.full((len(hits), 8), np.nan) if hits.measured is None else hits.measured for hits in events]
+    sigmas = np.concatenate(measured)[:, 6:].astype(np.float64)
+    numbers = np.concatenate([np.stack([hits.volume, hits.layer], axis=1) for hits in events])
+    layers, of_layer = np.unique(numbers, axis=0, return_inverse=True)
+    known = {(surface.volume, surface.layer): surface for surface in SURFACES}
+    found: list[SurfaceRow] = []
+    told, trackmls, there = 0, True, True  # numbers that are TrackML's, and places
+    for i, (volume, layer) in enumerate(layers.tolist()):
+        rows = np.flatnonzero(of_layer.reshape(-1) == i)
+        ends = np.quantile(np.stack([r[rows], z[rows]]), (0.01, 0.99), axis=1).T
+        middle, spread = ends.mean(axis=1), np.diff(ends, axis=1)[:, 0]
+        if (usual := known.get((volume, layer))) is None:
+            trackmls = False
+        elif isinstance(usual, Barrel):
+            there &= abs(middle[0] - usual.radius) < OFF
+        else:
+            there &= abs(middle[1] - usual.z) < OFF
+        thin = int(spread[0] > spread[1])  # 0: in r
+        across = (z, r)[thin][rows]
+        reach = across.max() - across.min()
+        if len(rows) < FEWEST or spread[thin] >= min(2 * ASTRAY, reach):
+            continue
+        u, v = (_usual_error(sigmas[rows, axis]) for axis in range(2))
+        u, v, place, low, high = (
+            round(float(value), 4) for value in (u, min(v, reach / 12**0.5), middle[thin], across.min(), across.max())
+        )
+        told += min(u, v) > 0
+        found.append(SurfaceRow(volume, layer, KINDS[thin], place, low, high, u, v, 0))
+    if (trackmls and there) or len(found) < 3:
+        return {}
+    radii = sorted(row.place for row in found if row.kind == "barrel")
+    innermost = radii[min(max(2, (len(radii) - 1) // 3), len(radii) - 1)] if radii else math.inf  # seeds take three
+    for i, row in enumerate(found):
+        inside = (row.place if row.kind == "barrel" else row.low) <= innermost
+        seeds = row.volume in PIXELS if trackmls else inside
+        if min(row.sigma_u, row.sigma_v) == 0:
+            sensor = known[row[:2]].sensor if trackmls else PIXEL if seeds else SHORT_STRIP
+            row = row._replace(sigma_u=round(sensor.pitch_u / 12**0.5, 4), sigma_v=round(sensor.pitch_v / 12**0.5, 4))
+        found[i] = row._replace(seeds=int(seeds))
+    return {"surfaces": [list(row) for row in found], "surfaces_learned": {"events": len(events), "told": told}}
+
+
+def described_surfaces(rows: Sequence[Sequence[Any]], learned: Mapping[str, int] | None) -> str:
+    """What the surfaces of a store are: those of a file, or with `surfaces_learned` those that its hits told."""
+    kinds = [SurfaceRow(*row).kind for row in rows]
+    line = f"surfaces: {several(kinds.count('barrel'), 'cylinder')} and {several(kinds.count('disk'), 'disk')}"
+    if learned is None:
+        return f"{line}, as given"
+    told = learned["told"]
+    return (
+        f"{line}, learned from the hits of {several(learned['events'], 'event')}: they are not TrackML's\n"
+        f"  (resolution of {told} as the files tell, of {len(rows) - told} that of TrackML's sensors; material "
+        f"{MATERIAL:g}; --surfaces FILE replaces them)"
+    )
+
+
+def _usual_error(sigma: FloatArray) -> float:
+    """That of most hits of a surface, without the few that are far worse; 0 where none is told."""
+    sigma = sigma[~np.isnan(sigma)]
+    if not len(sigma):
+        return 0.0
+    middle = np.median(sigma)
+    return float(np.sqrt(np.mean(sigma[sigma <= 5 * middle] ** 2)))

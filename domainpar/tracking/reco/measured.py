@@ -25,6 +25,7 @@ def table_of(
     module: IntArray,
     layout: Layout,
     measured: FloatArray | None = None,
+    on_surfaces: bool = True,
 ) -> tuple[npt.NDArray[np.void], IntArray, IntArray]:
     """Sort the hits of an event by (surface, phi, z, r), whatever order they come in.
 
@@ -33,12 +34,13 @@ def table_of(
         layout: The surfaces.
         measured: Axes and errors that are told (`Hits.measured`), [N, 8]; what is not, NaN, is that of the modules of
             `detector.geometry` and of the surfaces: across, and along z of a barrel or r of a disk.
+        on_surfaces: Refuse hits that lie elsewhere than their surfaces, which no track would meet.
 
     Returns:
         `HIT_DTYPE` [N]; the first hit of each surface, and N, int64 [S + 1]; the caller's row of each, int64 [N].
 
     Raises:
-        ValueError: If shapes do not agree, a position is not finite, or a hit lies on none of the surfaces.
+        ValueError: If shapes do not agree, a position is not finite, or hits lie on none of the surfaces.
     """
     position = np.asarray(position, np.float64)
     check_positions(position)
@@ -50,7 +52,7 @@ def table_of(
     hits["x"], hits["y"], hits["z"] = position.T
     hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
     hits["module"] = module
-    hits["surface"] = layout.surface_of(np.asarray(volume), np.asarray(layer))
+    hits["surface"] = layout.surface_of(np.asarray(volume), np.asarray(layer), position if on_surfaces else None)
     of_surface = layout.places[hits["surface"]]
     for name in ("var_u", "var_v", "thickness"):
         hits[name] = of_surface[name]

@@ -78,7 +78,7 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
     rows, track_id = rows[track_id >= 0], track_id[track_id >= 0]
     layout, measured = hits.layout or trackml(), None if hits.measured is None else hits.measured[rows]
     columns = hits.position[rows], *volumes_and_layers(hits.surface[rows]), hits.module[rows]
-    table, _, places = table_of(*columns, layout, measured)
+    table, _, places = table_of(*columns, layout, measured, on_surfaces=False)
     distance = table["x"] ** 2 + table["y"] ** 2 + table["z"] ** 2
     # The rest of the order is the table's, which the caller's does not touch.
     order = np.lexsort((distance, track_id[places]))

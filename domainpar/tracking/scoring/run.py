@@ -466,5 +466,5 @@ def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[Even
                 )
             if config.ckf or config.extend:
                 everything = np.arange(event.num_nodes)
-                columns = (event.read_nodes(name, everything) for name in ("volume", "layer"))
+                columns = (event.read_nodes(name, everything) for name in ("volume", "layer", "position"))
                 layout_of(event.settings).surface_of(*columns)

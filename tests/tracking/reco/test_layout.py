@@ -1,6 +1,7 @@
 """Surfaces of a file: what the CKF does with them, and which files are refused."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.events.surfaces import SurfaceRow, read_surfaces
+from domainpar.tracking.events.surfaces import SurfaceRow, learned_surfaces, read_surfaces
 from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of, trackml
+from domainpar.tracking.reco.perigee import fit_perigees
 from domainpar.tracking.reco.segments import TrackHits
 
 SHIFT = 20
@@ -82,6 +84,42 @@ def test_tracks_are_extended_through_the_surfaces_of_the_file():
     assert (extended[0] >= 0).sum() > (begun >= 0).sum()
 
 
+def test_surfaces_learned_from_hits_lead_to_the_tracks_that_the_true_ones_do():
+    event = simulate_event(4, 12_000)
+    columns = event.position, event.volume + SHIFT, event.layer, event.module
+    count = []
+    for settings in (
+        {"surfaces": [list(row) for row in rows_of_trackml()]},
+        learned_surfaces([replace(event, volume=event.volume + SHIFT)]),
+    ):
+        count.append(len(np.unique(matches(find_tracks(*columns, layout=layout_of(settings)), event)[1])))
+    assert count[1] > 0.97 * count[0]
+
+
+@pytest.mark.parametrize("kind", ["barrel", "disk"])
+def test_surfaces_that_the_hits_do_not_lie_on_are_refused(kind):
+    event = simulate_event(5, 3000)
+    rows = [row._replace(place=row.place + 40 * (row.kind == kind)) for row in rows_of_trackml(0)]
+    columns, layout = (event.position, event.volume, event.layer, event.module), layout_of({"surfaces": rows})
+    with pytest.raises(ValueError, match=r"lie (3[4-9]|4[0-6])[.\d]* mm from .*prepare --surfaces FILE"):
+        find_tracks(*columns, layout=layout)
+    hits = TrackHits(*columns[:1], surface_numbers(event.volume, event.layer), event.module, 2.0, layout)
+    with pytest.raises(ValueError, match="prepare --overwrite"):
+        extend_tracks(np.full(len(event), -1), hits, 3)
+    # Fits of tracks ask for no place.
+    particle = np.unique(event.particle_id, return_inverse=True)[1] - 1  # noise is the first
+    assert np.isfinite(fit_perigees(hits, particle, int(particle.max()) + 1).value).mean() > 0.5
+
+
+def test_one_hit_in_a_hundred_may_lie_elsewhere():
+    position, volume, layer = np.tile([32.0, 0.0, 0.0], (2000, 1)), np.full(2000, 8), np.full(2000, 2)
+    position[:20, 0] += 31
+    assert trackml().surface_of(volume, layer, position).any()
+    position[20, 0] += 31
+    with pytest.raises(ValueError, match="volume 8 layer 2 .* 21 of 2000 more than 30 mm"):
+        trackml().surface_of(volume, layer, position)
+
+
 def test_the_store_keeps_the_surfaces(tmp_path):
     rows = rows_of_trackml(0)
     source = open_source("simulate", num_events=1, num_hits=800, cuts=Cuts())
@@ -89,7 +127,8 @@ def test_the_store_keeps_the_surfaces(tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     hits = simulate_event(1, 800)
-    table = np.column_stack([hits.hit_id, hits.position, hits.volume, hits.layer, hits.module])
+    elsewhere = hits.position + np.array([0, 0, 50])  # where `prepare` would learn others
+    table = np.column_stack([hits.hit_id, elsewhere, hits.volume, hits.layer, hits.module])
     heading = "hit_id,x,y,z,volume_id,layer_id,module_id"
     np.savetxt(files / "event000000001-hits.csv", table, "%.9g", ",", header=heading, comments="")
     prepare(open_source("trackml", directory=files, surfaces=rows), tmp_path / "store")

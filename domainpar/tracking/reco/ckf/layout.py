@@ -12,11 +12,8 @@ import numpy.typing as npt
 
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import Barrel, Layer, lines_cross
-from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.events.surfaces import SurfaceRow
-
-PIXELS = (7, 8, 9)
-"""Volumes of the pixel detector of TrackML."""
+from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.events.surfaces import ASTRAY, FEWEST, PIXELS, SurfaceRow
 
 PLACE_DTYPE = np.dtype(
     [
@@ -37,6 +34,9 @@ MATERIAL_OF_VOLUME = {
 """Of a surface of ACTS's generic detector in radiation lengths, so that pulls of muons of 1, 10 and 100 GeV are as wide
 as they should be. Its silicon is .0173 in the pixels to .0402, of which Fatras's scattering has .56 within its middle
 68 %, and the sum of many layers more; beryllium at a radius of 200 mm, which no hit tells of, is in the strips'."""
+
+MOST_ASTRAY = 0.01
+"""Share of the hits of a surface that may lie elsewhere."""
 
 SIMULATED_SHARE = 0.75
 """Of a pixel surface of the built-in simulation: all of it scatters there, at any angle, some mm behind the hit, which
@@ -80,19 +80,41 @@ class Layout:
         inside = np.asarray(seeds)[chains].all(axis=1)
         return cls(numbers, places, of_modules, ways, chains[inside], np.concatenate([chains[inside], chains[~inside]]))
 
-    def surface_of(self, volume: IntArray, layer: IntArray) -> IntArray:
+    def surface_of(self, volume: IntArray, layer: IntArray, position: FloatArray | None = None) -> IntArray:
         """Row of each hit's surface.
 
+        Args:
+            volume, layer: Of each hit, [N].
+            position: x, y, z in mm, [N, 3]; None: nobody asks where the hits lie on their surfaces.
+
         Raises:
-            ValueError: If a hit lies on none of them.
+            ValueError: If a hit lies on none of them; if more than `MOST_ASTRAY` of the hits of a surface, and at least
+                `FEWEST`, lie more than `ASTRAY` before or behind it.
         """
         rows, unknown, layers = self._rows(volume, layer)
+        whose = "the TrackML detector" if self.of_modules else "--surfaces"
+        needed = (
+            "following helices needs the radius or z, extent and resolution of every surface: prepare --surfaces FILE "
+            "tells them, prepare --overwrite learns them from the hits."
+        )
         if unknown:
-            whose = "the TrackML detector" if self.of_modules else "--surfaces"
             raise ValueError(
                 f"hits lie in volume {unknown[0][0]} layer {unknown[0][1]}, which is no surface of {whose} "
-                f"({len(unknown)} of {layers} layers are unknown); following helices needs the radius or z, "
-                "extent and resolution of every surface: prepare --surfaces FILE."
+                f"({len(unknown)} of {layers} layers are unknown); {needed}"
+            )
+        if position is None or not len(rows):
+            return rows
+        places, x, y, z = self.places[rows], *np.asarray(position, np.float64).T
+        away = np.abs(np.where(places["is_barrel"], np.hypot(x, y), z) - places["coordinate"])
+        there, astray = np.bincount(rows), np.bincount(rows, away > ASTRAY).astype(np.int64)
+        wrong = np.flatnonzero((astray > MOST_ASTRAY * there) & (astray >= FEWEST))
+        if len(wrong):
+            worst = wrong[astray[wrong].argmax()]
+            on_it = np.flatnonzero(rows == worst)
+            raise ValueError(
+                f"hits of volume {volume[on_it[0]]} layer {layer[on_it[0]]} lie {np.median(away[on_it]):.3g} mm from "
+                f"where {whose} has their surface, {astray[worst]} of {there[worst]} more than {ASTRAY:g} mm "
+                f"({len(wrong)} of {layers} layers lie elsewhere); {needed}"
             )
         return rows
 
