@@ -39,7 +39,7 @@ def state_at(x, y, psi, z, slope, k, cov=None):
     return state
 
 
-def moved(deviation, x=300.0, y=20.0, psi=0.7, z=600.0, slope=1.5, k=3e-4):
+def moved(deviation, x=700.0, y=200.0, psi=0.7, z=1600.0, slope=1.5, k=1e-3):
     """A state that is off by (place across, direction, k, z, slope)."""
     y_off, p_off, k_off, z_off, s_off = deviation
     return state_at(x - np.sin(psi) * y_off, y + np.cos(psi) * y_off, psi + p_off, z + z_off, slope + s_off, k + k_off)
@@ -57,7 +57,7 @@ def drawn_covariance(seed=1):
     return root.T @ root
 
 
-@pytest.mark.parametrize("s", [10.0, -10.0])
+@pytest.mark.parametrize("s", [4.0, -4.0])
 @pytest.mark.parametrize("field", [Field.of(2.0), COIL], ids=["even", "map"])
 def test_covariances_are_moved_by_the_derivatives_of_the_flight(field, s):
     def flown(deviation):
@@ -65,7 +65,8 @@ def test_covariances_are_moved_by_the_derivatives_of_the_flight(field, s):
         fly(state, s, field)
         return state
 
-    base, cov = flown(np.zeros(5)), drawn_covariance()
+    # Slopes are known less well, so that what they do to the direction in a map is seen.
+    base, cov = flown(np.zeros(5)), drawn_covariance() * np.outer([1, 1, 1, 1, 50], [1, 1, 1, 1, 50])
     both = [[deviation_from(base, flown(sign * row), field) for sign in (1, -1)] for row in np.diag(TINY)]
     by = np.stack([(ahead - behind) / (2 * step) for (ahead, behind), step in zip(both, TINY)], axis=1)
     state = moved(np.zeros(5))
@@ -73,7 +74,7 @@ def test_covariances_are_moved_by_the_derivatives_of_the_flight(field, s):
     fly(state, s, field)
     wanted = by @ cov @ by.T
     scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
-    np.testing.assert_allclose(state.cov / scale, wanted / scale, atol=0.003)
+    np.testing.assert_allclose(state.cov / scale, wanted / scale, atol=0.005)
     np.testing.assert_array_equal(state.cov, state.cov.T)
 
 
@@ -185,6 +186,8 @@ def test_a_circle_through_three_hits_begins_on_the_first_of_them():
     begin(state, *hits, Field.of(2.0))
     np.testing.assert_allclose([state.x, state.y, state.z], points[0])
     np.testing.assert_allclose([state.psi, state.slope, state.k], [0.4, 2.0, 0.5e-3], rtol=1e-5)
+    begin(state, *hits, Field.of(0.0))
+    assert state.k == pytest.approx(1e-2, rel=1e-5)  # as in 0.1 T: where nothing bends, nothing tells a momentum
 
 
 def test_hits_of_the_simulation_are_measured_along_their_own_modules():
