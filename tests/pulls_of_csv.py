@@ -41,7 +41,7 @@ def pulls(tracks, events, tesla=2.0, least_pt=2.0):
         measured = pd.read_csv(path.with_name(f"{name}-tracks.csv"))["Measurements_ID"]
         links = pd.read_csv(folder / f"{name}-measurement-simhit-map.csv").drop_duplicates("measurement_id")
         hits = pd.read_csv(folder / f"{name}-hits.csv", usecols=IDS)
-        particles = pd.read_csv(folder / f"{name}-particles_simulated.csv")
+        particles = pd.read_csv(folder / f"{name}-particles_simulated.csv").query("q != 0").reset_index(drop=True)
         number = {key: i for i, key in enumerate(particles[IDS].itertuples(index=False, name=None))}
         of_hit = np.array([number.get(key, -1) for key in hits.itertuples(index=False, name=None)])
         of_measurement = dict(zip(links["measurement_id"], of_hit[links["hit_id"]]))
