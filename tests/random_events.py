@@ -108,6 +108,7 @@ def _random_hits(rng: np.random.Generator, num_nodes: int, event_id: str, positi
         particle_id=rng.choice(np.append(particle_id, 0), num_nodes) if truth else None,
         weight=rng.random(num_nodes).astype(np.float32) if truth else None,
         particles=_random_particles(rng, particle_id) if truth else None,
+        measured=np.random.default_rng(num_nodes).random((num_nodes, 8), np.float32) if positions else None,
     )
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from domainpar.tracking.reco.performance.upper_bound import edge_upper_bound
 from test_module_map_flags import write_files
 
 from domainpar import prepare, train
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import MANIFEST, EventStore, WholeEvent
+from domainpar.tracking.reco.performance.lost import count_segments
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
 
@@ -72,7 +72,7 @@ def test_particles_and_segments_that_are_told_are_those_of_the_target_of_the_map
     for record in store.events():
         with store.open(record) as event:
             truth = truth_of(event)
-            segments += edge_upper_bound(truth, np.zeros((2, 0), np.int64), conditions).segments
+            segments += count_segments(truth, np.zeros((2, 0), np.int64), conditions).segments
             targets.append(
                 int(truth.targets_among(np.unique(truth.particle_id[truth.particle_id > 0]), conditions).sum())
             )
@@ -81,7 +81,7 @@ def test_particles_and_segments_that_are_told_are_those_of_the_target_of_the_map
     flags = ["--store", str(tmp_path), "--target", "pt: [0.3, .inf]", "--hidden", "16", "--graph-iters", "1"]
     assert train.main([*flags, "--max-steps", "1", "--out", str(tmp_path / "run")]) == 0
     with store.open(store.events("train")[0]) as event:
-        held = edge_upper_bound(truth_of(event), WholeEvent(event).edge_index, {"pt": [0.3, float("inf")]})
+        held = count_segments(truth_of(event), WholeEvent(event).edge_index, {"pt": [0.3, float("inf")]})
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "no network finds" in line][:1]
     assert told.startswith(f"WARNING: {held.construction_efficiency:.1%} of {held.segments:,} segments of --target")
     assert f"learned for '{TrackCuts(target=conditions).target_text}'" in told

@@ -110,7 +110,7 @@ def width_of(words: str, size: float = TYPE) -> float:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PanelFrame:
     """The part of a canvas that shows data: pixels of its edges, and its axes with their ends."""
 
     left: float
@@ -158,7 +158,7 @@ def draw_panel(canvas: Canvas, panel: Panel, left: float, top: float, width: flo
     up, bottom = top + (22 if panel.title else 8), top + height - 42
     side = min(right - left_of, bottom - up)
     ends = (left_of + side, up + side) if panel.square else (right, bottom)
-    frame = Frame(left_of, up, *ends, x, y)
+    frame = PanelFrame(left_of, up, *ends, x, y)
     canvas.area(*_box(frame.left, frame.right, frame.bottom, frame.top), "#ffffff")
     for at, words in y.ticks:
         canvas.line(np.array([frame.left, frame.right]), np.repeat(frame.down(np.array([at])), 2), GRID, 1.0)
@@ -207,7 +207,7 @@ def _box(left: float, right: float, low: float, high: float) -> tuple[FloatArray
     return np.array([left, right, right, left]), np.array([low, low, high, high])
 
 
-def _draw_series(canvas: Canvas, frame: Frame, series: Series, stacked: FloatArray) -> FloatArray:
+def _draw_series(canvas: Canvas, frame: PanelFrame, series: Series, stacked: FloatArray) -> FloatArray:
     """Draw a series; returns the upper ends of its bars, on which those of the next one stand."""
     notes = series.notes or [""] * len(series.y)
     if series.kind == "bars":

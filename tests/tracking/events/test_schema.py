@@ -48,7 +48,7 @@ def test_the_schema_has_every_column_of_hits_and_particles():
     # What clusters tell becomes node features.
     assert {field.name for field in fields(Hits)} - {"event_id", "particles", "clusters"} <= set(names_in("nodes"))
     assert set(names_in("particles")) == {field.name for field in fields(Particles)}
-    assert {letter for array in ARRAYS.values() for letter in array.shape} - {"3"} <= set(LETTERS)
+    assert {letter for array in ARRAYS.values() for letter in array.shape} - {"3", "8"} <= set(LETTERS)
 
 
 def test_a_file_with_all_arrays_and_one_without_what_a_source_did_not_give_fit():
