@@ -24,8 +24,8 @@ import pandas as pd
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.colliderml import numbered_as_trackml
 from domainpar.tracking.events.csv_tables import columns_of, events_with, find, read_table
-from domainpar.tracking.events.detector import known_surfaces
-from domainpar.tracking.events.graph import Hits, Particles, surface_numbers
+from domainpar.tracking.events.detector import lie_on_known_surfaces
+from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.measured import detectors_file, measured
 from partitioners.topology import IntArray
 
@@ -116,7 +116,7 @@ def read_event(directory: str | Path, event_id: str, at_true: bool = False) -> H
     variances = table[list(_VARIANCES)].to_numpy() if set(_VARIANCES) <= set(table) and not at_true else None
     if variances is not None and not variances.any():
         variances = None  # columns of a writer that does not know them
-    known = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
+    known = lie_on_known_surfaces(volume, layer)
     told = measured(table, variances, place, None if known else detectors_file(directory))
     columns = event_id, hit_id, position, volume, layer, module
     return Hits(*columns, particle_id=particle_id, particles=particles, measured=told)

@@ -464,6 +464,11 @@ def known_surfaces() -> npt.NDArray[np.integer]:
     return surface_numbers(*np.array(sorted(KNOWN_LAYERS)).T)
 
 
+def lie_on_known_surfaces(volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> bool:
+    """Whether all hits, of these volumes and layers, [N] each, lie on surfaces of this detector."""
+    return bool(np.isin(surface_numbers(volume, layer), known_surfaces()).all())
+
+
 FIELD_ELSEWHERE = 2.0
 """B_z in T of a detector whose field is not given: that of the inner trackers of ATLAS and of most simulations."""
 
@@ -478,8 +483,7 @@ def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer
     if (given := settings.get("field")) is not None:
         field = Field.of(given)
         return field._replace(x=field.x - x, y=field.y - y) if field.br.any() else field
-    ours = np.isin(surface_numbers(volume, layer), known_surfaces()).all()
-    if not ours:
+    if not lie_on_known_surfaces(volume, layer):
         return Field.of(FIELD_ELSEWHERE)
     if settings.get("source") != "trackml":
         return geometry().field

@@ -81,8 +81,8 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         store, record = found[name]
         own = {**store.settings, **store.own_settings(record)}
         kept = {key: own[key] for key in OF_EVENTS if key in own and key not in common}
-        # The field of real events of TrackML's challenge follows from where they are from.
-        return {**kept, "source": own["source"]} if own.get("source") == "trackml" else kept
+        # Field and material of some follow from where they are from.
+        return {**kept, "source": own["source"]} if own.get("source") in ("trackml", "simulate") else kept
 
     return Source(
         names=tuple(found),

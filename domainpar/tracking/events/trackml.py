@@ -18,8 +18,8 @@ from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several, some_of
 from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.csv_tables import MissingColumns, events_with, find, read_table
-from domainpar.tracking.events.detector import known_surfaces
-from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits, surface_numbers
+from domainpar.tracking.events.detector import lie_on_known_surfaces
+from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from domainpar.tracking.events.measured import AXES, SIGMAS, detectors_file, measured
 from partitioners.topology import FloatArray, IntArray
 
@@ -109,10 +109,7 @@ def read_event(directory: str | Path, event_id: str, clusters: bool = False) -> 
     table = _read_table(path, event_id, "hits", unique="hit_id")
     hit_id = table["hit_id"].to_numpy()
     particle_id, weight = _read_truth(directory, event_id, hit_id, path)
-    # Their modules are known.
-    known = np.isin(
-        surface_numbers(table["volume_id"].to_numpy(), table["layer_id"].to_numpy()), known_surfaces()
-    ).all()
+    known = lie_on_known_surfaces(table["volume_id"].to_numpy(), table["layer_id"].to_numpy())
     return Hits(
         event_id=event_id,
         hit_id=hit_id,

@@ -27,8 +27,8 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.helix import MIN_FITTED_HITS
+from domainpar.tracking.reco.hit_table import table_of
 from domainpar.tracking.reco.kalman import HIT_WORTH, STATE_DTYPE, approach, begin, forget, pass_material, point, take
-from domainpar.tracking.reco.measured import table_of
 from domainpar.tracking.reco.segments import TrackHits
 
 NAMES = ("d0", "z0", "phi", "theta", "qop")

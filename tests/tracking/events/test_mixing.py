@@ -21,6 +21,7 @@ from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.events.store import EventStore, WholeEvent, outside, write_manifest
+from domainpar.tracking.reco.ckf.layout import layout_of, trackml
 
 WIDE, SHARP = Cuts(z0=200.0), Cuts(z0=30.0)
 
@@ -63,11 +64,24 @@ def test_events_come_in_turn_as_they_were_in_their_splits_and_with_their_field(p
             np.testing.assert_array_equal(mine, theirs)
     assert "field" not in store.settings
     own = [store.own_settings(record) for record in store.records]
-    assert own == [{}, {"field": b.settings["field"]}] * 2 + [{}]
+    simulated = {"source": "simulate"}  # which decides about field and material
+    assert own == [simulated, {**simulated, "field": b.settings["field"]}] * 2 + [simulated]
     # What is trained on them knows both fields, and each store lies within.
     assert len(store.survey["fields"]) == 2
     assert not [text for text in outside(store.survey, a.survey) + outside(store.survey, b.survey) if "field" in text]
     assert outside(a.survey, store.survey)[-1].startswith("field 2 T everywhere")
+
+
+def test_events_scatter_as_where_they_are_from_also_if_they_are_mixed_twice(place, tmp_path):
+    source = open_source("simulate", num_events=1, seed=3, num_hits=800, cuts=WIDE)
+    prepare(
+        replace(source, settings={**source.settings, "source": "trackml"}), tmp_path / "real", val_split=0, test_split=0
+    )
+    once = prepare(mixed_events([str(place / "a"), str(tmp_path / "real")]), tmp_path / "once")
+    for store in (once, prepare(mixed_events([str(tmp_path / "once")]), tmp_path / "twice")):
+        for record in store.records:
+            with store.open(record) as event:
+                assert layout_of(event.settings) is trackml("real." in record.event)
 
 
 def test_real_events_of_trackml_keep_the_field_of_the_challenge(place, tmp_path):
@@ -108,13 +122,14 @@ def test_each_event_keeps_the_beam_spot_that_its_store_was_given(place, tmp_path
     prepare(source, tmp_path / "c", val_split=0, test_split=0)
     store = prepare(mixed_events([str(place / "a"), str(tmp_path / "c")]), tmp_path / "store")
     own = {record.event: store.own_settings(record) for record in store.records}
-    assert own["c.000000005"] == {"beam_spot": [0.0, 30.0]}
-    assert own["a.000000010"] == {}
+    simulated = {"source": "simulate"}
+    assert own["c.000000005"] == {**simulated, "beam_spot": [0.0, 30.0]}
+    assert own["a.000000010"] == simulated
     again = prepare(mixed_events([str(tmp_path / "store"), str(place / "b")]), tmp_path / "again")
     of_both = {record.event: again.own_settings(record) for record in again.records}
-    assert of_both["store.c.000000005"] == {"beam_spot": [0.0, 30.0]}
-    assert of_both["store.a.000000010"] == {}
-    assert of_both["b.000000010"] == {"field": EventStore(place / "b").settings["field"]}
+    assert of_both["store.c.000000005"] == {**simulated, "beam_spot": [0.0, 30.0]}
+    assert of_both["store.a.000000010"] == simulated
+    assert of_both["b.000000010"] == {**simulated, "field": EventStore(place / "b").settings["field"]}
 
 
 def test_stores_whose_events_are_not_of_one_kind_are_refused_unless_they_are_selected_alike(place, tmp_path):

@@ -13,7 +13,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.finder import SEARCHES, find_tracks
 from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.helix import fit_helices
-from domainpar.tracking.reco.measured import table_of
+from domainpar.tracking.reco.hit_table import table_of
 
 
 def find(event, rows=slice(None), **changes):

@@ -10,8 +10,8 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.crossing import next_surface, set_out
 from domainpar.tracking.reco.ckf.finder import resolve, scene_of
 from domainpar.tracking.reco.ckf.layout import trackml
+from domainpar.tracking.reco.hit_table import table_of
 from domainpar.tracking.reco.kalman import STATE_DTYPE, point
-from domainpar.tracking.reco.measured import table_of
 
 
 def resolved(*tracks, max_shared=1, min_hits=2, num_hits=10):

@@ -10,6 +10,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.motion import advance, arc_to_radius
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE, trackml
+from domainpar.tracking.reco.hit_table import table_of
 from domainpar.tracking.reco.kalman import (
     ENERGY_LOSS,
     HIT_DTYPE,
@@ -24,7 +25,6 @@ from domainpar.tracking.reco.kalman import (
     residual,
     take,
 )
-from domainpar.tracking.reco.measured import table_of
 
 COIL = Field.solenoid((0.0, 0.0, 0.0), 6000.0, (1.5, 0.5), (1200.0, 3200.0))
 TINY = np.array([1e-3, 1e-5, 1e-8, 1e-3, 1e-5])

@@ -123,7 +123,7 @@ class EventStore:
             StoreError: As of `open`.
         """
         with self.open(record) as event:
-            return {name: value for name, value in event.settings.items() if name not in self.settings}
+            return {name: value for name, value in event.settings.items() if self.settings.get(name, self) != value}
 
     def verify(self, record: EventRecord) -> None:
         """Hash the file of one event and compare with the manifest; about 2 s per GB.

@@ -14,7 +14,7 @@ from domainpar.tracking.events.graph import IntArray, volumes_and_layers
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of
 from domainpar.tracking.reco.ckf.layout import trackml
-from domainpar.tracking.reco.measured import table_of
+from domainpar.tracking.reco.hit_table import table_of
 from domainpar.tracking.reco.segments import TrackHits, number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2

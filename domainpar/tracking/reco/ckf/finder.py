@@ -23,8 +23,8 @@ from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.crossing import Scene
 from domainpar.tracking.reco.ckf.layout import Layout, trackml
 from domainpar.tracking.reco.ckf.seeds import find_seeds
+from domainpar.tracking.reco.hit_table import table_of
 from domainpar.tracking.reco.kalman import STATE_DTYPE
-from domainpar.tracking.reco.measured import table_of
 from domainpar.tracking.reco.segments import number_tracks
 
 # Chosen on simulated events, as the searches below.
@@ -99,7 +99,7 @@ def find_tracks(
         beam_spot: Where collisions lie along the beam.
         layout: The surfaces; by default those of the TrackML detector.
         searches: The searches, one after the other.
-        measured: Axes and errors of each hit, as for `measured.table_of`, [N, 8]; by default as the surfaces tell.
+        measured: Axes and errors of each hit, as for `hit_table.table_of`, [N, 8]; by default as the surfaces tell.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. Equal hits give equal tracks on any
@@ -134,10 +134,10 @@ def find_tracks(
 
 
 def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: Field, layout: Layout) -> Scene:
-    """The hits of `measured.table_of` in the detector, those that may be taken `free`, bool [N].
+    """The hits of `hit_table.table_of` in the detector, those that may be taken `free`, bool [N].
 
-    A surface is as wide as the worst of its hits is measured there, across and along. Hits are looked for as widely as
-    one cell tells them: what several tell better is for fits, which find a few per cent of real hits less.
+    A surface is as wide as the worst of its hits is measured there, across and along. The errors of `hits` are set to
+    those of one cell: with the smaller ones of several cells, which fits take, the hits of fewer real tracks are found.
     """
     hits["thickness"] = 0.0
     places = layout.places.copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class Layout:
         return rows[place.reshape(-1)], unknown, len(layers)  # numpy 2.0 gives `place` the shape of the pairs
 
 
-@lru_cache(maxsize=2)
+@cache
 def trackml(flown: bool = False) -> Layout:
     """The 48 surfaces of the TrackML detector, which is ACTS's generic one; neighbours are the measured layer pairs.
 
