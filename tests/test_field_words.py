@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for folder in ("domainpar", "partitioners") for path in (ROOT / folder).rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "domainpar").rglob("*.md")])
-OF_THE_PAST = {"CHANGELOG.md"}  # says which words became which
 
 WORDS = {
     r"roads?": "a path; in tracking a road is a search window",
