@@ -34,21 +34,13 @@ def _work(config: ReportConfig) -> int:
         return 0
     try:
         with refused_as_asked("report"):
-            page = build_report(config)
-            path, size = write_report(page, Path(config.out or page.directory / "report.html"))
-            numbers = write_numbers(page, path.with_suffix(".csv"))
-            pictures = [] if config.png is None else write_pictures(page, Path(config.png))
+            for line in write_report(config, build_report(config)):
+                print(line)
     except ModuleNotFoundError as error:
         needed = str(error.name).split(".")[0]
         if needed not in ("jinja2", "matplotlib"):
             raise
         raise ConfigError(f"the report needs {needed}", "pip install 'domainpar[report]'") from error
-    print(f"report: {path} ({size / 1e6:.1f} MB), one file; open it in a browser")
-    print(f"numbers: {numbers}, the bins of its curves of tracks")
-    for sentence in page.missing:
-        print(f"missing: {sentence}")
-    for picture in pictures:
-        print(f"picture: {picture}")
     return 0
 
 
@@ -79,51 +71,41 @@ def build_report(config: ReportConfig) -> "Page":
     return build_page(run, other, config.event, config.parts)
 
 
-def write_report(page: "Page", path: Path) -> tuple[Path, int]:
-    """Write a report as HTML; returns its path and its size in bytes.
+def write_report(config: ReportConfig, page: "Page") -> list[str]:
+    """Write a report as HTML, its numbers as CSV and, where they are asked for, its pictures; the lines to be printed.
 
     Raises:
-        ValueError: If a file of this name is no report.
-        OSError: If the file cannot be written.
-        ModuleNotFoundError: If jinja2 is not installed.
+        ValueError: If a file of such a name is none of ours; NotWritten if a disk does not take the pictures.
+        OSError: If a file cannot be written.
+        ModuleNotFoundError: If jinja2, or matplotlib for pictures, is not installed.
     """
-    from domainpar.tracking.display.html import render
-
-    content = render(page).encode()
-    _replace(path, content, b"<!doctype html", "report")
-    return path, len(content)
-
-
-def write_numbers(page: "Page", path: Path) -> Path:
-    """Write the binned numbers of the charts as CSV, as `write_report` writes the page; returns the path."""
-    from domainpar.tracking.display.binned import HEADING, binned_numbers
-
-    _replace(path, binned_numbers(page).encode(), ",".join(HEADING).encode(), "table of one")
-    return path
-
-
-def _replace(path: Path, content: bytes, begins: bytes, what: str) -> None:
     from domainpar.common.atomic_files import write_whole
+    from domainpar.tracking.display.html import HEADING, binned_numbers, render
 
-    # Any page may be replaced, but never a file of the run.
-    if path.exists() and not path.read_bytes()[: len(begins) + 64].lstrip().lower().startswith(begins):
-        raise ValueError(f"{path} is there and is no {what}; choose another --out.")
-    write_whole(path, content)
+    path = Path(config.out or page.directory / "report.html")
+    numbers, content = path.with_suffix(".csv"), render(page).encode()
+    for file, written, begins, what in (
+        (path, content, b"<!doctype html", "report"),
+        (numbers, binned_numbers(page).encode(), ",".join(HEADING).encode(), "table of one"),
+    ):
+        # Any page may be replaced, but never a file of the run.
+        if file.exists() and not file.read_bytes()[: len(begins) + 64].lstrip().lower().startswith(begins):
+            raise ValueError(f"{file} is there and is no {what}; choose another --out.")
+        write_whole(file, written)
+    pictures: list[Path] = []
+    if config.png is not None:
+        from domainpar.tracking.display.pictures import draw_pictures
 
-
-def write_pictures(page: "Page", directory: Path) -> list[Path]:
-    """Write the same as PNG pictures; returns their paths.
-
-    Raises:
-        ValueError: If a file of the name of a picture is none of ours; NotWritten if a disk does not take them.
-        ModuleNotFoundError: If matplotlib is not installed.
-    """
-    from domainpar.tracking.display.pictures import draw_pictures
-
-    try:
-        return draw_pictures(page, directory)
-    except OSError as error:
-        raise as_problem(error, "--png") or error from error
+        try:
+            pictures = draw_pictures(page, Path(config.png))
+        except OSError as error:
+            raise as_problem(error, "--png") or error from error
+    return [
+        f"report: {path} ({len(content) / 1e6:.1f} MB), one file; open it in a browser",
+        f"numbers: {numbers}, the bins of its curves of tracks",
+        *(f"missing: {sentence}" for sentence in page.missing),
+        *(f"picture: {picture}" for picture in pictures),
+    ]
 
 
 if __name__ == "__main__":

@@ -14,10 +14,16 @@ import numpy as np
 
 from domainpar.tracking.events.graph import FloatArray
 
-# Okabe and Ito's palette: colour-blind readers tell its colours apart, also in print.
-BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
-ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
-GREY, PALE, GRID, FRAME, TEXT = "#7a828b", "#c9ced6", "#e6e9ed", "#4c545d", "#2b333d"
+
+class Colour:
+    """Okabe and Ito's palette, which colour-blind readers tell apart, also in print; and the greys around it."""
+
+    BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
+    ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
+    GREY, PALE, GRID, FRAME, TEXT = "#7a828b", "#c9ced6", "#e6e9ed", "#4c545d", "#2b333d"
+    LINES = BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, PALE
+    PARTS = BLUE, ORANGE, GREEN, BLACK, SKY, VERMILION, GREY, PURPLE
+
 
 MOST_POINTS = 800
 """Of a line: a panel is some 400 pixels wide."""
@@ -233,7 +239,6 @@ def log_axis(label: str, values: FloatArray, low: float | None = None, high: flo
     """A logarithmic axis with its limits and ticks; a linear one where a value is not positive, or none is there.
 
     Args:
-        label: The quantity along it.
         values: All that is drawn; may hold NaN.
         low, high: Its ends, if not a little beyond the values.
     """

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import (
-    BLACK,
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILION,
-    Chart,
-    ChartAxis,
-    Panel,
-    Series,
-    log_axis,
-)
+from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series, log_axis
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
@@ -99,8 +88,13 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         return None
     roc, auc = _roc(logit, classes == TARGET)
     hard_roc, hard_auc = _roc(logit[classes != OTHER], classes[classes != OTHER] == TARGET)
-    each = [_area(event) for event in events]
-    areas = [area for area in each if area is not None]
+    areas = []
+    for event in events:
+        assert event.logit is not None
+        assert event.edge_class is not None
+        of_event = event.edge_class != UNKNOWN
+        if (area := _roc(event.logit[of_event], event.edge_class[of_event] == TARGET)[1]) is not None:
+            areas.append(area)
     scored = logit > -np.inf
     score = 1 / (1 + np.exp(-logit[scored]))
     by_kind = [np.sort(score[classes[scored] == kind]) for kind in (TARGET, FAKE, OTHER)]
@@ -125,14 +119,6 @@ def edge_curves(run: RunFiles) -> EdgeCurves | None:
         unscored=int(np.count_nonzero(~scored)),
         segments=_segments(events, run.tracking.cuts.target),
     )
-
-
-def _area(event: EventData) -> float | None:
-    """The area under the ROC curve of one event."""
-    assert event.logit is not None
-    assert event.edge_class is not None
-    known = event.edge_class != UNKNOWN
-    return _roc(event.logit[known], event.edge_class[known] == TARGET)[1]
 
 
 def _roc(logit: FloatArray, is_target: BoolArray) -> tuple[FloatArray, float | None]:
@@ -188,69 +174,49 @@ def edge_chart(run: RunFiles, curves: EdgeCurves, other: RunFiles | None, beside
         for files, of_run in both
         if files is not None and of_run is not None
     ]
-    title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
-    return Chart("edges", title, (_roc_panel(runs), _score_panel(curves), _cut_panel(runs)))
-
-
-def _roc_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
-    series = []
-    for (curves, kind), colour in zip(runs, (BLUE, VERMILION)):
-        both = [("", curves.roc, curves.auc, 1.5)]
-        if curves.others.any():
-            both += [(", without edges of other particles", curves.hard_roc, curves.hard_auc, 0.8)]
-        for words, roc, auc, width in both:
+    roc = []
+    for (of_run, kind), colour in zip(runs, (Colour.BLUE, Colour.VERMILION)):
+        lines = [("", of_run.roc, of_run.auc, 1.5)]
+        if of_run.others.any():
+            lines += [(", without edges of other particles", of_run.hard_roc, of_run.hard_auc, 0.8)]
+        for words, curve, auc, width in lines:
             name = (kind or "network") + words + ("" if auc is None else f", AUC {auc:.4f}")
-            others, targets = roc[:, roc[0] > 0]  # a log axis has no zero
-            series.append(Series(name, "line", colour, others, targets, dashed=colour == VERMILION, width=width))
-    floor = min(float(line.x.min(initial=1.0)) for line in series)
-    x = log_axis(
-        "fraction of other edges that pass", np.array([floor, 1.0]), max(floor, 1e-5) if floor < 1 else 1e-3, 1.0
-    )
-    caption = (
+            others, targets = curve[:, curve[0] > 0]  # a log axis has no zero
+            roc.append(Series(name, "line", colour, others, targets, dashed=colour == Colour.VERMILION, width=width))
+    floor = min(float(line.x.min(initial=1.0)) for line in roc)
+    low = max(floor, 1e-5) if floor < 1 else 1e-3
+    x = log_axis("fraction of other edges that pass", np.array([floor, 1.0]), low, 1.0)
+    of_roc = (
         "ROC curve: target edges against all other candidate edges, counted in the graph. A lower cut on the "
         "score lies further to the right. The AUC in the legend is pooled: that of the edges of all events together."
     )
-    if any(curves.others.any() for curves, _ in runs):
-        caption += " Thin lines leave out the true edges of particles that are no targets, such as those of too low pT."
-    means = [
-        f"{curves.mean_auc:.4f}" + f" ({kind})" * bool(kind) for curves, kind in runs if curves.mean_auc is not None
-    ]
-    caption += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
-    return Panel("roc", tuple(series), x, ChartAxis("fraction of target edges that pass", 0.0, 1.02), "", caption)
-
-
-def _score_panel(curves: EdgeCurves) -> Panel:
-    kinds = [("target", curves.targets, BLUE), ("not true", curves.fakes, ORANGE)]
+    if any(of_run.others.any() for of_run, _ in runs):
+        of_roc += " Thin lines leave out the true edges of particles that are no targets, such as those of too low pT."
+    means = [f"{it.mean_auc:.4f}" + f" ({kind})" * bool(kind) for it, kind in runs if it.mean_auc is not None]
+    of_roc += f" The mean of the AUC over events is {', '.join(means)}." if means else ""
+    kinds = [("target", curves.targets, Colour.BLUE), ("not true", curves.fakes, Colour.ORANGE)]
     if curves.others.any():
-        kinds.append(("true, no target", curves.others, GREY))
+        kinds.append(("true, no target", curves.others, Colour.GREY))
     # Nothing is drawn where nothing was counted: a log axis has no zero.
-    series = tuple(
-        Series(name, "steps", colour, BINS, np.where(counts > 0, counts, np.nan), dashed=colour == GREY)
+    scores = tuple(
+        Series(name, "steps", colour, BINS, np.where(counts > 0, counts, np.nan), dashed=colour == Colour.GREY)
         for name, counts, colour in kinds
     )
-    y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in series]))
-    caption = "Scores of target edges, and of edges that are not true segments."
-    return Panel("scores", series, ChartAxis("score of the edge", 0.0, 1.0), y, "", caption)
-
-
-def _cut_panel(runs: Sequence[tuple[EdgeCurves, str]]) -> Panel:
-    series = []
-    for (curves, kind), (blue, orange) in zip(runs, ((BLUE, ORANGE), (VERMILION, BLACK))):
+    y = log_axis(f"edges per {BINS[1]:.2g} of score", np.concatenate([steps.y for steps in scores]))
+    of_scores = "Scores of target edges, and of edges that are not true segments."
+    cuts = []
+    for (of_run, kind), (blue, orange) in zip(runs, ((Colour.BLUE, Colour.ORANGE), (Colour.VERMILION, Colour.BLACK))):
         words = f", {kind.split(' (')[0]}" if len(runs) > 1 else ""
-        for name, values, colour in (("efficiency", curves.efficiency, blue), ("purity", curves.purity, orange)):
-            series.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == VERMILION))
-    caption = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
-    segments = runs[0][0].segments
-    if segments is not None and segments.construction_efficiency is not None:
-        caption += (
-            f" The graph holds {segments.construction_efficiency:.1%} of the true segments of the targets: "
-            "no cut finds more of them."
-        )
-    return Panel(
-        "cuts",
-        tuple(series),
-        ChartAxis("cut on the score", 0.0, 1.0),
-        ChartAxis("fraction of edges", 0.0, 1.02),
-        "",
-        caption,
+        for name, values, colour in (("efficiency", of_run.efficiency, blue), ("purity", of_run.purity, orange)):
+            cuts.append(Series(name + words, "line", colour, CUTS, values, dashed=blue == Colour.VERMILION))
+    of_cuts = "Edge efficiency and purity of all edges with at least this score, counted in the graph."
+    if curves.segments is not None and (held := curves.segments.construction_efficiency) is not None:
+        of_cuts += f" The graph holds {held:.1%} of the true segments of the targets: no cut finds more of them."
+    passes, cut = ChartAxis("fraction of target edges that pass", 0.0, 1.02), ChartAxis("cut on the score", 0.0, 1.0)
+    panels = (
+        Panel("roc", tuple(roc), x, passes, caption=of_roc),
+        Panel("scores", scores, ChartAxis("score of the edge", 0.0, 1.0), y, caption=of_scores),
+        Panel("cuts", tuple(cuts), cut, ChartAxis("fraction of edges", 0.0, 1.02), caption=of_cuts),
     )
+    title = f"Edges of {several(len(curves.events), f'{curves.split} event')}, {run.how_scored}"
+    return Chart("edges", title, panels)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.events import detector
@@ -18,7 +17,7 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Par
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.tracking.reco.performance.truth import EventTruth
 from domainpar.tracking.training.targets import edge_classes
-from partitioners import Sectors, TileGraph, group, sectors_of_tiles
+from partitioners import TileGraph
 
 Conditions = Mapping[str, Any]
 
@@ -29,7 +28,6 @@ class EventData:
 
     Attributes:
         event_id: Name of the event.
-        split: `train`, `val` or `test`.
         hit_id: The user's own number of each hit, int64 [N].
         position: x, y, z in mm, float32 [N, 3]; None for an event without a geometry.
         volume, layer: Detector volume and layer of each hit, int32 [N].
@@ -54,7 +52,6 @@ class EventData:
     """
 
     event_id: str
-    split: str
     hit_id: IntArray
     position: FloatArray | None
     volume: IntArray
@@ -109,14 +106,6 @@ class EventData:
         label = None if self.particle_id is None else self.label
         return Tiling(STORED, self.edge_index, self.tiles, self.tile, label, self.particle_id)
 
-    def part_of_hits(self, num_parts: int, grouping: str = "contiguous", seed: int = 0) -> IntArray:
-        """Part of each hit when `num_parts` ranks share the event, int32 [N]."""
-        return group(self.tiles, num_parts, grouping, seed)[self.tile]
-
-    def sector_of_hits(self, sectors: Sectors) -> IntArray:
-        """Sector of each hit in naive mode, int32 [N]."""
-        return sectors_of_tiles(self.tiles, sectors, self.tile, self.position)[self.tile]
-
 
 def read_event_data(
     store: EventStore, record: EventRecord, scores: Path | None, edge_target: Conditions, track_target: Conditions
@@ -124,8 +113,6 @@ def read_event_data(
     """Read one event of a store, and its scores.
 
     Args:
-        store: The store.
-        record: The event.
         scores: File of its scores; None without.
         edge_target: Conditions on the target particles of the training; empty: every particle is one.
         track_target: Those on the targets of tracks. A condition is left out where its source does not know the values.
@@ -144,7 +131,17 @@ def read_event_data(
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
         field = detector.field_of(event.settings, hits["volume"], hits["layer"])
-    arrays: Mapping[str, Any] = {} if scores is None else _score_arrays(scores, record.event, hits, edges)
+    arrays: dict[str, Any] = {}
+    if scores is not None:
+        arrays, about = read_arrays(scores)
+        if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
+            raise ValueError(f"{scores} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
+        # Not by the name alone: an event that is prepared with other cuts keeps its name.
+        if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
+            raise ValueError(
+                f"{scores} holds scores of event {about.get('event')} as it was prepared another time: its hits or "
+                f"edges are not those of event {record.event} in this store; run infer again."
+            )
     target = None
     if particles is not None:
         known = {}
@@ -161,7 +158,6 @@ def read_event_data(
         edge_class = edge_classes(edges["label"], of_edge, particles, edge_target)
     return EventData(
         event_id=record.event,
-        split=record.split,
         **hits,
         **edges,
         tiles=tiles,
@@ -180,19 +176,3 @@ def read_event_data(
         },
         field=field,
     )
-
-
-def _score_arrays(
-    path: Path, event_id: str, hits: Mapping[str, Any], edges: Mapping[str, Any]
-) -> Mapping[str, npt.NDArray[Any]]:
-    """Scores and tracks of an event; they must be those of its hits and edges."""
-    arrays, about = read_arrays(path)
-    if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
-        raise ValueError(f"{path} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
-    # Not by the name alone: an event that is prepared with other cuts keeps its name.
-    if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
-        raise ValueError(
-            f"{path} holds scores of event {about.get('event')} as it was prepared another time: its hits or edges are "
-            f"not those of event {event_id} in this store; run infer again."
-        )
-    return arrays

@@ -23,7 +23,7 @@ from domainpar.tracking.reco.performance.counts import fitted
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses
 from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, match, memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK
-from partitioners import Sectors, number_of_sectors
+from partitioners import Sectors, group, number_of_sectors, sectors_of_tiles
 
 MOST_CUT_EDGES = 150_000
 """Of more cut edges an even choice is drawn, and the display says so."""
@@ -68,8 +68,8 @@ class Split:
     def part_of_hits(self, event: EventData) -> IntArray:
         """Part of each hit of an event, int32 [N]."""
         if self.sectors is not None:
-            return event.sector_of_hits(self.sectors)
-        return event.part_of_hits(self.num_parts, self.grouping, self.seed)
+            return sectors_of_tiles(event.tiles, self.sectors, event.tile, event.position)[event.tile]
+        return group(event.tiles, self.num_parts, self.grouping, self.seed)[event.tile]
 
 
 def split_of(run: RunFiles, num_parts: int | None) -> Split:
@@ -147,15 +147,18 @@ class EventView:
 
     def as_json(self) -> dict[str, Any]:
         """Facts, and arrays in base64, little-endian."""
-        return {"facts": self.facts, "arrays": {name: _encoded(values) for name, values in self.arrays.items()}}
+        arrays = {}
+        for name, values in self.arrays.items():
+            kind = next(kind for kind, dtype in SMALL.items() if values.dtype == dtype)
+            data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
+            arrays[name] = {"type": kind, "data": base64.b64encode(data.tobytes()).decode()}
+        return {"facts": self.facts, "arrays": arrays}
 
 
 def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: str = "") -> EventView | None:
     """The view of an event, split over some parts; None without positions.
 
     Args:
-        event: The event.
-        split: Its split.
         tracking: The matching of tracks and particles.
         how_scored: The way the network's tracks were made, in a few words.
     """
@@ -261,12 +264,6 @@ def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
     return place
 
 
-def _encoded(values: npt.NDArray[Any]) -> dict[str, str]:
-    kind = next(name for name, dtype in SMALL.items() if values.dtype == dtype)
-    data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
-    return {"type": kind, "data": base64.b64encode(data.tobytes()).decode()}
-
-
 # --- tracks and particles, matched -----------------------------------------------------------------------------------
 
 
@@ -306,7 +303,6 @@ def match_tracks(
     """Match the tracks of an event with its particles; None without a particle table.
 
     Args:
-        event: The event.
         track_id: Track of each hit, numbered from 0, -1 for none, [N].
         cuts: Conditions on the tracks that count, and on the share of hits. Its targets are those of the event already.
         style: One of `styles.STYLES`.
@@ -343,16 +339,7 @@ def match_tracks(
     # Of the tracks of a particle the one with most hits counts; of equal ones the first.
     order = matched[np.lexsort((matched, -shared[matched], majority[matched]))]
     kind[order[1:][majority[order][1:] == majority[order][:-1]]] = DUPLICATE
-    return Matches(
-        particle=to_table[majority],
-        shared=shared,
-        kind=kind,
-        best_track=best_track,
-        best_shared=best_shared,
-        target=target,
-        found=found,
-        lost=lost,
-    )
+    return Matches(to_table[majority], shared, kind, best_track, best_shared, target, found, lost)
 
 
 def _most(owner: IntArray, other: IntArray, counts: IntArray, num_owners: int) -> tuple[IntArray, IntArray]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from domainpar.tracking.cost.machine import Machine
 from domainpar.tracking.cost.model import Grid, by_ranks
-from domainpar.tracking.display.chart import BLUE, ORANGE, Chart, Panel, Series, log_axis
+from domainpar.tracking.display.chart import Chart, Colour, Panel, Series, log_axis
 
 
 def chart(found: Sequence[Grid], machine: Machine) -> Chart:
@@ -25,15 +25,15 @@ def chart(found: Sequence[Grid], machine: Machine) -> Chart:
             Panel(
                 "time",
                 (
-                    Series("predicted", "line", BLUE, ranks, seconds, marker="circle"),
-                    Series("one rank's time shared evenly", "line", ORANGE, ranks, ideal, width=1.0),
+                    Series("predicted", "line", Colour.BLUE, ranks, seconds, marker="circle"),
+                    Series("one rank's time shared evenly", "line", Colour.ORANGE, ranks, ideal, width=1.0),
                 ),
                 log_axis("ranks", ranks),
                 log_axis("seconds of a step", np.concatenate([seconds, ideal])),
             ),
             Panel(
                 "memory",
-                (Series("predicted", "line", BLUE, ranks, gib, marker="circle"),),
+                (Series("predicted", "line", Colour.BLUE, ranks, gib, marker="circle"),),
                 log_axis("ranks", ranks),
                 log_axis("GiB of a rank, largest event", gib),
             ),

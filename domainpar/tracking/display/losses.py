@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 from domainpar.tracking.display.summary import ReportTable, short
 from domainpar.tracking.display.tracks import QUANTITIES, Finder
@@ -13,7 +14,7 @@ from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import ratio, wilson
 
 Numbers = tuple[object, ...]
-"""A line of `binned.HEADING`."""
+"""A line of `html.HEADING`."""
 
 FEWEST = 20
 """Of fewer hits of a layer no median and width are shown."""
@@ -24,16 +25,22 @@ def lost_table(finders: Sequence[Finder], style: str) -> tuple[ReportTable, ...]
 
     Its numbers are those of all styles of matching.
     """
-    rows = []
+    rows: list[dict[str, str]] = []
+    numbers: list[Numbers] = []
     for finder in finders:
         counts = finder.counts.styles[style]
         bins = [("all", counts.targets, counts.lost)]
-        for quantity in BINS_OF_LOST:
+        for of, quantity in product(STYLES, BINS_OF_LOST):
             name, _, unit = QUANTITIES[quantity].partition(" [")
-            binned = finder.counts.binned[style][quantity]
-            for i, (low, high) in enumerate(zip(binned.edges, binned.edges[1:])):
-                where = f"{name} {low:g} to {high:g} {unit.rstrip(']')}".rstrip().replace("_", "")
-                bins.append((where, binned.targets[i], {reason: of[i] for reason, of in binned.lost.items()}))
+            unit, binned = unit.rstrip("]"), finder.counts.binned[of][quantity]
+            names = "lost", of, quantity, "", finder.label, f"true {name}", unit or "1"
+            ends = [*pairwise(binned.edges)]
+            for reason in REASONS:
+                for low_high, part, whole in zip(ends, binned.lost[reason], binned.targets, strict=False):
+                    numbers.append((*names, *low_high, f"lost, {reason}", "1", *_share(part, whole)))
+            for i, (low, high) in enumerate(ends if of == style else ()):
+                where = f"{name} {low:g} to {high:g} {unit}".rstrip().replace("_", "")
+                bins.append((where, binned.targets[i], {reason: lost[i] for reason, lost in binned.lost.items()}))
         rows += [
             {
                 "found by": finder.label if where == "all" else "",
@@ -45,19 +52,7 @@ def lost_table(finders: Sequence[Finder], style: str) -> tuple[ReportTable, ...]
             for where, targets, lost in bins
             if where == "all" or any(lost.values())
         ]
-    return ReportTable.of(rows, words=2, numbers=[line for finder in finders for line in _lost_numbers(finder)])
-
-
-def _lost_numbers(finder: Finder) -> Iterator[Numbers]:
-    for style in STYLES:
-        for quantity in BINS_OF_LOST:
-            name, _, unit = QUANTITIES[quantity].partition(" [")
-            names = "lost", style, quantity, "", finder.label, f"true {name}", unit.rstrip("]") or "1"
-            binned = finder.counts.binned[style][quantity]
-            for reason in REASONS:
-                bins = zip(binned.edges, binned.edges[1:], binned.lost[reason], binned.targets, strict=False)
-                for low, high, part, whole in bins:
-                    yield *names, low, high, f"lost, {reason}", "1", *_share(part, whole)
+    return ReportTable.of(rows, words=2, numbers=numbers)
 
 
 def layer_table(finders: Sequence[Finder]) -> tuple[ReportTable, ...]:
@@ -77,21 +72,16 @@ def layer_table(finders: Sequence[Finder]) -> tuple[ReportTable, ...]:
             row[f"{finder.name}: along [µm]"] = _spread(counts.along)
             volume, layer = map(int, name.split("."))
             of_line = "layers", "", f"volume {volume}", "", finder.label, "layer", "1", layer, layer
-            numbers += [(*of_line, *line) for line in _layer_numbers(counts)]
+            numbers.append((*of_line, "held hits", "1", *_share(counts.held, counts.hits)))
+            for along, distances in (("across", counts.across), ("along", counts.along)):
+                for what, value in zip(("median distance", "width of distances"), median_and_width(distances) or ()):
+                    numbers.append((*of_line, f"{what} {along}", "mm", value, "", "", "", sum(distances)))
     note = (
         "Layers by volume and layer; of target particles with a track most of whose hits are theirs. Held: hits on the "
         "track. Across, along: median ± half of the interval that holds 68.3 % of the distances of held hits from the "
         "helix fitted to their track, in the transverse plane, and along z as seen across the flight."
     )
     return ReportTable.of([*rows.values()], note, numbers=numbers)
-
-
-def _layer_numbers(counts: LayerCounts) -> Iterator[Numbers]:
-    yield "held hits", "1", *_share(counts.held, counts.hits)
-    for name, distances in (("across", counts.across), ("along", counts.along)):
-        if (found := median_and_width(distances)) is not None:
-            for what, value in zip(("median distance", "width of distances"), found):
-                yield f"{what} {name}", "mm", value, "", "", "", sum(distances)
 
 
 def _share(part: int, whole: int) -> Numbers:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup, escape
 
-from domainpar.tracking.display.chart import FRAME, GRID, ChartAxis, Panel, Series, thinned
+from domainpar.tracking.display.chart import ChartAxis, Colour, Panel, Series, thinned
 from domainpar.tracking.events.graph import FloatArray
 
 TYPE = 12.0
@@ -161,18 +161,18 @@ def draw_panel(canvas: Canvas, panel: Panel, left: float, top: float, width: flo
     frame = PanelFrame(left_of, up, *ends, x, y)
     canvas.area(*_box(frame.left, frame.right, frame.bottom, frame.top), "#ffffff")
     for at, words in y.ticks:
-        canvas.line(np.array([frame.left, frame.right]), np.repeat(frame.down(np.array([at])), 2), GRID, 1.0)
+        canvas.line(np.array([frame.left, frame.right]), np.repeat(frame.down(np.array([at])), 2), Colour.GRID, 1.0)
         canvas.write(frame.left - 6, float(frame.down(np.array([at]))[0]) + 4, words, "end", width)
     for at, words in x.ticks:
         middle = float(frame.across(np.array([at]))[0])
         if not bars:
-            canvas.line(np.full(2, middle), np.array([frame.bottom, frame.top]), GRID, 1.0)
+            canvas.line(np.full(2, middle), np.array([frame.bottom, frame.top]), Colour.GRID, 1.0)
         canvas.write(middle, frame.bottom + 18, words, "middle", width)
     stacked: FloatArray = np.zeros(0)
     for series in panel.series:
         stacked = _draw_series(canvas, frame, series, stacked)
     edges = np.array([frame.left, frame.right, frame.right, frame.left, frame.left])
-    canvas.line(edges, np.array([frame.bottom, frame.bottom, frame.top, frame.top, frame.bottom]), FRAME, 1.0)
+    canvas.line(edges, np.array([frame.bottom, frame.bottom, frame.top, frame.top, frame.bottom]), Colour.FRAME, 1.0)
     half = min(width_of(panel.x.label), width - 4) / 2
     middle = min((frame.left + frame.right) / 2, left + width - 2 - half)
     canvas.write(middle, frame.bottom + 36, panel.x.label, "middle", width - 4)

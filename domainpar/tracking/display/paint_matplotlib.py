@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from PIL import Image, PngImagePlugin  # comes with matplotlib, which needs it
 
-from domainpar.tracking.display.chart import TEXT, Chart, Series
+from domainpar.tracking.display.chart import Chart, Colour, Series
 from domainpar.tracking.display.paint import DOT, KEY, OUTLINES, Anchor, Canvas, draw_key, draw_panel, width_of
 from domainpar.tracking.events.graph import FloatArray
 
@@ -77,7 +77,7 @@ class Picture(Canvas):
         way: dict[str, Any] = {"ha": SIDES[anchor], "va": "baseline"}
         if turned:  # matplotlib has no base line there: below it letters have a third of their height
             x, way = x + size / 3, {"ha": "right", "va": "center", "rotation": 90}
-        self._add(Text(x, y, text(words), color=TEXT, fontsize=POINTS * size, **way))
+        self._add(Text(x, y, text(words), color=Colour.TEXT, fontsize=POINTS * size, **way))
 
     @contextmanager
     def noted(self, words: str) -> Iterator[None]:

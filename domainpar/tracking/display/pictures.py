@@ -13,29 +13,12 @@ from matplotlib.figure import Figure
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Chart,
-    ChartAxis,
-    Panel,
-    Series,
-)
+from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series
 from domainpar.tracking.display.event_view import EventView
 from domainpar.tracking.display.paint_matplotlib import in_style, is_own, paint, png
 from domainpar.tracking.display.sections import Page
 from domainpar.tracking.display.tracks import finder_label
 from domainpar.tracking.events.graph import FloatArray
-
-COLOURS = (BLUE, ORANGE, GREEN, BLACK, SKY, VERMILION, GREY, PURPLE)
-"""Of the parts, one after the other, and again from the start."""
 
 MOST_CUT_EDGES = 40_000
 """Of more an even choice is drawn, and the picture says so."""
@@ -102,7 +85,7 @@ def chart_of_parts(view: EventView) -> Chart:
         f"{' (approximate: naive mode)' if split.naive else ''}; "
         f"{view.facts['cutEdges']:,} of {num_edges:,} edges{share} join two of them"
     )
-    part, colour = view.arrays["part"], COLOURS[borrowed.part % len(COLOURS)]
+    part, colour = view.arrays["part"], Colour.PARTS[borrowed.part % len(Colour.PARTS)]
     num_cut = borrowed.cut.shape[1]
     drawn = borrowed.cut[:, :: -(-num_cut // MOST_CUT_EDGES) or 1]
     edges = f"{'edges that are dropped' if split.naive else 'cut edges'}: {num_cut:,}"
@@ -110,17 +93,18 @@ def chart_of_parts(view: EventView) -> Chart:
     # In naive mode a sector sees nothing of its neighbours: it has no ghosts.
     ghosts = "hits of other sectors at their ends, unseen here" if split.naive else "halo nodes"
     ghosts = f"{ghosts}: {len(borrowed.ghosts):,}"
-    of_ghosts = BLUE if colour in (VERMILION, ORANGE, PURPLE) else VERMILION  # stands out from the part's own
-    more = ", ..." if split.num_parts > len(COLOURS) else ""
+    # Ghosts stand out from the part's own.
+    of_ghosts = Colour.BLUE if colour in (Colour.VERMILION, Colour.ORANGE, Colour.PURPLE) else Colour.VERMILION
+    more = ", ..." if split.num_parts > len(Colour.PARTS) else ""
     panels = []
     for name, place in _places(view).items():
         every = [
-            _dots(f"{split.word} {number}{more}", one, place[part % len(COLOURS) == number], 1.4)
-            for number, one in enumerate(COLOURS[: split.num_parts])
+            _dots(f"{split.word} {number}{more}", one, place[part % len(Colour.PARTS) == number], 1.4)
+            for number, one in enumerate(Colour.PARTS[: split.num_parts])
         ]
         one_part = (
-            _dots(f"hits of other {split.words}", PALE, place, 1.4),
-            _paths(edges, BLACK, [place[edge] for edge in drawn.T], 0.3, 0.25),
+            _dots(f"hits of other {split.words}", Colour.PALE, place, 1.4),
+            _paths(edges, Colour.BLACK, [place[edge] for edge in drawn.T], 0.3, 0.25),
             _dots(f"owned hits: {len(borrowed.owned):,}", colour, place[borrowed.owned], 1.8),
             _dots(ghosts, of_ghosts, place[borrowed.ghosts], 2.6),
         )
@@ -139,9 +123,9 @@ def chart_of_particles(view: EventView) -> Chart:
     width = min(1.0, math.sqrt(500 / max(int(is_target.sum()), 1)))
     panels = []
     for along, place in _places(view).items():
-        series = [_dots("hits", PALE, place, 0.9)]
+        series = [_dots("hits", Colour.PALE, place, 0.9)]
         # What was missed above what was found: a reader looks for it.
-        for name, found, colour, wide in (("found", True, BLUE, 0.8), ("missed", False, VERMILION, 1.5)):
+        for name, found, colour, wide in (("found", True, Colour.BLUE, 0.8), ("missed", False, Colour.VERMILION, 1.5)):
             particles = np.flatnonzero(is_target & (is_found == found))
             every = max(1, -(-len(particles) // MOST_LINES))
             label = f"targets {name}: {len(particles):,}" + (f", one in {every} drawn" if every > 1 else "")

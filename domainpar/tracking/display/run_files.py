@@ -281,14 +281,17 @@ class RunFiles:
         scores = None
         if self.scores is not None and record.event in self.scores.events:
             scores = self.scores.directory / self.scores.events[record.event].path
-        return read_event_data(self.store, record, scores, _conditions(self.target), self.tracking.cuts.target)
+        try:
+            target = Conditions(self.target).value if self.target else {}
+        except ConfigError as error:
+            raise ValueError(f"{error}; {error.hint}.") from error
+        return read_event_data(self.store, record, scores, target, self.tracking.cuts.target)
 
 
 def read_run_files(directory: Path, scores: Path | None = None, store: Path | None = None) -> RunFiles:
     """Read the files in the directory of a run.
 
     Args:
-        directory: The run.
         scores: Directory of its scores. Default: `scores` in the run.
         store: The events. Default: those that the scores, or else the run, name.
 
@@ -303,8 +306,15 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     # A killed process leaves `running` behind; the state as it is now is another.
     record = replace(record, state=state_of(directory, record))
     settings: Table = {}
+
+    def of_yaml(text: str) -> Any:
+        try:
+            return loaded_yaml(text)
+        except yaml.YAMLError as error:
+            raise ValueError(error) from error
+
     if (directory / "config.yaml").is_file():
-        settings = read_file(directory / "config.yaml", dict, parse=_yaml)
+        settings = read_file(directory / "config.yaml", dict, parse=of_yaml)
     else:
         missing.append("No config.yaml: the run ended before it wrote its configuration.")
     records = _records(directory / "metrics.jsonl", record, missing)
@@ -317,22 +327,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         )
     if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
-    return RunFiles(
-        directory=directory,
-        record=record,
-        settings=settings,
-        records=records,
-        scores=score_files,
-        store=event_store,
-        missing=tuple(missing),
-    )
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return loaded_yaml(text)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from error
+    return RunFiles(directory, record, settings, records, score_files, event_store, tuple(missing))
 
 
 def _records(path: Path, run: RunRecord, missing: list[str]) -> tuple[Table, ...]:
@@ -429,10 +424,3 @@ def _store(
             raise  # a store that was asked for is never passed over
         missing.append(f"No events: {error}".replace("\nhint: ", "; "))  # one sentence of the page
         return None
-
-
-def _conditions(target: str) -> Table:
-    try:
-        return Conditions(target).value if target else {}
-    except ConfigError as error:
-        raise ValueError(f"{error}; {error.hint}.") from error

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from domainpar.common.words import several, this_python
+from domainpar.runs.own_files import PROFILE
+from domainpar.runs.records import read_file
 from domainpar.tracking.cost.cuts import Cut
 from domainpar.tracking.display import summary
 from domainpar.tracking.display.chart import Chart
@@ -16,13 +18,20 @@ from domainpar.tracking.display.edges import edge_chart, edge_curves
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
 from domainpar.tracking.display.losses import layer_table, lost_table
-from domainpar.tracking.display.profile import operations, profile_chart, profile_of
 from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
 from domainpar.tracking.display.resolutions import resolution_charts
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.display.summary import ReportTable, percent, short
 from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, target_text, title_of, track_charts
-from domainpar.tracking.display.training import MIB, layer_chart, rank_chart, rank_times, training_chart
+from domainpar.tracking.display.training import (
+    MIB,
+    layer_chart,
+    operations,
+    profile_chart,
+    rank_chart,
+    rank_times,
+    training_chart,
+)
 from domainpar.tracking.reco.performance.lost import REASONS, SEGMENT
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import (
@@ -111,7 +120,6 @@ def build_page(
     """The report of a run, from which both the page and the pictures are made.
 
     Args:
-        run: The run.
         other: A run to lay beside it where both have the same; what was not counted alike is said.
         event_name: The event to draw. Default: the first one that training did not see.
         num_parts: Ranks to split it over. Default: the run's own, or its sectors, or 8.
@@ -215,7 +223,7 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
     if spikes := [record for record in run.records_of("train") if record.get("spike")]:
         steps = ", ".join(str(record["step"]) for record in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
         leads.append(f"The loss has {several(len(spikes), 'spike')}: step {steps}.")
-    charts = (chart,) if layers is None else (chart, layers)
+    charts = tuple(filter(None, (chart, layers)))
     return Section("training", "Training", tuple(leads), _approximate(run, other), charts=charts)
 
 
@@ -416,9 +424,10 @@ def partition(run: RunFiles, event: EventData | None) -> Section:
 
 def _profile(run: RunFiles) -> tuple[Section, ...]:
     """Operations, memory over time and rates, where some steps were profiled."""
-    profile = profile_of(run)
-    if profile is None:
+    path = run.directory / PROFILE
+    if not path.is_file():
         return ()
+    profile = read_file(path, dict)
     lead = (
         f"{several(profile['steps'], 'step')} of {several(len(profile['ranks']), 'rank')}. profile/rank_N.json are "
         "traces for chrome://tracing or ui.perfetto.dev."

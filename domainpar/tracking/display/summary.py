@@ -43,7 +43,7 @@ class ReportTable:
         rows: Its cells.
         note: A remark below it.
         words: Number of columns, the first ones, that hold words; the others hold numbers.
-        numbers: What it is made of, as lines of `binned.HEADING`.
+        numbers: What it is made of, as lines of `html.HEADING`.
     """
 
     head: tuple[str, ...]
@@ -80,10 +80,16 @@ def facts(run: RunFiles) -> ReportTable:
     events = ""
     if run.own is not None:
         events = f": {several(len(run.own.train), 'event')}, and {len(run.own.val)} to validate with"
+    mean = mean_epoch([record["epoch_costs"] for record in records if record.get("epoch_costs")])
     mode = "halo: whole events, split over the ranks, which exchange what they need of each other"
     if run.approximate:
         sectors = settings.get("sectors")
         mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event; edges between them are dropped"
+    exactness = "the same bits on any number of ranks (self-test passed)"
+    if record.bitwise_problem:
+        exactness = f"the same result on any number of ranks up to rounding only: {record.bitwise_problem}"
+    if run.approximate:
+        exactness = f"of sectors, not of whole events: approximate; {exactness}"
     facts = {
         "state": STATES.get(record.state, record.state) + (f": {record.error}" if record.error else ""),
         "mode": mode,
@@ -94,11 +100,11 @@ def facts(run: RunFiles) -> ReportTable:
         "left out": _left_out(run),
         "steps": steps,
         "time": _duration(record.seconds),
-        "per epoch": _epoch(records),
+        "per epoch": "" if mean is None else in_words(mean),
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
-        "exactness": _exactness(run),
+        "exactness": exactness if "bitwise_problem" in record.given else "",
         "scored": _scored(run),
         "started": record.started,
         "machine": ", ".join(filter(None, (record.host, record.machine))),
@@ -107,21 +113,16 @@ def facts(run: RunFiles) -> ReportTable:
     return ReportTable((), tuple((name, text) for name, text in facts.items() if text))
 
 
-def _epoch(records: Sequence[Table]) -> str:
-    """What the training steps of an epoch cost on average; empty in runs that did not count."""
-    mean = mean_epoch([record["epoch_costs"] for record in records if record.get("epoch_costs")])
-    return "" if mean is None else in_words(mean)
-
-
 def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[ReportTable, ...]:
     """Metrics of each split: of the scores, or else of the last validation; no table where there are none.
 
     Beside another run those of its last and of its best validation, then of the scores: one run below the other.
     """
+    own = _counted(run)
     if other is None:
-        counted = [*_of_scores(run).values()] or [*_of_validations(run).values()][:1]
+        counted = [of for name, of in own.items() if name not in (LAST, BEST)] or [*own.values()][:1]
     else:
-        both = [_of_validations(each) | _of_scores(each) for each in (run, other)]
+        both = own, _counted(other)
         counted = [rows[name] for name in (LAST, BEST, *SPLITS) for rows in both if name in rows]
     with_loss = any(values.get("loss") is not None for _, values in counted)
     edges = [
@@ -153,31 +154,22 @@ def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[ReportT
     return *ReportTable.of(edges, words=3), *ReportTable.of(labels, words=4)
 
 
-def _of_validations(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
-    """The last validation and the best, `LAST` and `BEST`: how each was counted, and its metrics; none before one."""
-    records = run.records_of("val")
-    if not records:
-        return {}
-    main = (run.record.tasks or {}).get("main", "edge")
-    # As training takes them: the first of equal ones, and without any figure the newest.
-    figures = [-math.inf if (figure := figure_of(record, main)) is None else figure for record in records]
-    best = records[figures.index(max(figures)) if max(figures) > -math.inf else -1]
-    return {
-        which: (_where("val", run.called(f"{run.how_trained}, step {record['step']}", "training"), which), record)
-        for which, record in ((LAST, records[-1]), (BEST, best))
-    }
-
-
-def _of_scores(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
-    """Each split that was scored: how it was counted, and the metrics; nothing without scores."""
-    return {
-        split: (_where(split, run.called(run.how_scored), several(int(of["events"]), "event")), of)
-        for split, of in (run.scores.record.metrics if run.scores else {}).items()
-    }
-
-
-def _where(split: str, how: str, counted: str) -> dict[str, str]:
-    return {"split": split, "how": how, "counted in the graph": counted}
+def _counted(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:
+    """The last validation and the best, `LAST` and `BEST`, and each split that was scored: how each was counted, and
+    its metrics."""
+    counted: dict[str, tuple[dict[str, str], Table]] = {}
+    if records := run.records_of("val"):
+        main = (run.record.tasks or {}).get("main", "edge")
+        # As training takes them: the first of equal ones, and without any figure the newest.
+        figures = [-math.inf if (figure := figure_of(record, main)) is None else figure for record in records]
+        best = records[figures.index(max(figures)) if max(figures) > -math.inf else -1]
+        for which, record in ((LAST, records[-1]), (BEST, best)):
+            how = run.called(f"{run.how_trained}, step {record['step']}", "training")
+            counted[which] = {"split": "val", "how": how, "counted in the graph": which}, record
+    for split, of in (run.scores.record.metrics if run.scores else {}).items():
+        events = several(int(of["events"]), "event")
+        counted[split] = {"split": split, "how": run.called(run.how_scored), "counted in the graph": events}, of
+    return counted
 
 
 def command(run: RunFiles) -> str:
@@ -259,15 +251,6 @@ def _duration(seconds: Any) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _exactness(run: RunFiles) -> str:
-    if "bitwise_problem" not in run.record.given:
-        return ""
-    naive = "of sectors, not of whole events: approximate; " if run.approximate else ""
-    if problem := run.record.bitwise_problem:
-        return f"{naive}the same result on any number of ranks up to rounding only: {problem}"
-    return f"{naive}the same bits on any number of ranks (self-test passed)"
 
 
 def _scored(run: RunFiles) -> str:

@@ -10,18 +10,7 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import several
-from domainpar.tracking.display.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    Chart,
-    ChartAxis,
-    Panel,
-    Series,
-    log_ticks,
-)
+from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series, log_ticks
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from domainpar.tracking.reco.performance.counts import TrackCounts
@@ -117,8 +106,8 @@ class Finder:
     def colour(self) -> str:
         """The same in all charts."""
         if self.name == "network":
-            return VERMILION if self.other else BLUE
-        return {CKF: ORANGE, PERFECT_SCORES: GREY}.get(self.name, GREEN)
+            return Colour.VERMILION if self.other else Colour.BLUE
+        return {CKF: Colour.ORANGE, PERFECT_SCORES: Colour.GREY}.get(self.name, Colour.GREEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +153,6 @@ def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> Rat
     """One rate in bins.
 
     Args:
-        counts: The counts.
         style: One of `styles.STYLES`.
         quantity: One of `QUANTITIES`. Efficiency and duplicates go by the true particle, fakes by the fitted track.
         rate: One of `RATES`.
@@ -176,20 +164,15 @@ def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> Rat
         "duplicate_rate": (binned.duplicated, binned.reconstructed),
         "share": (binned.tracks, (sum(binned.tracks),) * len(binned.tracks)),
     }[rate]
-    intervals = [_interval(k, n, rate) for k, n in zip(part, whole, strict=True)]
+    intervals = []
+    for k, n in zip(part, whole, strict=True):
+        if rate == "duplicate_rate" and n:  # no share: one particle may have several
+            interval: tuple[float, float] | None = max(0.0, k / n - math.sqrt(k) / n), k / n + math.sqrt(k) / n
+        else:
+            interval = wilson(k, n) if n else None
+        intervals.append((math.nan,) * 3 if interval is None else (k / n, *interval))
     value, low, high = np.array(intervals, np.float64).reshape(-1, 3).T
     return RateCurve(np.array(binned.edges), np.array(part, np.float64), np.array(whole, np.float64), value, low, high)
-
-
-def _interval(part: int, whole: int, rate: str) -> tuple[float, float, float]:
-    if whole == 0:
-        return math.nan, math.nan, math.nan
-    value = part / whole
-    if rate == "duplicate_rate":  # no share: one particle may have several
-        return value, max(0.0, value - math.sqrt(part) / whole), value + math.sqrt(part) / whole
-    interval = wilson(part, whole)
-    assert interval is not None, "there is something to divide by"
-    return value, *interval
 
 
 def quantities_of(rate: str) -> tuple[str, ...]:
@@ -315,18 +298,16 @@ def target_text(conditions: Mapping[str, Any]) -> str:
     Args:
         conditions: Those of `events.targets`.
     """
-    return ", ".join(_condition(*item) for item in sorted(conditions.items(), reverse=True)) or "all"
-
-
-def _condition(name: str, condition: Any) -> str:
-    symbol, unit = SYMBOLS.get(name, name), UNITS.get(name, "")
-    match condition:
-        case [int() | float() as low, int() | float() as high] if math.isinf(high):
-            return f"{symbol} ≥ {low:g}{unit}"
-        case [int() | float() as low, int() | float() as high] if math.isinf(low):
-            return f"{symbol} ≤ {high:g}{unit}"
-        case [int() | float() as low, int() | float() as high]:
-            return f"{low:g} ≤ {symbol} ≤ {high:g}{unit}"
-        case list() | tuple():
-            return f"{symbol} {' '.join(map(str, condition))}{unit}"
-    return f"{symbol} = {condition}{unit}"
+    texts = []
+    for name, condition in sorted(conditions.items(), reverse=True):
+        symbol, unit = SYMBOLS.get(name, name), UNITS.get(name, "")
+        match condition:
+            case [int() | float() as low, int() | float() as high]:
+                ends = f"{low:g} ≤ {symbol} ≤ {high:g}{unit}"
+                ends = f"{symbol} ≤ {high:g}{unit}" if math.isinf(low) else ends
+                texts.append(f"{symbol} ≥ {low:g}{unit}" if math.isinf(high) else ends)
+            case list() | tuple():
+                texts.append(f"{symbol} {' '.join(map(str, condition))}{unit}")
+            case _:
+                texts.append(f"{symbol} = {condition}{unit}")
+    return ", ".join(texts) or "all"

@@ -1,4 +1,4 @@
-"""The training, step by step and rank by rank: the numbers of its records, and the charts of them."""
+"""The training, step by step and rank by rank, and its profile: the numbers of its records, and the charts of them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ import numpy as np
 
 from domainpar.common.words import several
 from domainpar.runs.records import Table
-from domainpar.tracking.display.chart import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PALE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Chart,
-    ChartAxis,
-    Panel,
-    Series,
-    log_axis,
-)
+from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series, log_axis
 from domainpar.tracking.display.run_files import RunFiles
+from domainpar.tracking.display.summary import ReportTable
 from domainpar.tracking.events.graph import FloatArray
 from partitioners.quality import imbalance
 
@@ -51,9 +39,9 @@ FEW = 60
 """Fewer points are marked, so that a single one is seen."""
 
 PHASES = {
-    "seconds_compute": ("computing", BLUE),
-    "seconds_exchange": ("handing rows on", ORANGE),
-    "seconds_wait": ("waiting", PALE),
+    "seconds_compute": ("computing", Colour.BLUE),
+    "seconds_exchange": ("handing rows on", Colour.ORANGE),
+    "seconds_wait": ("waiting", Colour.PALE),
 }
 """Phases of a step by their keys in a record: name and colour."""
 
@@ -69,7 +57,9 @@ def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
     for quantity, split in product([*QUANTITIES, *label_figures(run)], ("train", "val")):
         if split == "val" and quantity in OF_STEPS:
             continue
-        values = [(record["step"], _value(record, quantity)) for record in run.records_of(split)]
+        label, _, figure = quantity.partition(".")  # that of a label is behind a point
+        records = [(it["step"], it.get("labels", {}).get(label, {}) if figure else it) for it in run.records_of(split)]
+        values = [(step, of.get(figure or quantity)) for step, of in records]
         points = np.array([value for value in values if value[1] is not None], np.float64).reshape(-1, 2)
         points = points[np.isfinite(points).all(axis=1)]
         if len(points):
@@ -90,13 +80,6 @@ def label_figures(run: RunFiles) -> dict[str, tuple[str, str]]:
         for figure, (name, caption) in told.items()
         if figure in figures
     }
-
-
-def _value(record: Table, quantity: str) -> float | None:
-    """A quantity of a record; that of a label is behind a point."""
-    label, _, figure = quantity.partition(".")
-    value: float | None = record.get("labels", {}).get(label, {}).get(figure) if figure else record.get(quantity)
-    return value
 
 
 def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None:
@@ -120,37 +103,30 @@ def training_chart(run: RunFiles, other: RunFiles | None = None) -> Chart | None
         series = []
         if "train" in by_split:
             steps, values = by_split["train"]
-            series.append(Series("training, each step", "line", SKY, steps, values, width=0.9))
-        if "val" in by_split:
-            series.append(_validation(own_name, by_split["val"], BLUE))
-        if shown in of_other:
-            series.append(_validation(other_name, of_other[shown], VERMILION))
+            series.append(Series("training, each step", "line", Colour.SKY, steps, values, width=0.9))
+        for name, curve, colour in (
+            (own_name, by_split.get("val"), Colour.BLUE),
+            (other_name, of_other.get(shown), Colour.VERMILION),
+        ):
+            if curve is not None:
+                (steps, values), marker = curve, "circle" * (curve.shape[1] < FEW)
+                dashed = colour == Colour.VERMILION
+                series.append(Series(name, "line", colour, steps, values, marker=marker, dashed=dashed))
         label, caption = (QUANTITIES | of_labels)[quantity]
         if quantity == "loss" and of_labels:
             label, caption = "loss", "Sum of the losses of all that the network is trained on, by their weights."
-        y = ChartAxis(
-            label,
-            low=0.0 if quantity == "lr" else None,
-            high=1.0 if quantity.startswith("edge") or quantity in of_labels else None,
-        )
+        high = 1.0 if quantity.startswith("edge") or quantity in of_labels else None
+        y = ChartAxis(label, low=0.0 if quantity == "lr" else None, high=high)
         if quantity in ("loss", "grad_norm"):
             y = log_axis(label, np.concatenate([line.y for line in series]))
-        panels.append(
-            Panel(
-                quantity.replace("_", "-").replace(".", "-"),
-                tuple(series),
-                ChartAxis("optimiser step", low=0.0),
-                y,
-                "",
-                caption,
-            )
-        )
+        name = quantity.replace("_", "-").replace(".", "-")
+        panels.append(Panel(name, tuple(series), ChartAxis("optimiser step", low=0.0), y, caption=caption))
     return Chart("training", f"Training, {_how_trained(run)}", tuple(panels))
 
 
 # --- layer by layer --------------------------------------------------------------------------------------------------
 
-LAYER_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
+MOST_BLOCKS = 6
 
 
 def layer_sizes(run: RunFiles) -> tuple[FloatArray, dict[str, FloatArray]]:
@@ -176,47 +152,39 @@ def layer_chart(run: RunFiles) -> Chart | None:
     steps, blocks = layer_sizes(run)
     if not blocks:
         return None
+
+    def shares(block: str, kind: int) -> FloatArray:
+        """A norm of each step over that of the parameters; NaN where one is 0."""
+        sizes = blocks[block]
+        none: FloatArray = np.full(len(steps), np.nan)
+        return np.divide(sizes[:, kind], sizes[:, 0], out=none, where=(sizes[:, kind] > 0) & (sizes[:, 0] > 0))
+
+    def usual(block: str) -> float:
+        known = shares(block, 2)
+        return float(np.median(known[np.isfinite(known)])) if np.isfinite(known).any() else 0.0
+
     # Those that change most; more lines than colours could not be told apart.
-    shown = sorted(blocks, key=lambda name: -_usual(_shares(blocks[name], 2)))[: len(LAYER_COLOURS)]
+    shown = sorted(blocks, key=lambda name: -usual(name))[:MOST_BLOCKS]
     left_out = f" Of {len(blocks)} blocks, those that change most." if len(shown) < len(blocks) else ""
     panels = []
     for name, kind, label, caption in (
         ("update", 2, "update / size of the parameters", "What a step changes of each block of layers"),
         ("gradient", 1, "gradient / size of the parameters", "The gradient of each block of layers, before clipping"),
     ):
+        marker = "circle" * (len(steps) < FEW)
         lines = tuple(
-            Series(block, "line", colour, steps, _shares(blocks[block], kind), marker="circle" * (len(steps) < FEW))
-            for block, colour in zip(shown, LAYER_COLOURS)
+            Series(block, "line", colour, steps, shares(block, kind), marker=marker)
+            for block, colour in zip(shown, Colour.LINES)
         )
         y = log_axis(label, np.concatenate([line.y for line in lines]))
         text = f"{caption}, as a fraction of the size of its parameters (Euclidean norms).{left_out}"
-        panels.append(Panel(name, lines, ChartAxis("optimiser step", low=0.0), y, "", text))
+        panels.append(Panel(name, lines, ChartAxis("optimiser step", low=0.0), y, caption=text))
     return Chart("layers", f"Layers, {_how_trained(run)}", tuple(panels))
-
-
-def _usual(shares: FloatArray) -> float:
-    """The median of those that there are."""
-    known = shares[np.isfinite(shares)]
-    return float(np.median(known)) if len(known) else 0.0
-
-
-def _shares(sizes: FloatArray, kind: int) -> FloatArray:
-    """A norm of each step over that of the parameters; NaN where one is 0."""
-    shares: FloatArray = np.where(
-        sizes[:, kind] > 0, sizes[:, kind] / np.where(sizes[:, 0] > 0, sizes[:, 0], np.nan), np.nan
-    )
-    return shares
 
 
 def _how_trained(run: RunFiles) -> str:
     """Where sectors are samples of their own, metrics do not see the edges between them."""
     return run.how_trained + (", edges inside sectors only" if run.approximate else "")
-
-
-def _validation(name: str, curve: FloatArray, colour: str) -> Series:
-    steps, values = curve
-    marker = "circle" if len(steps) < FEW else ""
-    return Series(name, "line", colour, steps, values, marker=marker, dashed=colour == VERMILION)
 
 
 # --- rank by rank ----------------------------------------------------------------------------------------------------
@@ -264,15 +232,20 @@ def rank_times(run: RunFiles) -> RankTimes | None:
         return None
     alike = [record for record in records if record["ranks"] == records[-1]["ranks"]]
     steps = alike[1:] or alike  # kernels are compiled in the first
-    owned, compute = _table(steps, "owned_nodes"), _table(steps, "seconds_compute")
+
+    def table(name: str, records: Sequence[Table] = steps) -> FloatArray:
+        """One number of each rank in each step, [steps, P]."""
+        return np.array([record[name] for record in records], np.float64)
+
+    owned, compute = table("owned_nodes"), table("seconds_compute")
     return RankTimes(
-        phases={name: _median(_table(steps, name)) for name in PHASES},
+        phases={name: np.median(table(name), axis=0) for name in PHASES},
         load=np.sum([record.get("seconds_load", np.full(len(owned[0]), np.nan)) for record in alike], axis=0),
         step_seconds=float(np.median([record["seconds"] for record in steps])),
-        owned=_median(owned),
-        ghosts=_median(_table(steps, "ghost_nodes")),
-        halo_bytes=_median(_table(steps, "halo_bytes")),
-        peak_bytes=_table(alike, "peak_rss_bytes").max(axis=0),
+        owned=np.median(owned, axis=0),
+        ghosts=np.median(table("ghost_nodes"), axis=0),
+        halo_bytes=np.median(table("halo_bytes"), axis=0),
+        peak_bytes=table("peak_rss_bytes", alike).max(axis=0),
         node_imbalance=float(np.median([imbalance(row) for row in owned])),
         compute_imbalance=float(np.median([imbalance(row) for row in compute])),
         num_steps=len(steps),
@@ -280,32 +253,75 @@ def rank_times(run: RunFiles) -> RankTimes | None:
     )
 
 
+def _bars_of_ranks(name: str, bars: Sequence[tuple[str, str, FloatArray]], label: str, caption: str) -> Panel:
+    """Bars of each rank, the values of each colour upon those before; no wider than with four ranks."""
+    num_ranks = len(bars[0][2])
+    ranks, spare = np.arange(num_ranks, dtype=np.float64), max(0.5, (4 - num_ranks) / 2)
+    series = tuple(Series(of, "bars", colour, ranks, values) for of, colour, values in bars)
+    x = ChartAxis("rank", -spare, num_ranks - 1 + spare, ticks=tuple((rank, f"{rank:g}") for rank in ranks.tolist()))
+    return Panel(name, series, x, ChartAxis(label, low=0.0), caption=caption)
+
+
 def rank_chart(times: RankTimes) -> Chart:
     """Seconds of a training step by phase, the most memory held, and seconds of loading, on each rank."""
-    ranks = np.arange(times.num_ranks, dtype=np.float64)
-    # Bars no wider than with four ranks.
-    ticks = tuple((float(rank), str(rank)) for rank in range(times.num_ranks))
-    spare = max(0.5, (4 - times.num_ranks) / 2)
-    x = ChartAxis("rank", -spare, times.num_ranks - 1 + spare, ticks=ticks)
-    phases = tuple(Series(name, "bars", colour, ranks, times.phases[key]) for key, (name, colour) in PHASES.items())
-    memory = (Series("peak memory", "bars", GREEN, ranks, times.peak_bytes / MIB),)
     steps = several(times.num_steps, "step")
-    seconds, mib = ChartAxis("time of a training step [s]", low=0.0), ChartAxis("peak memory [MiB]", low=0.0)
+    phases = [(name, colour, times.phases[key]) for key, (name, colour) in PHASES.items()]
     caption = f"Where the time of a training step goes on each rank: medians over {steps}."
+    memory = [("peak memory", Colour.GREEN, times.peak_bytes / MIB)]
     of_memory = "The largest memory that the process of each rank held at any time."
-    panels = [Panel("time", phases, x, seconds, "", caption), Panel("memory", memory, x, mib, "", of_memory)]
+    panels = [
+        _bars_of_ranks("time", phases, "time of a training step [s]", caption),
+        _bars_of_ranks("memory", memory, "peak memory [MiB]", of_memory),
+    ]
     if np.isfinite(times.load).all():
-        load = (Series("loading", "bars", PURPLE, ranks, times.load),)
+        load = [("loading", Colour.PURPLE, times.load)]
         of_load = "How long each rank waited for parts of events, in all steps; not where they were kept or read ahead."
-        panels.append(Panel("load", load, x, ChartAxis("loading in all steps [s]", low=0.0), "", of_load))
+        panels.append(_bars_of_ranks("load", load, "loading in all steps [s]", of_load))
     return Chart("ranks", f"{several(times.num_ranks, 'rank')}, medians over {steps}", tuple(panels))
 
 
-def _table(records: Sequence[Table], name: str) -> FloatArray:
-    """One number of each rank in each step, [steps, P]."""
-    return np.array([record[name] for record in records], dtype=np.float64)
+# --- profiled steps --------------------------------------------------------------------------------------------------
+
+MOST_RANKS, MOST_ROWS = 8, 25
 
 
-def _median(table: FloatArray) -> FloatArray:
-    medians: FloatArray = np.median(table, axis=0)
-    return medians
+def operations(profile: Table) -> tuple[ReportTable, ...]:
+    """A row for each operation: its calls, and its own time in a step on each rank; the longest first."""
+    ranks = profile["ranks"][:MOST_RANKS]
+    by_name: dict[str, list[Table]] = {}
+    for number, rank in enumerate(ranks):
+        for operation in rank["operations"]:
+            by_name.setdefault(operation["name"], [{}] * len(ranks))[number] = operation
+    longest = sorted(by_name, key=lambda name: -sum(it.get("seconds", 0.0) for it in by_name[name]))[:MOST_ROWS]
+    sums = [sum(it["seconds"] for it in rank["operations"]) + rank["other_seconds"] for rank in ranks]
+    by_name["all"] = [{"seconds": seconds} for seconds in sums]
+    rows = []
+    for name in [*longest, "all"]:
+        calls = max(it.get("calls", 0.0) for it in by_name[name])
+        of_ranks = {f"rank {n}": f"{1e3 * it['seconds']:,.2f} ms" if it else "–" for n, it in enumerate(by_name[name])}
+        rows.append({"operation": name, "calls": f"{calls:,.4g}" if name in longest else "", **of_ranks})
+    note = f"Own time of operations, without that of those they call; means over {several(profile['steps'], 'step')}."
+    if len(ranks) < len(profile["ranks"]):
+        note += f" The first {MOST_RANKS} of {several(len(profile['ranks']), 'rank')}."
+    return ReportTable.of(rows, note)
+
+
+def profile_chart(profile: Table) -> Chart:
+    """Memory of each rank over the profiled steps; operations of a step on each rank, and how fast they were."""
+    ranks, steps = profile["ranks"], several(profile["steps"], "step")
+    lines = []
+    for number, (rank, colour) in enumerate(zip(ranks, Colour.LINES)):
+        seconds, held = np.array(rank["memory"], np.float64).reshape(-1, 2).T
+        lines.append(Series(f"rank {number}", "line", colour, seconds, held / MIB, width=1.0))
+    of_memory = f"Memory in use on each rank over {steps}; not what is kept free."
+    axes = ChartAxis("time [s]", low=0.0), ChartAxis("memory in use [MiB]", low=0.0)
+    flops = np.array([rank["flops"] for rank in ranks], np.float64)
+    rates = flops / np.array([rank["seconds"] for rank in ranks]) / 1e9
+    counted = "Floating-point operations of products in a step, by formula, both passes and all that is made again."
+    waits = "The same over the seconds of a step, waiting included."
+    panels = (
+        Panel("memory", tuple(lines), *axes, caption=of_memory),
+        _bars_of_ranks("flops", [("operations", Colour.GREEN, flops / 1e9)], "GFLOP of a step", counted),
+        _bars_of_ranks("rate", [("rate", Colour.BLUE, rates)], "GFLOP/s", waits),
+    )
+    return Chart("profile", f"Profile of {steps}", panels)

@@ -29,7 +29,7 @@ from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
-from partitioners import number_of_sectors
+from partitioners import group, number_of_sectors, sectors_of_tiles
 from partitioners.quality import measure
 
 
@@ -60,7 +60,8 @@ def test_a_naive_run_is_drawn_in_its_own_sectors(tmp_path, sectors):
     split = split_of(files, None)
     assert (split.num_parts, split.naive, split.word) == (number_of_sectors(sectors), True, "sector")
     facts, arrays = decoded(event_view(event, split, files.tracking))
-    assert np.array_equal(arrays["part"], event.sector_of_hits(sectors))
+    own_sectors = sectors_of_tiles(event.tiles, sectors, event.tile, event.position)
+    assert np.array_equal(arrays["part"], own_sectors[event.tile])
     assert facts["parts"] == number_of_sectors(sectors)
     asked = split_of(files, 3)
     assert (asked.num_parts, asked.naive) == (3, False)
@@ -69,7 +70,7 @@ def test_a_naive_run_is_drawn_in_its_own_sectors(tmp_path, sectors):
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
 def test_cut_edges_and_ghosts_are_those_of_the_partition(files, event, num_parts):
     facts, arrays = decoded(event_view(event, Split(num_parts), files.tracking))
-    quality = measure(event.edge_index, event.part_of_hits(num_parts), num_parts)
+    quality = measure(event.edge_index, group(event.tiles, num_parts, "contiguous")[event.tile], num_parts)
     assert facts["cutEdges"] == facts["cutEdgesDrawn"] == quality.cut_edges
     src, dst = arrays["cut"].reshape(-1, 2).T
     part = arrays["part"]

@@ -20,7 +20,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 from domainpar.tracking.display import resolutions  # noqa: E402
-from domainpar.tracking.display.chart import FRAME, GRID  # noqa: E402
+from domainpar.tracking.display.chart import Colour  # noqa: E402
 from domainpar.tracking.display.html import render  # noqa: E402
 from domainpar.tracking.display.run_files import read_run_files  # noqa: E402
 from domainpar.tracking.display.sections import build_page  # noqa: E402
@@ -70,7 +70,7 @@ const panels = [...document.querySelectorAll("figure > svg")].map((svg) => {
 });
 for (const chart of hidden) chart.hidden = true;
 return [panels, document.documentElement.scrollWidth];
-""".replace("FRAME", FRAME).replace("GRID", GRID)
+""".replace("FRAME", Colour.FRAME).replace("GRID", Colour.GRID)
 
 
 @pytest.fixture(scope="module")

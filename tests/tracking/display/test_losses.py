@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from small_run import simulated, write_run
 
-from domainpar.tracking.display.binned import binned_numbers
+from domainpar.tracking.display.html import binned_numbers
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import build_page
 from domainpar.tracking.reco.performance.layers import median_and_width

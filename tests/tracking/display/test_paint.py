@@ -14,19 +14,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
 from domainpar.tracking.display import paint, paint_matplotlib  # noqa: E402
-from domainpar.tracking.display.chart import (  # noqa: E402
-    BLUE,
-    FRAME,
-    MOST_POINTS,
-    ORANGE,
-    VERMILION,
-    Chart,
-    ChartAxis,
-    Panel,
-    Series,
-    log_axis,
-    thinned,
-)
+from domainpar.tracking.display.chart import MOST_POINTS, Chart, ChartAxis, Colour, Panel, Series, log_axis, thinned  # noqa: E402
 from domainpar.tracking.display.run_files import read_run_files  # noqa: E402
 from domainpar.tracking.display.training import training_chart  # noqa: E402
 
@@ -37,7 +25,7 @@ RANKS = ChartAxis("rank", 0.0, 300.0, ticks=tuple((float(n), str(n)) for n in ra
 def elements(panel):
     """The elements of a panel on the page, and its frame: left, top, right, bottom."""
     svg = ET.fromstring(str(paint.svg_of(panel)))
-    (frame,) = (path for path in svg.iter("path") if path.get("stroke") == FRAME)
+    (frame,) = (path for path in svg.iter("path") if path.get("stroke") == Colour.FRAME)
     points = points_of(frame)
     return svg, (*points.min(axis=0), *points.max(axis=0))
 
@@ -48,7 +36,7 @@ def points_of(path):
 
 
 def points(x, y, **more):
-    return Series("measured", "points", BLUE, np.array(x), np.array(y), **more)
+    return Series("measured", "points", Colour.BLUE, np.array(x), np.array(y), **more)
 
 
 def panel(*series, x=LINEAR, y=LOG, **more):
@@ -61,24 +49,24 @@ def test_points_lie_at_the_share_of_their_value_on_each_axis_with_their_interval
     found = np.array([[float(circle.get("cx")), float(circle.get("cy"))] for circle in svg.iter("circle")])
     assert found[:, 0] == pytest.approx([left + 0.25 * (right - left), right], abs=0.2)
     assert found[:, 1] == pytest.approx([bottom - (bottom - top) / 3, top], abs=0.2)
-    bars = [points_of(path)[:, 1] for path in svg.iter("path") if path.get("stroke") == BLUE]
+    bars = [points_of(path)[:, 1] for path in svg.iter("path") if path.get("stroke") == Colour.BLUE]
     assert bars[0] == pytest.approx([bottom, bottom - 2 * (bottom - top) / 3], abs=0.2)
     assert bars[1] == pytest.approx([bottom - 2 * (bottom - top) / 3, top], abs=0.2), "what is beyond ends at the frame"
 
 
 def test_bars_stand_upon_those_before_them():
     x, low, high = np.arange(2.0), np.array([1.0, 2.0]), np.array([3.0, 1.0])
-    both = (Series("a", "bars", BLUE, x, low), Series("b", "bars", ORANGE, x, high))
+    both = (Series("a", "bars", Colour.BLUE, x, low), Series("b", "bars", Colour.ORANGE, x, high))
     svg, (_, top, _, bottom) = elements(panel(*both, x=ChartAxis("rank"), y=ChartAxis("s", 0.0, 8.0)))
-    ends = [points_of(path)[:, 1] for path in svg.iter("path") if path.get("fill") == ORANGE]
+    ends = [points_of(path)[:, 1] for path in svg.iter("path") if path.get("fill") == Colour.ORANGE]
     levels = [sorted((bottom - np.unique(end)) / (bottom - top) * 8) for end in ends]
     assert np.allclose(levels, [[1, 4], [2, 3]], atol=0.02)
 
 
 def test_bins_without_a_value_leave_a_gap_in_steps():
-    steps = Series("n", "steps", BLUE, np.array([0.0, 1, 2, 3, 4]), np.array([1.0, 2.0, np.nan, 4.0]))
+    steps = Series("n", "steps", Colour.BLUE, np.array([0.0, 1, 2, 3, 4]), np.array([1.0, 2.0, np.nan, 4.0]))
     svg, _ = elements(panel(steps, y=ChartAxis("n")))
-    (path,) = (path.get("d") for path in svg.iter("path") if path.get("stroke") == BLUE)
+    (path,) = (path.get("d") for path in svg.iter("path") if path.get("stroke") == Colour.BLUE)
     assert path.count("M") == 2
     assert path.count("L") == 4
 
@@ -87,7 +75,7 @@ def test_whoever_points_at_a_value_reads_it():
     notes = ("0 to 5: 1.0000 (3 of 3)",)
     svg, _ = elements(panel(points([2.5], [1.0], notes=notes)))
     assert [title.text for title in svg.iter("title")] == ["measured, 0 to 5: 1.0000 (3 of 3)"]
-    marked = Series("loss", "line", BLUE, np.array([1.0, 2.0]), np.array([0.5, 0.25]), marker="square")
+    marked = Series("loss", "line", Colour.BLUE, np.array([1.0, 2.0]), np.array([0.5, 0.25]), marker="square")
     svg, _ = elements(panel(marked))
     assert [title.text for title in svg.iter("title")] == ["loss, a [mm] 1: 0.5", "loss, a [mm] 2: 0.25"]
 
@@ -169,7 +157,7 @@ def test_panels_without_a_value_and_of_zeros_are_left_out_and_named():
 
 
 def test_words_of_a_run_are_words_on_the_page_and_in_a_picture():
-    series = Series(f"$x{HOSTILE} p_T", "line", BLUE, np.arange(3.0), np.arange(3.0), marker="circle")
+    series = Series(f"$x{HOSTILE} p_T", "line", Colour.BLUE, np.arange(3.0), np.arange(3.0), marker="circle")
     hostile = Panel("only", (series,), ChartAxis(f"${HOSTILE}"), ChartAxis("$\\nothing{ p_T"), title="<b>", caption="")
     svg, _ = elements(hostile)
     assert {element.tag for element in svg.iter()} <= {"svg", "path", "circle", "text", "tspan", "g", "title"}
@@ -182,7 +170,7 @@ def test_words_of_a_run_are_words_on_the_page_and_in_a_picture():
 def test_a_picture_has_the_words_and_shapes_of_the_page():
     lines = tuple(
         Series(name, "line", colour, np.arange(4.0), np.arange(4.0) + 1, marker="diamond", dashed=name == "after")
-        for name, colour in (("before", BLUE), ("after", VERMILION))
+        for name, colour in (("before", Colour.BLUE), ("after", Colour.VERMILION))
     )
     chart = Chart("c", "On one event", tuple(panel(*lines[:n], title=f"{n} lines") for n in (1, 2)))
     with paint_matplotlib.in_style():

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from small_run import simulated, write_run
 
-from domainpar.tracking.display.binned import HEADING, binned_numbers
+from domainpar.tracking.display.html import HEADING, binned_numbers
 from domainpar.tracking.display.resolutions import FEWEST, curve_of, differences, differences_of, resolution_charts
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import build_page

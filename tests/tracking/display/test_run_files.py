@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run, write_store
 
+from domainpar.tracking.display.event_view import Split
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.summary import final_metrics
 from domainpar.tracking.events.store import EventStore, write_arrays
@@ -192,7 +193,7 @@ def test_odd_events_are_read(tmp_path, odd):
     event = files.read_event(files.choose_event())
     assert event.num_hits == odd["num_hits"]
     assert len(event.particle_row) == event.num_hits
-    assert event.part_of_hits(3).max(initial=0) < 3
+    assert Split(3).part_of_hits(event).max(initial=0) < 3
 
 
 def test_the_area_is_the_pooled_one_of_training_and_the_mean_of_scores(tmp_path):

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 from domainpar.common.agreement import Refused
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.tracking.display.profile import operations, profile_chart
+from domainpar.tracking.display.training import operations, profile_chart
 from domainpar.tracking.training.monitor.profile import Profile, _operations
 
 PHASES = ["load", "forward", "backward", "reduce", "optimizer"]
