@@ -30,6 +30,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import this_python
 from domainpar.infer import infer, main
 from domainpar.parallel.world import World
+from domainpar.runs.records import ScoresRecord
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
@@ -305,7 +306,8 @@ def test_the_summary_says_where_scores_lie_and_what_to_type_next(place, tmp_path
 
 
 def test_events_without_a_segment_of_a_target_are_not_divided_by():
-    told = summary._segments_line("test", {"segments": 0, "in_graph": 0, "passing": 0})
+    segments = {"segments": 0, "in_graph": 0, "passing": 0}
+    (told,) = summary.metric_lines(ScoresRecord.of(metrics={"test": {"segments": segments}}))
     assert "split=test" in told
     assert "--track-target have no segments" in told
 
@@ -313,7 +315,8 @@ def test_events_without_a_segment_of_a_target_are_not_divided_by():
 def test_seconds_of_network_and_tracks_are_told_apart():
     def told(tracks, network):
         scored = ScoredEvent("1", "event1.scores.zarr.zip", "", "", 4, 0, 2)
-        return summary._stages_line([Outcome(scored, 3.0, None, stages={"network": network, "building": tracks})] * 2)
+        outcome = Outcome(scored, 3.0, None, stages={"network": network, "building": tracks})
+        return summary.last_lines([outcome] * 2, Path("scores"), ScoresRecord.of(run="run"), None, None)[1]
 
     assert re.search("network 2, .*2 tracks 0.5$", told(0.5, 2.0))
     assert re.search("network 0.231, .*2 tracks 24.9$", told(24.896, 0.231))

@@ -168,7 +168,11 @@ def diagnose(config: DoctorConfig) -> int:
     except ValueError as refused:
         return _without_world(config, refused)
     with guard(world.presence):
-        agree(world.transport, _cannot_write(config) if world.is_root else None)
+        problem, file = None, config.json  # refused before anything takes time
+        if world.is_root and file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
+            what = f"--json {file}: no file can be written there"
+            problem = Problem(what, "make its directory, or name another file")
+        agree(world.transport, problem)
         places, seen = machine.places_of(world), seen_by(world.transport)
         subject = Subject(config, launcher, launcher.kind != "none", world, places, seen)
         findings = _all_findings(subject)
@@ -176,14 +180,6 @@ def diagnose(config: DoctorConfig) -> int:
             _show_and_write(config, findings)
         world.close()
     return exit_code(findings)
-
-
-def _cannot_write(config: DoctorConfig) -> Problem | None:
-    """Refused before anything takes time."""
-    file = config.json
-    if file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
-        return Problem(f"--json {file}: no file can be written there", "make its directory, or name another file")
-    return None
 
 
 def _all_findings(subject: Subject) -> list[Finding]:

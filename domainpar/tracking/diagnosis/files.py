@@ -86,7 +86,6 @@ def check_run(run: str, world: World) -> Finding:
 
     Args:
         run: Its directory, or `pretrained:NAME`.
-        world: The ranks.
     """
     check = f"run {run}"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -44,9 +43,10 @@ def not_alike(run: RunFiles, other: RunFiles) -> dict[str, list[str]]:
     A condition that one of them does not know is in none, and neither are scores that one of them does not have.
     """
     found: dict[str, list[str]] = {}
-    for of, conditions in (("scores", _of_scores), ("training", _of_training)):
-        here, there = conditions(run), conditions(other)
-        for name, remedy in COUNTED[of].items():
+    both = _conditions(run), _conditions(other)
+    for of, remedies in COUNTED.items():
+        here, there = (conditions[of] for conditions in both)
+        for name, remedy in remedies.items():
             if name in here and name in there and here[name] != there[name]:
                 found.setdefault(of, []).append(
                     f"The {of} of {other.directory} were counted with {name} {there[name]}, of {run.directory} with "
@@ -120,30 +120,23 @@ def run_beside(run: Path) -> Path | None:
     return None
 
 
-def _of_scores(run: RunFiles) -> Mapping[str, Any]:
-    """The store, the splits that are shown, and the conditions on its edges and tracks; nothing without scores."""
-    if run.scores is None:
-        return {}
-    splits = run.splits_to_judge()
-    conditions: dict[str, Any] = {
-        "store_digest": run.scores.record.store_digest,
-        "target of edges": run.target or "all",
-    }
-    if splits:
-        conditions |= {"split": " and ".join(splits), "events": sum(len(run.events(split)) for split in splits)}
-    network = run.pooled(splits).get("network")
-    if network is not None:
-        names = "events", "target", "min_hits", "fraction", "border_sectors"
-        conditions |= {name: getattr(network, name) for name in names}
-    return conditions
-
-
-def _of_training(run: RunFiles) -> Mapping[str, Any]:
-    """The events that the run was validated with, and its target; nothing where it was not."""
-    if not run.records_of("val"):
-        return {}
-    conditions = {"target of edges": run.settings.get("target") or "all"} if run.settings else {}
-    if run.own is not None:
-        digest = sha256("".join(f"{name} {of_bytes}\n" for name, of_bytes in sorted(run.own.val)).encode()).hexdigest()
-        conditions["validation events"] = f"of digest {digest[:12]} ({several(len(run.own.val), 'event')})"
-    return conditions
+def _conditions(run: RunFiles) -> dict[str, dict[str, Any]]:
+    """What the figures of a run were counted on: `scores` of the splits that are shown, the `training` with the events
+    that it was validated with; empty where there are none."""
+    of_scores: dict[str, Any] = {}
+    if run.scores is not None:
+        splits = run.splits_to_judge()
+        of_scores = {"store_digest": run.scores.record.store_digest, "target of edges": run.target or "all"}
+        if splits:
+            of_scores |= {"split": " and ".join(splits), "events": sum(len(run.events(split)) for split in splits)}
+        if (network := run.pooled(splits).get("network")) is not None:
+            names = "events", "target", "min_hits", "fraction", "border_sectors"
+            of_scores |= {name: getattr(network, name) for name in names}
+    of_training: dict[str, Any] = {}
+    if run.records_of("val"):
+        of_training = {"target of edges": run.settings.get("target") or "all"} if run.settings else {}
+        if run.own is not None:
+            text = "".join(f"{name} {of_bytes}\n" for name, of_bytes in sorted(run.own.val))
+            digest, events = sha256(text.encode()).hexdigest()[:12], several(len(run.own.val), "event")
+            of_training["validation events"] = f"of digest {digest} ({events})"
+    return {"scores": of_scores, "training": of_training}

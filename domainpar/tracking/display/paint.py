@@ -152,7 +152,8 @@ def draw_panel(canvas: Canvas, panel: Panel, left: float, top: float, width: flo
     bars = [one.y for one in panel.series if one.kind == "bars"]
     y = panel.y.over(np.concatenate([panel.values, *np.cumsum(bars, axis=0)]), height - 60, 0.0)
     left_of = left + 32 + max((width_of(words, TYPE) for _, words in y.ticks), default=0.0)
-    places = np.concatenate([_places(one) for one in panel.series])
+    halves = [(one.x, 0.5 if one.kind == "bars" else 0.0) for one in panel.series]
+    places = np.concatenate([np.concatenate([at - half, at + half]) for at, half in halves])
     x = panel.x.over(places, left + width - left_of, LETTER * TYPE)
     right = left + width - 4 - max(6.0, width_of(x.ticks[-1][1]) / 2 if x.ticks else 0.0)
     up, bottom = top + (22 if panel.title else 8), top + height - 42
@@ -195,12 +196,6 @@ def draw_key(canvas: Canvas, series: Series, left: float, top: float) -> None:
         canvas.line(np.array([left + 1, left + width - 1]), middle, series.colour, thick, series.dashed)
     if series.marker or series.kind == "dots":
         canvas.marks(np.array([left + width / 2]), middle[:1], series.marker, series.colour)
-
-
-def _places(series: Series) -> FloatArray:
-    """What a series takes of the axis across."""
-    half = 0.5 if series.kind == "bars" else 0.0
-    return np.concatenate([series.x - half, series.x + half])
 
 
 def _box(left: float, right: float, low: float, high: float) -> tuple[FloatArray, FloatArray]:

@@ -317,7 +317,21 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
         settings = read_file(directory / "config.yaml", dict, parse=of_yaml)
     else:
         missing.append("No config.yaml: the run ended before it wrote its configuration.")
-    records = _records(directory / "metrics.jsonl", record, missing)
+
+    def of_lines(text: str) -> dict[str, list[Table]]:
+        written = text.splitlines()
+        # The last line of a run that is under way may be half written.
+        finished = [line for line in written[:-1] if line] + [line for line in written[-1:] if line.endswith("}")]
+        records = [json.loads(line) for line in finished]
+        _ = [(record["split"], record["step"]) for record in records]
+        return {"records": records}
+
+    records: tuple[Table, ...] = ()
+    if (directory / "metrics.jsonl").is_file():
+        records = read_file(directory / "metrics.jsonl", lambda content: tuple(content["records"]), parse=of_lines)
+    else:
+        made_by = f"{record.imported['framework']} trained the network" if record.imported else ""
+        missing.append(f"No metrics.jsonl: {made_by or 'the run has not finished a step'}.")
     score_files = _scores(directory, record, scores, missing)
     event_store = _store(directory, record, score_files, store, missing)
     if score_files is not None and score_files.record.tracks is None and record.learns_edges:
@@ -328,23 +342,6 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     if score_files is not None and score_files.timings is None:
         missing.append("No times of the inference: timings.json is not beside scores.json; infer writes it.")
     return RunFiles(directory, record, settings, records, score_files, event_store, tuple(missing))
-
-
-def _records(path: Path, run: RunRecord, missing: list[str]) -> tuple[Table, ...]:
-    if not path.is_file():
-        why = f"{run.imported['framework']} trained the network" if run.imported else "the run has not finished a step"
-        missing.append(f"No metrics.jsonl: {why}.")
-        return ()
-
-    def lines(text: str) -> dict[str, list[Table]]:
-        written = text.splitlines()
-        # The last line of a run that is under way may be half written.
-        finished = [line for line in written[:-1] if line] + [line for line in written[-1:] if line.endswith("}")]
-        records = [json.loads(line) for line in finished]
-        _ = [(record["split"], record["step"]) for record in records]
-        return {"records": records}
-
-    return read_file(path, lambda content: tuple(content["records"]), parse=lines)
 
 
 def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]) -> ScoreFiles | None:

@@ -80,11 +80,23 @@ def facts(run: RunFiles) -> ReportTable:
     events = ""
     if run.own is not None:
         events = f": {several(len(run.own.train), 'event')}, and {len(run.own.val)} to validate with"
+    time, seconds = "", record.seconds
+    if isinstance(seconds, int | float) and math.isfinite(seconds):
+        hours, minutes = divmod(round(seconds / 60), 60)
+        time = f"{seconds:.0f} s" if seconds < 120 else f"{hours} h {minutes} min" if hours else f"{minutes} min"
     mean = mean_epoch([record["epoch_costs"] for record in records if record.get("epoch_costs")])
     mode = "halo: whole events, split over the ranks, which exchange what they need of each other"
     if run.approximate:
         sectors = settings.get("sectors")
         mode = f"naive: APPROXIMATE. {sectors} independent sectors of an event; edges between them are dropped"
+    scored = ""
+    if run.scores is not None:
+        by = run.scores.record
+        left = "" if by.filter is None else f", edges that filter {by.filter['run']} left"
+        elsewhere = "" if by.store_digest == record.store.digest else f", of {_store(by.store, by.store_digest)}"
+        scored = f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, "
+        scored += f"{by.checkpoint} checkpoint (step {by.step}){elsewhere}"
+        scored = "; ".join([scored, *(told_of(by.trained_on) if "trained_on" in by.given else [])])
     exactness = "the same bits on any number of ranks (self-test passed)"
     if record.bitwise_problem:
         exactness = f"the same result on any number of ranks up to rounding only: {record.bitwise_problem}"
@@ -99,13 +111,13 @@ def facts(run: RunFiles) -> ReportTable:
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
         "steps": steps,
-        "time": _duration(record.seconds),
+        "time": time,
         "per epoch": "" if mean is None else in_words(mean),
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
         "exactness": exactness if "bitwise_problem" in record.given else "",
-        "scored": _scored(run),
+        "scored": scored,
         "started": record.started,
         "machine": ", ".join(filter(None, (record.host, record.machine))),
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items() if version),
@@ -242,28 +254,6 @@ def not_trained_here(run: RunFiles) -> tuple[str, ...]:
 def _store(kept: StoreRecord, digest: str | None = None) -> str:
     """A store by its name and digest."""
     return f"{kept.absolute or kept.path or 'a store that is not here'}, digest {str(digest or kept.digest)[:16]}"
-
-
-def _duration(seconds: Any) -> str:
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        return ""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _scored(run: RunFiles) -> str:
-    if run.scores is None:
-        return ""
-    record = run.scores.record
-    same = record.store_digest == run.record.store.digest
-    left = "" if record.filter is None else f", edges that filter {record.filter['run']} left"
-    text = (
-        f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, {record.checkpoint} checkpoint "
-        f"(step {record.step})" + ("" if same else f", of {_store(record.store, record.store_digest)}")
-    )
-    return "; ".join([text, *(told_of(record.trained_on) if "trained_on" in record.given else [])])
 
 
 def short(value: Any) -> str:

@@ -95,8 +95,6 @@ class OnEvents(EdgeClassifier):
         They are 0 for edges that another rank counts.
 
         Args:
-            graph: The part.
-            halo: Joins the parts.
             key: Of the random numbers of this call, the same on every rank, for training; None to evaluate, where
                 those that the module draws all the same are always the same.
         """
@@ -187,7 +185,6 @@ class OnEvents(EdgeClassifier):
         """Arguments of the module, by name.
 
         Args:
-            part: The part.
             x: Node features, placed.
             edge_attr: Edge features, placed.
         """
@@ -201,11 +198,7 @@ class OnEvents(EdgeClassifier):
 
 
 class StagesOnGPU(OnEvents):
-    """A network on stages where stages have no kernels: its plain form, with the same parameters, to rounding.
-
-    Args:
-        network: The network; its parameters keep their names.
-    """
+    """A network on stages where stages have no kernels: its plain form, with the same parameters, to rounding."""
 
     def __init__(self, network: OnStages) -> None:
         plain = network.plain

@@ -23,7 +23,6 @@ class EdgeLogits(nn.Module):
 
     Args:
         module: Called with `x`, `edge_index` and, if it takes them, `edge_attr`.
-        takes_edge_features: Whether it does.
     """
 
     def __init__(self, module: nn.Module, takes_edge_features: bool) -> None:

@@ -50,7 +50,12 @@ def evaluate(config: EvaluateConfig) -> list[str]:
             scores have no tracks, or events without tracks here.
     """
     scores = None if config.scores is None else list_of(Path(config.scores))
-    asked = _asked(config) if scores is None else _as_scored(*scores)
+    if scores is None:
+        store = EventStore(Path(str(config.store)))
+        records = store.events(None if config.split == "all" else config.split)
+        asked = _Counting(store, records, track_cuts(config), None, config.matching_style, {})
+    else:
+        asked = _as_scored(*scores)
     lines: list[str] = []
     counts: dict[str, dict[str, list[TrackCounts]]] = {}
     notes: Counter[str] = Counter()
@@ -72,7 +77,15 @@ def evaluate(config: EvaluateConfig) -> list[str]:
     shared = any(of[name].shared for of in performance.values() for name in rows)
     naive = scores is not None and scores[1].mode == "naive"
     lines += performance_lines(performance, asked.style, naive=naive, shared=shared)
-    return lines if scores is None else [*lines, _kept(*scores, performance)]
+    if scores is None:
+        return lines
+    directory, listed = scores
+    kept = {split: {finder: counts.to_json() for finder, counts in of.items()} for split, of in performance.items()}
+    found_by = sorted({finder for of_split in kept.values() for finder in of_split})
+    write_list(directory, listed.changed(tracks={**(listed.tracks or {}), "found_by": found_by, "performance": kept}))
+    run = os.path.normpath(directory / listed.run)
+    following = f"{this_python()} -m domainpar.report {run} --scores {directory}"
+    return [*lines, f"kept with the scores; next: {following}"]
 
 
 def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
@@ -92,13 +105,6 @@ def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[st
         parts = ", ".join(f"{part} {spent:.2f}" for part, spent in seconds.items())
         lines.append(f"acts-{name}: {sum(seconds.values()):.2f} s per event ({parts}), one thread")
     return rows
-
-
-def _asked(config: EvaluateConfig) -> _Counting:
-    """The events of a store, counted as flags say."""
-    store = EventStore(Path(str(config.store)))
-    records = store.events(None if config.split == "all" else config.split)
-    return _Counting(store, records, track_cuts(config), None, config.matching_style, {})
 
 
 def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
@@ -168,12 +174,3 @@ def _memberships(row: IntArray, track: IntArray, num_hits: int) -> tuple[IntArra
     track_id[hits] = pairs[1][of_hit]
     further = np.delete(pairs, of_hit, axis=1).T
     return track_id, further[np.lexsort(further.T[::-1])] if len(further) else None
-
-
-def _kept(directory: Path, record: ScoresRecord, performance: Performance) -> str:
-    """Put all counts into the record of the scores; the next command."""
-    kept = {split: {finder: counts.to_json() for finder, counts in of.items()} for split, of in performance.items()}
-    found_by = sorted({finder for of_split in kept.values() for finder in of_split})
-    write_list(directory, record.changed(tracks={**(record.tracks or {}), "found_by": found_by, "performance": kept}))
-    run = os.path.normpath(directory / record.run)
-    return f"kept with the scores; next: {this_python()} -m domainpar.report {run} --scores {directory}"

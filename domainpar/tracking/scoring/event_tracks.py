@@ -30,7 +30,7 @@ from domainpar.common.compiling import clock
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import BEAM_SPOT, field_of
-from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, Particles, surface_numbers
+from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_numbers
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.finder import find_tracks
@@ -237,7 +237,13 @@ def write_acorn(
     check_acorn_files_can_be_written()
     stem = _stem(scores.event_id)
     path = Path(directory) / dataset / f"{stem}.pyg"
-    write_whole(path, _saved(acorn_columns(hits, scores, label)))
+    data = importlib.import_module("torch_geometric.data").Data()
+    for name, value in acorn_columns(hits, scores, label).items():
+        # Copied: an array that shares memory with others, or may not be written, would be saved with all of it.
+        data[name] = torch.from_numpy(np.array(value, order="C")) if isinstance(value, np.ndarray) else value
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    write_whole(path, buffer.getvalue())
     tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
     lines = track_lines(scores.hit_id, _track_id(scores), hits.position, scores.shared_hits.get(NETWORK))
     write_whole(tracks, lines.encode())
@@ -280,20 +286,17 @@ def write_acts(directory: str | Path, scores: EventScores, position: FloatArray 
         momentum = np.sin(theta) / np.abs(qop), -np.log(np.tan(theta / 2)), fits.value[:, 2]
         rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, *momentum])
         columns = ["".join(f"{number:.9g}," for number in row) for row in rows]
-        _write_parameters(path.with_name(path.name.replace(CSV_SUFFIX, PARAMETERS_SUFFIX)), fits)
+        pairs = [(a, a) for a in range(5)] + [(a, b) for a in range(5) for b in range(5) if a != b]
+        names = [f"var_{NAMES[a]}" if a == b else f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]
+        covariances = [fits.covariance[:, a, b] for a, b in pairs]
+        parameters = np.column_stack([np.arange(len(fits.value)), fits.value, *covariances])
+        of_fits = [",".join(f"{number:.9g}" for number in row) for row in parameters]
+        text = "\n".join([",".join(["trackId", *NAMES, *names]), *of_fits, ""])
+        write_whole(path.with_name(path.name.replace(CSV_SUFFIX, PARAMETERS_SUFFIX)), text.encode())
     of_tracks = zip(lines, columns, strict=True)
     table = (f'{i},{len(line.split())},{of}"[{line.replace(" ", ",")},]"' for i, (line, of) in enumerate(of_tracks))
     write_whole(path, "\n".join([f"track_id,nMeasurements,{heading}Measurements_ID", *table, ""]).encode())
     return path
-
-
-def _write_parameters(path: Path, fits: Perigees) -> None:
-    """The table of parameters, a track a row."""
-    pairs = [(a, a) for a in range(5)] + [(a, b) for a in range(5) for b in range(5) if a != b]
-    names = [f"var_{NAMES[a]}" if a == b else f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]
-    rows = np.column_stack([np.arange(len(fits.value)), fits.value, *(fits.covariance[:, a, b] for a, b in pairs)])
-    lines = [",".join(f"{number:.9g}" for number in row) for row in rows]
-    write_whole(path, "\n".join([",".join(["trackId", *NAMES, *names]), *lines, ""]).encode())
 
 
 def track_lines(
@@ -363,48 +366,31 @@ def _truth(hits: Hits, edge_index: IntArray, distance: FloatArray) -> dict[str, 
     joined = (hits.particle_id[inner] == hits.particle_id[outer]) & (hits.particle_id[inner] != 0)
     track_edges = np.stack([inner[joined], outer[joined]])
     of_edge = hits.particle_id[track_edges[0]]
-    return {
-        "track_edges": track_edges,
-        "truth_map": _places(track_edges, edge_index, len(hits)),
-        "particle_id": of_edge,
-        **({} if hits.particles is None else _of_particles(hits.particles, of_edge)),
+    # Place among the candidate edges of each true edge, in either direction; -1 if it is none of them.
+    truth_map = np.full(track_edges.shape[1], -1)
+    if edge_index.shape[1]:
+        key_of_edges = edge_index.min(axis=0) * len(hits) + edge_index.max(axis=0)
+        order = np.argsort(key_of_edges, kind="stable")
+        wanted = track_edges.min(axis=0) * len(hits) + track_edges.max(axis=0)
+        place = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
+        truth_map = np.where(key_of_edges[place] == wanted, place, -1)
+    columns = {"track_edges": track_edges, "truth_map": truth_map, "particle_id": of_edge}
+    if (particles := hits.particles) is None:
+        return columns
+    # NaN, or 0 hits, for a particle that the table does not list.
+    known = [name for name in ("primary", "pdg_id") if getattr(particles, name) is not None]
+    pt, eta = (rows_of_table(particles, of_edge, name) for name in ("pt", "eta"))
+    whole = {
+        name: np.nan_to_num(rows_of_table(particles, of_edge, name)).astype(np.int64) for name in (*known, "nhits")
     }
-
-
-def _places(track_edges: IntArray, edge_index: IntArray, num_hits: int) -> IntArray:
-    """Place among the candidate edges of each true edge, in either direction; -1 if it is none of them."""
-    if edge_index.shape[1] == 0:
-        return np.full(track_edges.shape[1], -1)
-    key_of_edges = edge_index.min(axis=0) * num_hits + edge_index.max(axis=0)
-    order = np.argsort(key_of_edges, kind="stable")
-    wanted = track_edges.min(axis=0) * num_hits + track_edges.max(axis=0)
-    place = order[np.minimum(np.searchsorted(key_of_edges[order], wanted), len(order) - 1)]
-    return np.where(key_of_edges[place] == wanted, place, -1)
-
-
-def _of_particles(particles: Particles, of_edge: IntArray) -> dict[str, Any]:
-    """Columns of the particle table for each true edge; NaN, or 0 hits, for a particle that it does not list."""
-    names = ["pt", "eta", "nhits", *(name for name in ("primary", "pdg_id") if getattr(particles, name) is not None)]
-    columns = {name: rows_of_table(particles, of_edge, name) for name in names}
-    whole = {name: np.nan_to_num(columns[name]).astype(np.int64) for name in names[2:]}
     x, y, _ = rows_of_table(particles, of_edge, "vertex").astype(particles.vertex.dtype).T
-    return {
+    return columns | {
         **{name: whole[of] for name, of in {"primary": "primary", "pdgId": "pdg_id"}.items() if of in whole},
-        "pt": columns["pt"] * 1000.0,
-        "eta_particle": columns["eta"],
+        "pt": pt * 1000.0,
+        "eta_particle": eta,
         "radius": np.hypot(x, y).astype(np.float64),
         "nhits": whole["nhits"],
     }
-
-
-def _saved(columns: Mapping[str, Any]) -> bytes:
-    data = importlib.import_module("torch_geometric.data").Data()
-    for name, value in columns.items():
-        # Copied: an array that shares memory with others, or may not be written, would be saved with all of it.
-        data[name] = torch.from_numpy(np.array(value, order="C")) if isinstance(value, np.ndarray) else value
-    buffer = io.BytesIO()
-    torch.save(data, buffer)
-    return buffer.getvalue()
 
 
 def _stem(event_id: str) -> str:

@@ -57,7 +57,17 @@ def score_what_is_left(
     scores = second(left, transport, root=root)
     if scores is None or everything is None:
         return None
-    return [_of_all_edges(before, after, min_score, seconds) for before, after in zip(everything, scores)]
+    of_all_edges = []
+    for before, after in zip(everything, scores):
+        kept = kept_by(before.edge_score, before.edge_scored, min_score)
+        spread: dict[str, Any] = {}
+        for name in ("edge_logit", "edge_score", "edge_scored"):
+            values = getattr(after, name)
+            spread[name] = np.zeros(len(kept), values.dtype)
+            spread[name][kept] = values
+        took = {**after.seconds, "filter": seconds}
+        of_all_edges.append(replace(after, edge_index=before.edge_index, **spread, seconds=took))
+    return of_all_edges
 
 
 def _left(
@@ -80,22 +90,3 @@ def _left(
     kept = np.unpackbits(np.frombuffer(told[of_nodes:], np.uint8), count=event.num_edges).astype(np.bool_)
     assignment = np.frombuffer(told[8:of_nodes], np.int32)
     return FilteredEvent(event, kept, assignment, int(np.frombuffer(told[:8], np.int64)[0]))
-
-
-def _of_all_edges(before: EventScores, after: EventScores, min_score: float, seconds: float) -> EventScores:
-    """The scores of the edges that are left as scores of all edges of the event."""
-    kept = kept_by(before.edge_score, before.edge_scored, min_score)
-
-    def spread(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        all_of = np.zeros(len(kept), values.dtype)
-        all_of[kept] = values
-        return all_of
-
-    return replace(
-        after,
-        edge_index=before.edge_index,
-        edge_logit=spread(after.edge_logit),
-        edge_score=spread(after.edge_score),
-        edge_scored=spread(after.edge_scored),
-        seconds={**after.seconds, "filter": seconds},
-    )

@@ -15,12 +15,14 @@ import numpy as np
 import yaml
 
 from domainpar.common.agreement import agree, on_all, on_root
+from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE, progress
+from domainpar.common.words import VOICE, progress, several, some_of
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.signals import StopFlag
+from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.runs.directory import newest_run, read_run, state_of
@@ -39,7 +41,7 @@ from domainpar.tracking.events.own_events import (
     store_of_run,
     told_of,
 )
-from domainpar.tracking.events.store import EventRecord, EventStore, outside, settings_digest
+from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
@@ -58,11 +60,12 @@ from domainpar.tracking.scoring.filtering import Score, score_what_is_left
 from domainpar.tracking.scoring.forecast import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
+    LIST,
     SCORES_SUFFIX,
+    TIMINGS,
     choose_directory,
     publish,
     write_list,
-    write_timings,
 )
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
@@ -101,21 +104,11 @@ class ScoringJob:
     of_filter: RunRecord | None = None
     networks: Sequence[ScoringNetwork] = ()
 
-    def with_options(self, options: TrackOptions) -> ScoringJob:
-        """The same with tracks built otherwise."""
-        finish = replace(cast(TrackFinders, self.scorer.finish), options=options)
-        return replace(self, options=options, scorer=replace(self.scorer, finish=finish))
-
-
-class MemoryTaken(NamedTuple):
-    """The memory of all ranks: expected before the first event, and taken."""
-
-    expected: Expectation | None
-    taken: list[int | None]
-
-    def as_record(self) -> dict[str, Any]:
-        """For `timings.json`."""
-        return {"peak_bytes": self.taken} if self.expected is None else self.expected.as_record(self.taken)
+    def first_lines(self, allocator: str | None) -> list[str]:
+        """What is scored with what, on which ranks, for the user."""
+        targets = None if self.options is None else f"{self.config.track_target or 'all particles'}"
+        scorer = self.scorer
+        return summary.first_lines(scorer.world, scorer.store, self.records, self.record, allocator, targets)
 
 
 class _Chosen(NamedTuple):
@@ -140,9 +133,8 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     memory = MemoryMeter(world.device)
     expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
     if world.is_root:
-        lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator, _targets(job))
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
-        for line in (*lines, *predicted):
+        for line in (*job.first_lines(allocator), *predicted):
             VOICE.say(line)
     if config.tune:
         job = _tuned(config, job)
@@ -161,14 +153,10 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
             advance(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
-    held = MemoryTaken(expected, memory.taken(world))
+    taken = memory.taken(world)
     if world.is_root:
-        _publish(config, job, outcomes, sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event), held)
-
-
-def _targets(job: ScoringJob) -> str | None:
-    """The target particles of tracks, in words; None without tracks."""
-    return None if job.options is None else f"{job.config.track_target or 'all particles'}"
+        left_out = sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event)
+        _publish(config, job, outcomes, left_out, expected, taken)
 
 
 def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None:
@@ -180,8 +168,7 @@ def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None
     finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
-        lines = summary.first_lines(world, scorer.store, job.records, job.record, allocator, _targets(job))
-        for line in (*lines, f"stream   : into {place}; Ctrl-C or kill -TERM ends it"):
+        for line in (*job.first_lines(allocator), f"stream   : into {place}; Ctrl-C or kill -TERM ends it"):
             VOICE.say(line)
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
@@ -209,13 +196,23 @@ def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
     on_root(world.transport, kept)
     if world.is_root:
         print(describe(options, chosen), flush=True)
-    return job.with_options(replace(options, **chosen["cuts"]))
+    tuned = replace(options, **chosen["cuts"])
+    finish = replace(cast(TrackFinders, scorer.finish), options=tuned)
+    return replace(job, options=tuned, scorer=replace(scorer, finish=finish))
 
 
 def _publish(
-    config: InferConfig, job: ScoringJob, outcomes: dict[str, Outcome], left_out: Sequence[LeftOut], held: MemoryTaken
+    config: InferConfig,
+    job: ScoringJob,
+    outcomes: dict[str, Outcome],
+    left_out: Sequence[LeftOut],
+    expected: Expectation | None,
+    taken: list[int | None],
 ) -> None:
-    """Write and print the summary of all events, and give the files their place; on rank 0."""
+    """Write and print the summary of all events, and give the files their place; on rank 0.
+
+    `expected` and `taken`: memory of all ranks, before the first event and at its peak.
+    """
     job.scorer.world.mark("write", len(outcomes))
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
@@ -237,8 +234,17 @@ def _publish(
     place = unfinished.parent  # where they are published
     # As seen from the scores, which may be moved together with run and store.
     store = StoreRecord.of(**kept_place(job.scorer.store.path, place))
-    timings = [summary.timing(outcome) for outcome in in_order]
-    write_timings(unfinished, job.scorer.world.size, timings, held.as_record())
+    names = "seconds_network", "seconds_tracks", "seconds_all", "stages", "hits"
+    timings = [
+        {"event": it.scored.event}
+        | {name: getattr(it, name) for name in names}
+        | {"edges": it.scored.edges, "tracks": it.scored.tracks}
+        for it in in_order
+    ]
+    memory = {"peak_bytes": taken} if expected is None else expected.as_record(taken)
+    # Times differ from run to run: nothing that is hashed holds any.
+    of_times = {"ranks": job.scorer.world.size, "events": timings, "memory": memory}
+    write_whole(unfinished / TIMINGS, json_bytes(of_times))
     listed = record.changed(run=os.path.relpath(run, place), store=store)
     if record.filter is not None:
         listed = listed.changed(filter={**record.filter, "run": os.path.relpath(record.filter["run"], place)})
@@ -248,13 +254,14 @@ def _publish(
     tables = summary.performance_lines(
         performance, config.matching_style, naive=config.mode == "naive", shared=config.shared_hits
     )
+    skipped = f"WARNING: {several(len(left_out), 'event')} left out that could not be used"
     notes = [
-        memory_taken(held.expected, held.taken),
+        memory_taken(expected, taken),
         *told_of(seen),
         *judgements.not_counted(),
         *judgements.of_the_field(),
         *judgements.against_truth(),
-        *summary.left_out_lines(left_out),
+        *([f"{skipped}: {some_of([it.event for it in left_out])} (why: {LIST})"] if left_out else []),
     ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
     VOICE.close(*tables, *notes, *last)
@@ -347,16 +354,14 @@ def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: Worl
     model = on_device(model, world.device)
     set_threads(config.threads or world.cores_for_each())
     gpus.repeat_bits(world.device)
-    score = partial(
-        _labelled,
-        chosen.tasks,
-        model.read,
-        sectors=config.sectors,
-        grouping=config.grouping,
-        device=world.device,
-        dtype=DTYPES[trained.dtype],
-        seed=trained.seed,
-    )
+    how: dict[str, Any] = {"sectors": config.sectors, "grouping": config.grouping, "seed": trained.seed}
+    how |= {"device": world.device, "dtype": DTYPES[trained.dtype]}
+
+    def score(events: Sequence[StoredEvent], transport: Transport, *, root: int = 0) -> list[EventScores] | None:
+        """`score_events` with the labels that the network's numbers mean."""
+        scores = score_events(model.read, events, transport, root=root, **how)
+        return scores and [replace(one, labels=label_arrays(chosen.tasks, one.readings)) for one in scores]
+
     return model, state.step, score
 
 
@@ -397,14 +402,6 @@ def _unfit(config: InferConfig, chosen: _Chosen) -> Problem | None:
     return None
 
 
-def _labelled(tasks: Tasks, *arguments: Any, **how: Any) -> list[EventScores] | None:
-    """`score_events` with the labels that the network's numbers mean."""
-    scores = score_events(*arguments, **how)
-    if scores is None:
-        return None
-    return [replace(one, labels=label_arrays(tasks, one.readings)) for one in scores]
-
-
 def _filter(source: Mapping[str, Any] | None) -> str:
     """The network that left edges of a store out, and the score it asked for; empty for none."""
     return f"{source['parameters_sha256'][:16]} at {source['min_score']:g}" if source else ""
@@ -416,7 +413,6 @@ def _choose_run(named: str | None, model: str | None, world: World) -> _Chosen:
     Args:
         named: A directory, or a network that is shipped.
         model: Code of the user's own, if the network is.
-        world: The ranks.
     """
     run = Path(on_root(world.transport, lambda: str(as_run(named) if named else newest_run())))
 

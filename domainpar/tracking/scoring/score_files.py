@@ -18,7 +18,7 @@ to a user's own program: numpy arrays by name, and tables of hits and edges.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,6 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     """Write the scores of one event.
 
     Args:
-        directory: Where the file goes.
-        scores: The scores.
         provenance: Their origin, plain JSON values, the same on any number of ranks.
 
     Raises:
@@ -150,16 +148,6 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
 def write_list(directory: Path, record: ScoresRecord) -> None:
     """Write `scores.json`, the last file; called on rank 0."""
     write_whole(directory / LIST, json_bytes(record.plain()))
-
-
-def write_timings(
-    directory: Path, num_ranks: int, events: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None = None
-) -> None:
-    """Write `timings.json`: times differ from run to run, so nothing that is hashed holds any; called on rank 0.
-
-    `memory`: As in `run.json`.
-    """
-    write_whole(directory / TIMINGS, json_bytes({"ranks": num_ranks, "events": list(events), "memory": memory}))
 
 
 # --- read back -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
 from domainpar.tracking.events.sources import Source
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
+from domainpar.tracking.events.store import WholeEvent, read_arrays
 from domainpar.tracking.scoring.filtering import kept_by
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores
 
@@ -38,7 +38,10 @@ def scored_events(path: str | Path, min_score: float) -> Source:
     store, records = store_of_scores(directory, record)
 
     def read(name: str) -> EventGraph:
-        return _graph(store, records[name], directory / events[name].path, min_score)
+        arrays, _ = read_arrays(directory / events[name].path)
+        kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
+        with store.open(records[name]) as event:
+            return WholeEvent(event).graph(kept)
 
     def unfiltered(name: str) -> tuple[Hits, IntArray]:
         with store.open(records[name]) as event:
@@ -61,11 +64,3 @@ def scored_events(path: str | Path, min_score: float) -> Source:
         unfiltered=unfiltered,
         of_event=lambda name: store.own_settings(records[name]) if name in records else {},
     )
-
-
-def _graph(store: EventStore, record: EventRecord, scores: Path, min_score: float) -> EventGraph:
-    """An event with those of its edges whose score is high enough, in the order of its source."""
-    arrays, _ = read_arrays(scores)
-    kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
-    with store.open(record) as event:
-        return WholeEvent(event).graph(kept)

@@ -31,8 +31,8 @@ class Outcome:
 
     Attributes:
         scored: Its file.
-        seconds: Time from opening the event to its scores, and of tracks built from them; compiling, waiting for other
-            events, comparing and writing are not in it. Events of one call have an equal share of its time each.
+        seconds_all: Time from opening the event to its scores, and of tracks built from them; compiling, waiting for
+            other events, comparing and writing are not in it. Events of one call have an equal share of its time each.
         judgement: Its counts against the truth, plain JSON values.
         hits: Its hits.
         seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
@@ -42,7 +42,7 @@ class Outcome:
     """
 
     scored: ScoredEvent
-    seconds: float
+    seconds_all: float
     judgement: dict[str, Any] | None
     hits: int = 0
     seconds_network: float = 0.0
@@ -183,7 +183,7 @@ class Scorer:
         }
         return Outcome(
             scored=scored,
-            seconds=seconds + (seconds_tracks or 0.0),
+            seconds_all=seconds + (seconds_tracks or 0.0),
             judgement=judgement,
             hits=len(scores.hit_id),
             seconds_network=scores.seconds["network"],

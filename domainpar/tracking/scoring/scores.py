@@ -106,13 +106,10 @@ def score_events(
             Several events are one graph to it, so that it must not have norms or other sums over a whole graph.
         events: The stored events, at least one.
         transport: Joins the ranks that share the events.
-        root: The rank that gets the scores.
         sectors: Independent sectors that each event is cut into (naive mode, approximate), 8 or "8x2": edges between
             them get no score. None: the whole event at once.
         grouping: How tiles are grouped into parts.
-        device: Where to compute.
         dtype: Type of features, weights and logits.
-        seed: Seed of the grouping.
 
     Returns:
         The scores of each event on `root`, None elsewhere.
@@ -150,7 +147,8 @@ def score_events(
                 if local.dim() == 1:  # of the event as a whole, the same on every rank
                     tables[name] = local.detach().cpu()
                 else:
-                    rows[name] = wanted_nodes, gather_nodes(local, plan, transport, wanted_nodes, root)
+                    gathered = _gathered("node", plan.owned_ids, local.detach(), transport, wanted_nodes, root)
+                    rows[name] = wanted_nodes, gathered
         except RuntimeError as error:
             of_sector = f", sector {number} of {sectors}" if sectors else ""
             error.add_note(f"event {event.event_id}{of_sector}")
@@ -164,25 +162,17 @@ def score_events(
         return None
     scored = sector_of[0] != BETWEEN_SECTORS if EDGES in tables else np.zeros(event.num_edges, np.bool_)
     tables.setdefault(EDGES, torch.zeros(event.num_edges, dtype=dtype))
-    return [
-        _in_users_order(whole, own, of_event, seconds / len(events))
-        for whole, own, of_event in zip(wholes, *_of_events(events, tables, scored))
-    ]
-
-
-def _of_events(
-    events: Sequence[StoredEvent], tables: Mapping[str, Tensor], scored: BoolArray
-) -> tuple[list[dict[str, Tensor]], list[BoolArray]]:
-    """Tables of several events, and which of their edges have a score, taken apart."""
-    edges, nodes = [one.num_edges for one in events], [one.num_nodes for one in events]
-    of_each = {
-        name: [table] * len(events)
-        if name != EDGES and table.dim() == 1
-        else table.split(edges if name == EDGES else nodes)
-        for name, table in tables.items()
-    }
-    own = [{name: pieces[number] for name, pieces in of_each.items()} for number in range(len(events))]
-    return own, np.split(scored, np.cumsum(edges)[:-1])
+    scores = []
+    first_edge = first_node = 0
+    for whole in wholes:
+        edges = slice(first_edge, first_edge := first_edge + whole.event.num_edges)
+        nodes = slice(first_node, first_node := first_node + whole.event.num_nodes)
+        own = {
+            name: table[edges] if name == EDGES else table if table.dim() == 1 else table[nodes]
+            for name, table in tables.items()
+        }
+        scores.append(_in_users_order(whole, own, scored[edges], seconds / len(events)))
+    return scores
 
 
 def _clock(device: torch.device) -> float:
@@ -232,10 +222,7 @@ def gather_scores(
 
     Args:
         logits: Logits of this part's local edges, [num_edges].
-        plan: This part's plan.
-        transport: Joins the ranks that share the event.
         wanted: Which edges of the event the parts own together, bool [E]; needed on `root` only.
-        root: The rank that gets them.
 
     Returns:
         On `root` the logits of the wanted edges by increasing global id, [wanted.sum()], on the CPU; None elsewhere.
@@ -249,37 +236,18 @@ def gather_scores(
     return None if table is None else table[:, 0]
 
 
-def gather_nodes(
-    rows: Tensor, plan: PartitionPlan, transport: Transport, wanted: BoolArray | None, root: int = 0
-) -> Tensor | None:
-    """The same of rows of the nodes that this part owns, [num_owned, columns]."""
-    return _gathered("node", plan.owned_ids, rows.detach(), transport, wanted, root)
-
-
 def _gathered(
     what: str, ids: IntArray, rows: Tensor, transport: Transport, wanted: BoolArray | None, root: int
 ) -> Tensor | None:
-    # On the rows' device: NCCL carries nothing else, the other transports take either.
-    all_ids, all_rows = _to_root(torch.from_numpy(ids).to(rows.device), rows, transport, root)
-    # Only the root can tell, but all must stop with it.
-    problem = b""
-    if transport.rank == root:
-        assert wanted is not None, "the root knows what is to be scored"
-        problem = _problem(what, all_ids.numpy(), all_rows, wanted).encode()
-    if text := transport.broadcast(problem, root).decode():
-        raise RuntimeError(text) if transport.rank == root else RanksFailed(text)
-    return all_rows[torch.argsort(all_ids)] if transport.rank == root else None
-
-
-def _to_root(ids: Tensor, rows: Tensor, transport: Transport, root: int) -> tuple[Tensor, Tensor]:
-    """Rows of all ranks on `root`, its own first, on the CPU; nothing on the others. *Collective*."""
+    """Rows of all ranks by increasing id on `root`, on the CPU; None on the others. *Collective*."""
     # The root alone makes room, and so must know first what comes.
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(rows).to_bytes(8, "little"))]
     is_root = transport.rank == root
     send_counts = [0 if is_root or peer != root else len(rows) for peer in range(transport.size)]
     receive_counts = [count if is_root and peer != root else 0 for peer, count in enumerate(counts)]
     tables, pending = [], []
-    for values in (ids[:, None], rows):  # under way together
+    # On the rows' device: NCCL carries nothing else, the other transports take either.
+    for values in (torch.from_numpy(ids)[:, None].to(rows.device), rows):  # under way together, the root's own first
         kept, sent = (values, values[:0]) if is_root else (values[:0], values)
         table = values.new_empty(sum(counts) if is_root else 0, values.shape[1])
         table[: len(kept)] = kept
@@ -287,7 +255,15 @@ def _to_root(ids: Tensor, rows: Tensor, transport: Transport, root: int) -> tupl
         tables.append(table)
     for exchange in pending:
         exchange.finish()
-    return tables[0][:, 0].cpu(), tables[1].cpu()
+    all_ids, all_rows = tables[0][:, 0].cpu(), tables[1].cpu()
+    # Only the root can tell, but all must stop with it.
+    problem = b""
+    if is_root:
+        assert wanted is not None, "the root knows what is to be scored"
+        problem = _problem(what, all_ids.numpy(), all_rows, wanted).encode()
+    if text := transport.broadcast(problem, root).decode():
+        raise RuntimeError(text) if is_root else RanksFailed(text)
+    return all_rows[torch.argsort(all_ids)] if is_root else None
 
 
 def _problem(what: str, ids: IntArray, rows: Tensor, wanted: BoolArray) -> str:

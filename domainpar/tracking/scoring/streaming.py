@@ -98,7 +98,6 @@ def stream(config: InferConfig, scorer: Scorer, identity: dict[str, Any], stop: 
     """Score what comes into a store until a stop is asked, or nothing came for `idle_seconds`. *Collective*.
 
     Args:
-        config: The flags.
         scorer: Scores events of the store as it is now.
         identity: What the files of a directory have in common, plain values.
         stop: Asks to end after the events under way.

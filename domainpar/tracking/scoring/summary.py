@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
-from domainpar.common.words import between, several, some_of, this_python
+from domainpar.common.words import between, several, this_python
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
@@ -48,12 +47,16 @@ def first_lines(
         f"note: trained on edges {f'that filter {learned} left' if learned else 'of no filter'}, scored here on those "
         f"{f'that filter {here} left' if here else 'of none'}: python -m domainpar.prepare --source scores"
     )
+    of_filter = ""
+    if left is not None:
+        asked = f"edges with a score of at least {left['min_score']:g} are left"
+        of_filter = f"filter   : {left['run']}, {asked}, parameters sha256 {left['parameters_sha256'][:16]}"
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
         f"{means_of(world.device)} each, {mode}",
         f"network  : {record.run}, {record.checkpoint} checkpoint (step {record.step}){trained}, "
         f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
-        *([] if left is None else [_filter_line(left)]),
+        *([of_filter] if of_filter else []),
         *([otherwise] if sectors and record.mode == "halo" else []),
         *([unlike] if learned != here else []),
         *other_events(record.outside, record.joined_by),
@@ -63,12 +66,6 @@ def first_lines(
         f"{between(sizes, 'candidate edge')}",
         *([] if targets is None else [f"targets  : {targets}"]),
     ]
-
-
-def _filter_line(left: Mapping[str, Any]) -> str:
-    """The network that scores first, and what it asks for."""
-    of = f"edges with a score of at least {left['min_score']:g} are left"
-    return f"filter   : {left['run']}, {of}, parameters sha256 {left['parameters_sha256'][:16]}"
 
 
 def other_events(outside: Sequence[str], joined_by: str | None) -> list[str]:
@@ -98,28 +95,6 @@ def event_line(outcome: Outcome | LeftOut) -> str:
     return f"event {scored.event}: {edges}{tracks}, logits sha256 {scored.logits_sha256[:16]}"
 
 
-def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """The number of events without scores since they could not be used."""
-    if not left_out:
-        return []
-    names = some_of([skipped.event for skipped in left_out])
-    return [f"WARNING: {several(len(left_out), 'event')} left out that could not be used: {names} (why: {LIST})"]
-
-
-def timing(outcome: Outcome) -> dict[str, Any]:
-    """Seconds and sizes of one event, for `timings.json`."""
-    return {
-        "event": outcome.scored.event,
-        "seconds_network": outcome.seconds_network,
-        "seconds_tracks": outcome.seconds_tracks,
-        "seconds_all": outcome.seconds,
-        "stages": outcome.stages,
-        "hits": outcome.hits,
-        "edges": outcome.scored.edges,
-        "tracks": outcome.scored.tracks,
-    }
-
-
 def performance_lines(
     performance: Mapping[str, Mapping[str, TrackCounts]], style: str, *, naive: bool, shared: bool
 ) -> list[str]:
@@ -146,29 +121,24 @@ def last_lines(
 
     `other_files` says what was written besides the scores.
     """
-    seconds = [outcome.seconds for outcome in outcomes]
+    seconds = [outcome.seconds_all for outcome in outcomes]
     edges = sum(outcome.scored.edges for outcome in outcomes)
     unscored = sum(outcome.scored.unscored for outcome in outcomes)
     share = f" ({unscored / edges:.2%}; edge_scored is false, score 0)" if unscored else ""
     of_edges = f"{edges:,} edges, {unscored:,} without a score{share}; " if record.learns_edges else ""
     and_tracks = "" if record.tracks is None else " and tracks"
+    stages = {name: sum(outcome.stages.get(name, 0.0) for outcome in outcomes) for name in outcomes[0].stages}
+    built = between([outcome.scored.tracks or 0 for outcome in outcomes], "track")
+    of_stages = (
+        f"{name}{f' {built}' * (name == 'building')} {seconds_of / len(outcomes):.3g}"
+        for name, seconds_of in stages.items()
+    )
     lines = [
         f"scored {several(len(outcomes), 'event')}, {of_edges}"
         f"{sum(seconds) / len(seconds):.3g} s per event on average from its file to scores{and_tracks}, "
         f"{max(seconds):.3g} s at most",
-        _stages_line(outcomes),
-        *(
-            _metrics_line(split, values, record)
-            for split, values in record.metrics.items()
-            if "edge_auc_mean" in values
-        ),
-        *(_kept_line(split, values["filter"]) for split, values in record.metrics.items() if "filter" in values),
-        *(_labels_line(split, values) for split, values in record.metrics.items() if values.get("labels")),
-        *(
-            _segments_line(split, values["segments"])
-            for split, values in record.metrics.items()
-            if values.get("segments")
-        ),
+        f"seconds per event: {', '.join(of_stages)}",
+        *metric_lines(record),
     ]
     blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
     if blind and record.learns_edges:
@@ -193,54 +163,35 @@ def last_lines(
     ]
 
 
-def _stages_line(outcomes: Sequence[Outcome]) -> str:
-    """Mean seconds of each stage, in the order in which events go through them."""
-    of = {name: sum(outcome.stages.get(name, 0.0) for outcome in outcomes) for name in outcomes[0].stages}
-    built = between([outcome.scored.tracks or 0 for outcome in outcomes], "track")
-    shown = {**dict.fromkeys(of, ""), "building": f" {built}"}
-    return "seconds per event: " + ", ".join(f"{name}{shown[name]} {of[name] / len(outcomes):.3g}" for name in of)
-
-
-def _metrics_line(split: str, values: Mapping[str, Any], record: ScoresRecord) -> str:
-    shown = " ".join(f"{name}={short(values[name])}" for name in ("edge_efficiency", "edge_purity", "edge_auc_mean"))
+def metric_lines(record: ScoresRecord) -> list[str]:
+    """The metrics of each split: of edges, of what a filter left, of labels, and losses of graph construction."""
+    of_edges, of_filter, of_labels, of_segments = [], [], [], []
     approximate = ", approximate" if record.mode == "naive" else ""
-    return (
-        f"split={split} events={values['events']} {shown} (score above 0.5, against {values['target_edges']:,} target "
-        f"edges among the candidates; AUC: the mean over events{approximate})"
-    )
-
-
-def _kept_line(split: str, counts: Mapping[str, int]) -> str:
-    """What the filter left, of edges whose truth is known."""
-    share = short(counts["targets_kept"] / counts["targets"] if counts["targets"] else None)
-    return (
-        f"split={split} filter kept {counts['kept']:,} of {counts['edges']:,} edges, {counts['targets_kept']:,} of "
-        f"{counts['targets']:,} target edges among them ({share}); the others count as lost"
-    )
-
-
-def _labels_line(split: str, values: Mapping[str, Any]) -> str:
-    """Labels that the network predicts, against those that are known."""
-    shown = [
-        f"{name}_{figure}={short(value)}"
-        for name, figures in values["labels"].items()
-        for figure, value in figures.items()
-        if figure != "known"
-    ]
-    known = ", ".join(
-        f"{'some' if figures['known'] is None else format(figures['known'], ',')} {name}"
-        for name, figures in values["labels"].items()
-    )
-    return f"split={split} events={values['events']} {' '.join(shown)} (of those known: {known})"
-
-
-def _segments_line(split: str, counts: Mapping[str, int]) -> str:
-    """Losses of graph construction, which edge metrics do not see."""
-    segments = counts["segments"]
-    if segments == 0:
-        return f"split={split} against the truth: the target particles of --track-target have no segments"
-    return (
-        f"split={split} against the truth: {counts['in_graph'] / segments:.4f} of {segments:,} segments of the "
-        f"target particles of --track-target are candidate edges, {counts['passing'] / segments:.4f} also have a score "
-        "above 0.5"
-    )
+    for split, values in record.metrics.items():
+        if "edge_auc_mean" in values:
+            names = "edge_efficiency", "edge_purity", "edge_auc_mean"
+            shown = " ".join(f"{name}={short(values[name])}" for name in names)
+            of_edges.append(
+                f"split={split} events={values['events']} {shown} (score above 0.5, against "
+                f"{values['target_edges']:,} target edges among the candidates; AUC: the mean over events{approximate})"
+            )
+        if (of := values.get("filter")) is not None:  # of edges whose truth is known
+            share = short(of["targets_kept"] / of["targets"] if of["targets"] else None)
+            of_filter.append(
+                f"split={split} filter kept {of['kept']:,} of {of['edges']:,} edges, {of['targets_kept']:,} of "
+                f"{of['targets']:,} target edges among them ({share}); the others count as lost"
+            )
+        if labels := values.get("labels"):
+            figures = [(label, *it) for label, each in labels.items() for it in each.items() if it[0] != "known"]
+            shown = " ".join(f"{label}_{figure}={short(value)}" for label, figure, value in figures)
+            counts = {name: each["known"] for name, each in labels.items()}
+            known = ", ".join(f"{'some' if of is None else f'{of:,}'} {name}" for name, of in counts.items())
+            of_labels.append(f"split={split} events={values['events']} {shown} (of those known: {known})")
+        if of := values.get("segments"):  # what edge metrics do not see
+            held, passing = (of[name] / max(of["segments"], 1) for name in ("in_graph", "passing"))
+            lost = "the target particles of --track-target have no segments"
+            if of["segments"]:
+                lost = f"{held:.4f} of {of['segments']:,} segments of the target particles of --track-target are "
+                lost += f"candidate edges, {passing:.4f} also have a score above 0.5"
+            of_segments.append(f"split={split} against the truth: {lost}")
+    return of_edges + of_filter + of_labels + of_segments

@@ -69,7 +69,6 @@ def tune(
 
     Args:
         scorer: What scores the events; its tracks and judgements are not asked for.
-        records: The validation events.
         config: The flags: a cut that is given stays, and the rates are of its matching style.
         options: The other options of track building.
         cuts: Which particles and tracks count.

@@ -107,7 +107,11 @@ def read_network(path: Path) -> AcornNetwork:
         model = network_of(told)
     except ConfigError as error:
         raise Problem(error.what, error.hint, file=path) from error
-    hidden, iterations = (_whole_number(told, name, path) for name in ("hidden", "n_graph_iters"))
+    hidden, iterations = sizes = cast(tuple[Any, Any], (told.get("hidden"), told.get("n_graph_iters")))
+    for name, value, most in zip(("hidden", "n_graph_iters"), sizes, (2**20, _MOST_ITERATIONS)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            what = f"{name} of hyper_parameters is {value!r}, expected a whole number from 1 to {most:,}"
+            raise Problem(what, file=path)
     nodes, edges = (_names(told, f"{of}_features", path) for of in ("node", "edge"))
     if model == "acorn":  # it does not look at edge features
         edges = ()
@@ -202,14 +206,6 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _whole_number(told: Mapping[str, Any], name: str, path: Path) -> int:
-    value = told.get(name)
-    most = _MOST_ITERATIONS if name == "n_graph_iters" else 2**20
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise Problem(f"{name} of hyper_parameters is {value!r}, expected a whole number from 1 to {most:,}", file=path)
-    return value
-
-
 def _names(told: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     """Features as stores name them, without the prefix that newer versions write."""
     names = told.get(key) or []
@@ -242,7 +238,9 @@ def _weights(model: str, state: Mapping[Any, Any], hidden: int, iterations: int,
         # A tensor of stride 0 takes no room until it is used.
         if value.numel() * value.element_size() > path.stat().st_size:
             raise Problem(f"{name} claims {value.numel():,} values, more than the file can hold", file=path)
-        ours = _our_name(str(name), model)
+        # `edge_network.0.weight` of a net that serves all iterations is `edge_networks.0.0.weight` here.
+        of_all = r"\1s.0." if model == "acorn" else r"\1s."
+        ours = re.sub(r"^(edge_network|node_network)\.", of_all, str(name))
         if ours in weights:
             raise Problem(f"{name} is there under two names", "remove one of them", file=path)
         weights[ours] = value
@@ -258,9 +256,3 @@ def _weights(model: str, state: Mapping[Any, Any], hidden: int, iterations: int,
         what = f"state_dict has {len(nets)} edge networks, hyper_parameters say n_graph_iters: {iterations}"
         raise Problem(what, "they are not of one network", file=path)
     return weights
-
-
-def _our_name(name: str, model: str) -> str:
-    """`edge_network.0.weight` of a net that serves all iterations is `edge_networks.0.0.weight` here."""
-    of_all = r"\1s.0." if model == "acorn" else r"\1s."
-    return re.sub(r"^(edge_network|node_network)\.", of_all, name)

@@ -105,27 +105,24 @@ class Checkpointer:
             hint = "go on from the checkpoint before it with a smaller --lr or with --clip"
             fail_alike(self.world, StepFailed(what, hint), guilty[0])
         self.trainer.check_replicas()
-        problem = self._try_to_save(state, best) if self.world.is_root else None
-        if final:
-            self.unsaved = self.world.transport.broadcast((problem or "").encode()).decode() or None
-
-    def _try_to_save(self, state: TrainingState, best: bool) -> str | None:
-        """Save on rank 0; returns why that failed."""
-        self._saved_at = time.monotonic()  # also after a failure: not again at every step
-        try:
-            self.checkpoints.save(self.trainer.model, self.trainer.optimizer, state, best)
-        except OSError as error:
-            self.failed_saves += 1
-            problem = f"the checkpoint of step {state.step} could not be saved: {error}"
+        problem = ""
+        if self.world.is_root:
+            self._saved_at = time.monotonic()  # also after a failure: not again at every step
             try:
-                there = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
-            except Problem:
-                there = "training goes on without any checkpoint"
-            warn(f"{problem}; {there}")
-            self.run_log.note(failed_saves=self.failed_saves)
-            return problem
-        try:
-            self.checkpoints.drop_old()
-        except (OSError, Problem) as error:
-            warn(f"checkpoint of step {state.step} saved, but old ones could not be removed: {error}")
-        return None
+                self.checkpoints.save(self.trainer.model, self.trainer.optimizer, state, best)
+            except OSError as error:
+                self.failed_saves += 1
+                problem = f"the checkpoint of step {state.step} could not be saved: {error}"
+                try:
+                    there = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
+                except Problem:
+                    there = "training goes on without any checkpoint"
+                warn(f"{problem}; {there}")
+                self.run_log.note(failed_saves=self.failed_saves)
+            else:
+                try:
+                    self.checkpoints.drop_old()
+                except (OSError, Problem) as error:
+                    warn(f"checkpoint of step {state.step} saved, but old ones could not be removed: {error}")
+        if final:
+            self.unsaved = self.world.transport.broadcast(problem.encode()).decode() or None

@@ -24,7 +24,7 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.config.texts import Range
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
-from domainpar.tracking.events.store import LEARNED, EventRecord, EventStore, StoreError, WholeEvent
+from domainpar.tracking.events.store import LEARNED, EventStore, StoreError, WholeEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.part_loading import check_sectors, empty_parts
 from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
@@ -92,14 +92,18 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     sectors = config.sectors if config.mode == "naive" else None
     on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
     samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
-    tasks = tasks_of_run(config, store, world)
+    if began is None:
+        tasks = tasks_of(config, store, world)
+    else:
+        learned = Tasks.from_json(began.tasks)
+        tasks = on_all(world.transport, lambda: going_on(learned, config, store))
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
-    problem_record: list[str] = []
+    notes: list[str] = []
     if config.event_size is not None:
         size = config.event_size
         train, val, line = on_all(world.transport, lambda: _of_size(size, train, val))
-        problem_record.append(line)
+        notes.append(line)
     target, edge_weights = config.target.value if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = store.standard if config.standardises else None
@@ -136,7 +140,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
         planned_steps=planned_steps,
         total_steps=total_steps,
         standard=standard,
-        warnings=problem_record + warnings,
+        warnings=notes + warnings,
     )
 
 
@@ -163,18 +167,6 @@ def _check_partitioner(config: TrainConfig, store: EventStore) -> None:
 def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:
     """The samples of each step of an epoch."""
     return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
-
-
-def tasks_of_run(config: TrainConfig, store: EventStore, world: World) -> Tasks:
-    """What a run learns: a run that continues, what it began with. *Collective*.
-
-    Raises:
-        Refused: On all ranks alike, if it asks for what the store has not, or no longer for what it began with.
-    """
-    began = record_of_root(world.transport, lambda: began_with(config.out, config.resume))
-    if began is None:
-        return tasks_of(config, store, world)
-    return on_all(world.transport, lambda: going_on(Tasks.from_json(began.tasks), config, store))
 
 
 def _of_size(size: Range, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
@@ -222,8 +214,6 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
     """Open a store on every rank and look into each of its events, dealt over the ranks. *Collective*.
 
     Args:
-        path: The store.
-        world: The ranks.
         on_bad_event: The fate of an event that cannot be opened. `skip`: rank 0 warns, and `unreadable` lists it.
 
     Raises:
@@ -373,15 +363,11 @@ def check_lessons(store: EventStore, world: World, target: Conditions | None, ta
         "take a --target that some of their particles meet: prepare tells their pT",
     )
     agree(world.transport, None if targets else none)
-    return [] if target is None else _held_by_graph(store, records, world, target, str(target_text))
+    if target is None:
+        return []
 
-
-def _held_by_graph(
-    store: EventStore, records: Sequence[EventRecord], world: World, target: Conditions, target_text: str
-) -> list[str]:
-    """That the candidate edges lack segments of the target, by an event of each rank. *Collective*."""
-
-    def of_rank() -> list[int]:
+    def held_by_graph() -> list[int]:
+        """Segments of the target that are candidate edges in an event of this rank, and all of them."""
         for record in records[world.rank :: world.size][:1]:
             with suppress(StoreError), store.open(record) as event:
                 truth = truth_of(event)
@@ -389,7 +375,7 @@ def _held_by_graph(
                 return [0, 0] if held is None else [held.in_graph, held.segments]
         return [0, 0]
 
-    held, segments = np.sum(gather(world.transport, on_all(world.transport, of_rank)), axis=0).tolist()
+    held, segments = np.sum(gather(world.transport, on_all(world.transport, held_by_graph)), axis=0).tolist()
     if held >= FEW_SEGMENTS * segments:
         return []
     line = f"WARNING: {held / segments:.1%} of {segments:,} segments of --target {target_text!r} are candidate edges"

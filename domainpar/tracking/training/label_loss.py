@@ -35,7 +35,6 @@ def label_loss(
     Args:
         said: What the network said: of nodes [n, columns], of the graph [columns].
         labels: Of these, float64 [n], or [1] of the graph: classes, or numbers as the network is to say them.
-        task: What they are.
         divisor: Known labels of the step, over all events and ranks, over the weight of the task.
         counts: Whether this rank counts them: each its own nodes, one of those that share a graph its label.
         add: Where losses are summed.
@@ -117,9 +116,6 @@ class LabelMetrics:
 
     Of classes: rows of a class found right, and all rows of it. Of numbers: rows, and sums of the squares of what they
     are off, of the labels, and of their squares, as the network says them.
-
-    Args:
-        task: What they are.
     """
 
     def __init__(self, task: Task) -> None:
@@ -196,8 +192,3 @@ def count_labels(event: StoredEvent, readings: Mapping[str, Array], tasks: Seque
             metrics.add(readings[task.name].reshape(-1, task.head.columns).astype(np.float64), task.labels(event, ids))
             counts[task.name] = metrics.counts
     return counts
-
-
-def metrics_of(tasks: Sequence[Task]) -> dict[str, LabelMetrics]:
-    """Metrics of each task by its name, nothing counted yet."""
-    return {task.name: LabelMetrics(task) for task in tasks}

@@ -94,8 +94,7 @@ def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
-class _Pass:
+class _Pass(NamedTuple):
     """What both passes over a part made; nothing of it is read unless something was not finite.
 
     Attributes:
@@ -108,16 +107,6 @@ class _Pass:
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
     said: Sequence[Tensor]
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it made something that is not finite on this rank."""
-        return any(int(before) != int(after) for before, after in zip(self.before, self.after))
-
-    @property
-    def in_logits(self) -> bool:
-        """Whether it was there in the logits."""
-        return not all(map(is_finite, self.said))
 
 
 class Shares(NamedTuple):
@@ -213,12 +202,20 @@ class Trainer:
                 check_parameters(self.model.layers, self.schedule.at(step - 1))
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
+                suspects = [
+                    Suspect(one.event, not all(map(is_finite, one.said)))
+                    for one in passes
+                    if any(int(before) != int(after) for before, after in zip(one.before, one.after))
+                ]
+
+                def losses_again(part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
+                    step_totals = StepTotals(self.world, self.tasks)
+                    return self._gradients_of(shares, part, readings, step_totals), step_totals.rejected_now()
+
                 forward = partial(self._readings, step=step)
-                suspects = [Suspect(one.event, one.in_logits) for one in passes if one.is_suspect]
-                again = partial(self._losses_again, shares)
-                stop_all(look_again(parts, self.model, self._now, step, forward, again), suspects, self.world)
+                stop_all(look_again(parts, self.model, self._now, step, forward, losses_again), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
-            sizes, gradients = {}, of_layers(self._layers_with_gradient(), each)
+            sizes, gradients = {}, of_layers([self._layer_of[it] for it in self._with_gradient()], each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
                 looks = self.sizes_every > 0 and (step == 0 or (step + 1) % self.sizes_every == 0)
                 with Changes(self._layer_of) if looks else nullcontext() as changes:
@@ -240,7 +237,6 @@ class Trainer:
         """Loss and metrics over some samples, as one set; returns their record. *Collective*.
 
         Args:
-            samples: The samples, the same list on every rank.
             step: Optimiser steps done before.
 
         Returns:
@@ -323,11 +319,6 @@ class Trainer:
             gradients.append(label_loss(said, labels, task, share, counts, step_totals.label_losses, at))
         return gradients
 
-    def _losses_again(self, shares: Shares, part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
-        """Gradients of the losses of a part, and how many of their partials were not finite or too large."""
-        step_totals = StepTotals(self.world, self.tasks)
-        return self._gradients_of(shares, part, readings, step_totals), step_totals.rejected_now()
-
     def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, step_totals: StepTotals) -> _Pass:
         """Both passes over a part, and what is needed to say whether it made something that is not finite."""
         transport, before = part.halo.transport, self._rejected(step_totals)
@@ -363,9 +354,6 @@ class Trainer:
     def _with_gradient(self) -> list[nn.Parameter]:
         # Sparse ones are left of a step that is not finite, and not summed.
         return [it for it in self.model.parameters() if it.grad is not None and not it.grad.is_sparse]
-
-    def _layers_with_gradient(self) -> list[str]:
-        return [self._layer_of[parameter] for parameter in self._with_gradient()]
 
     def _optimise(self, step: int, rate: float, norm: Tensor) -> None:
         """A step of the optimiser: the same arithmetic on the same bits on every rank."""

@@ -32,7 +32,6 @@ def edge_loss(logits: Tensor, graph: LocalGraph, weights: Tensor, step_weight: f
 
     Args:
         logits: [num_edges], or of several readouts, [readouts, num_edges].
-        graph: The part, with labels.
         weights: Weight of each local edge, [num_edges]; one below 0 teaches the edge as false, with its size.
         step_weight: Sum of the sizes of the weights of all edges of the step, over all events and ranks.
         loss_sum: Where the loss is summed, of length 1.

@@ -20,7 +20,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.store import StoredEvent
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, UNKNOWN, edge_classes
+from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, edge_classes
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
 """The edges that are counted: of whole events, or of independent sectors."""
@@ -82,21 +82,18 @@ class EdgeMetrics:
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _logits: list[npt.NDArray[np.floating]] = field(default_factory=list)
-    _classes: list[IntArray] = field(default_factory=list)
-    _on_gpu: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    _by_class: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _not_scored: int = 0
 
-    def add(self, logits: npt.NDArray[np.floating], classes: IntArray, not_scored: int = 0) -> None:
+    def add(self, logits: npt.NDArray[Any], classes: IntArray, not_scored: int = 0) -> None:
         """Take the logits and classes of the owned edges of one part, [n] each, and how many edges got no score."""
-        self._logits.append(logits)
-        self._classes.append(classes)
-        self._not_scored += not_scored
+        rows = {kind: torch.from_numpy(np.flatnonzero(classes == kind)) for kind in (TARGET, OTHER, FAKE)}
+        self.add_rows(torch.from_numpy(logits), rows, not_scored)
 
-    def add_on_gpu(self, logits: Tensor, rows: Mapping[int, Tensor], not_scored: int = 0) -> None:
-        """The same of logits of local edges on a GPU, which stay there; `rows`: the owned edges of each class."""
+    def add_rows(self, logits: Tensor, rows: Mapping[int, Tensor], not_scored: int = 0) -> None:
+        """The same of the logits of local edges, which stay where they are; `rows`: the owned edges of each class."""
         targets, others, rest = (logits.index_select(0, rows[kind]) for kind in (TARGET, OTHER, FAKE))
-        self._on_gpu.append((targets, others, rest))
+        self._by_class.append((targets, others, rest))
         self._not_scored += not_scored
 
     def count(self, transport: Transport) -> EdgeCounts:
@@ -110,38 +107,17 @@ class EdgeMetrics:
         return EdgeCounts(*counts.tolist())
 
     def counts_here(self, transport: Transport) -> Tensor:
-        """The fields of `EdgeCounts` over what was added on this rank, int64 [8] on its device. *Collective*."""
-        if self.device.type != "cpu":
-            return self._on_tensors(transport)
-        # Of float32 too: float64 holds each exactly, and all ranks compare one type.
-        logits = np.concatenate([np.zeros(0, np.float64), *(part.astype(np.float64) for part in self._logits)])
-        classes = np.concatenate([np.zeros(0, np.int8), *self._classes])
-        # A logit above 0 is a score above 0.5, without the rounding of a sigmoid.
-        passing, targets = logits > 0, classes == TARGET
-        all_targets = np.frombuffer(b"".join(transport.all_gather(logits[targets].tobytes())), dtype=np.float64)
-        all_targets, others = np.sort(all_targets), np.sort(logits[~targets])  # both, or each search is a cache miss
-        # Others below a target count twice, on both sides; those that tie with it once.
-        ordered = sum(int(np.searchsorted(others, all_targets, side).sum()) for side in ("left", "right"))
-        ours = [
-            len(classes),
-            np.sum(targets),
-            np.sum(passing & targets),
-            np.sum(passing),
-            np.sum(passing & (classes == OTHER)),
-            ordered,
-            self._not_scored,
-            np.sum((logits >= 0) & (logits <= 1)),
-        ]
-        return torch.tensor([int(count) for count in ours], dtype=torch.int64)
+        """The fields of `EdgeCounts` over what was added on this rank, int64 [8] on its device. *Collective*.
 
-    def _on_tensors(self, transport: Transport) -> Tensor:
-        """`counts_here` on a GPU, without making the host wait for it."""
+        A host does not wait for its GPU.
+        """
         none = torch.zeros(0, dtype=torch.float64, device=self.device)
         nothing = none, none, none
-        # Of float32 too, as above: with nothing of float64 everything becomes it.
-        targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._on_gpu))
-        all_targets, below = _of_all_ranks(targets, transport).sort().values, torch.cat([others, rest]).sort().values
-        # Twice a pair in the right order, once one that ties: others below, and others not above.
+        # Of float32 too: float64 holds each exactly, and all ranks compare one type.
+        targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._by_class))
+        # Both are sorted, or each search is a cache miss.
+        all_targets, below = _in_order(_of_all_ranks(targets, transport)), _in_order(torch.cat([others, rest]))
+        # Others below a target count twice, on both sides; those that tie with it once.
         ordered = (
             torch.searchsorted(below, all_targets).sum() + torch.searchsorted(below, all_targets, right=True).sum()
         )
@@ -150,13 +126,22 @@ class EdgeMetrics:
         edges, wanted, missing = (
             none.new_full((), count, dtype=torch.int64) for count in (len(everything), len(targets), self._not_scored)
         )
+        # A logit above 0 is a score above 0.5, without the rounding of a sigmoid.
         found, passing, other = ((logits > 0).sum() for logits in (targets, everything, others))
         in_unit = ((everything >= 0) & (everything <= 1)).sum()
         return torch.stack([edges, wanted, found, passing, other, ordered, missing, in_unit])
 
 
+def _in_order(values: Tensor) -> Tensor:
+    """Sorted; on CPU by numpy, which has vectors for it."""
+    return torch.from_numpy(np.sort(values.numpy())) if values.device.type == "cpu" else values.sort().values
+
+
 def _of_all_ranks(logits: Tensor, transport: Transport) -> Tensor:
-    """Logits of all ranks, this rank's first. *Collective*."""
+    """Logits of all ranks, in any order. *Collective*."""
+    if logits.device.type == "cpu":
+        gathered = b"".join(transport.all_gather(logits.numpy().tobytes()))
+        return torch.from_numpy(np.frombuffer(gathered, np.float64).copy())
     counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
     mine = [0 if peer == transport.rank else len(logits) for peer in range(transport.size)]
     theirs = [0 if peer == transport.rank else count for peer, count in enumerate(counts)]
@@ -171,7 +156,6 @@ def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
     """Edge metrics, against the candidate edges in the graph; None where there is nothing to divide by.
 
     Args:
-        counts: The edges, counted.
         in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
     """
     return {
@@ -189,7 +173,6 @@ def count_event(
     """Compare the logits of a whole event with its truth; on one rank.
 
     Args:
-        event: The stored event.
         logits: Logits of all edges in stored order, [E]; -inf for one that got none.
         conditions: Conditions of a target particle; None: every particle is one.
 
@@ -206,9 +189,8 @@ def count_event(
         classes = edge_classes(label, particle_of_edge, particles, conditions)
     except ValueError:  # an event of another source; its scores are kept
         return None
-    known = classes != UNKNOWN
     metrics = EdgeMetrics()
-    metrics.add(logits[known], classes[known])
+    metrics.add(logits, classes)
     return metrics.count(World.alone().transport)
 
 

@@ -22,7 +22,6 @@ def make_optimizer(config: LearningFlags, model: nn.Module, layers: nn.Module) -
 
     Args:
         config: Its name and numbers.
-        model: The model.
         layers: The module in which its parameters have the names that their author gave them.
 
     Returns:

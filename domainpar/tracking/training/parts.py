@@ -70,11 +70,9 @@ class LabelledPart(Part):
         return {kind: torch.from_numpy(which).to(self.weights.device) for kind, which in rows.items()}
 
 
-class Draft(NamedTuple):
-    """What a rank reads of a sample by itself: the rest of a `LabelledPart` is what others need of it."""
-
-    graph: LocalGraph
-    labelled: dict[str, Any]
+Draft = tuple[LocalGraph, dict[str, Any]]
+"""What a rank reads of a sample by itself: its graph, which does not know yet what others need of it, and what a
+`LabelledPart` holds beside it."""
 
 
 class Counted(NamedTuple):
@@ -156,8 +154,14 @@ class PartLoader:
         made_by_one = self.grouping == "metis" and self.world.domain.size > 1
         if made_by_one or not missing or missing[0] in self._coming:
             return
+
+        def draft(sample: Sample) -> Draft:
+            with self.store.open(sample.record) as event:
+                part_of_tile = parts_of(event, self.world.domain.size, self.grouping, sample.sector, self.seed)
+                return self._draft(event, part_of_tile, sample)
+
         self._reader = self._reader or ThreadPoolExecutor(1, "the next event")
-        self._coming = {missing[0]: self._reader.submit(self._drafted_ahead, missing[0])}
+        self._coming = {missing[0]: self._reader.submit(draft, missing[0])}
 
     def load(self, sample: Sample) -> LabelledPart | None:
         """One rank's part of a sample, None if it is left out. *Collective* over the domain group.
@@ -173,13 +177,18 @@ class PartLoader:
         # sizes decide which parts are kept, so that all of them load, or none does.
         if sample not in self._kept:
             try:
-                self._kept[sample] = self._joined(self._drafted(sample), sample)
+                graph, labelled = self._drafted(sample)
             except BadEvent as bad:
                 if self.on_bad_event == "fail":
                     raise bad.for_this_rank() from bad.__cause__
                 self._bad[sample] = Skip(sample.name, sample.record.event, bad.what)
                 self._new.append(self._bad[sample])
                 return None
+            if graph.label is None and self.tasks.edge_weight:
+                place = EventPlace(sample.record.event, self.store.path / sample.record.path)
+                raise place.problem("it has no truth", "it can be inferred on, not trained on")
+            part = joined_part(graph, self.world.domain, self.world.device)  # which knows what others need of it
+            self._kept[sample] = LabelledPart(part.graph, part.halo, **labelled)
         self._kept.move_to_end(sample)  # the first is the one not used for longest
         room = self.keep_edges * self.world.domain.size
         while len(self._kept) > 1 and sum(kept.cost for kept in self._kept) > room:
@@ -228,27 +237,9 @@ class PartLoader:
             part_of_tile = group_tiles(event, domain, self.grouping, sample.sector, self.seed)
             return together(domain, event.place, lambda: self._draft(event, part_of_tile, sample))
 
-    def _drafted_ahead(self, sample: Sample) -> Draft:
-        """The same, in the background: talks to nobody."""
-        with self.store.open(sample.record) as event:
-            part_of_tile = parts_of(event, self.world.domain.size, self.grouping, sample.sector, self.seed)
-            return self._draft(event, part_of_tile, sample)
-
-    def _joined(self, draft: Draft, sample: Sample) -> LabelledPart:
-        """A share that was read, which knows what other ranks need of it. *Collective* over the domain group."""
-        if draft.graph.label is None and self.tasks.edge_weight:
-            place = EventPlace(sample.record.event, self.store.path / sample.record.path)
-            raise place.problem("it has no truth", "it can be inferred on, not trained on")
-        part = joined_part(draft.graph, self.world.domain, self.world.device)
-        return LabelledPart(graph=part.graph, halo=part.halo, **draft.labelled)
-
     def _draft(self, event: StoredEvent, part_of_tile: IntArray, sample: Sample) -> Draft:
         domain, device = self.world.domain, self.world.device
         graph = read_part(event, part_of_tile, domain.rank, domain.size, device=device, dtype=self.dtype)
-        return Draft(graph, self._label(event, graph, sample))
-
-    def _label(self, event: StoredEvent, graph: LocalGraph, sample: Sample) -> dict[str, Any]:
-        """What a labelled part holds beside its graph."""
         plan, rules = graph.plan, self.edge_weights
         truth = np.full(plan.num_edges, -1) if graph.label is None else graph.label.cpu().numpy()
         particle_of_edge, particles = None, event.particles()
@@ -258,22 +249,21 @@ class PartLoader:
         kinds = rules.kinds(classes, particle_of_edge, particles)
         labels = {task.name: task.labels(event, plan.owned_ids) for task in self.tasks.labels}
         num_known = tuple(
-            int(is_known(task.label, labels[task.name]).sum())
-            * (task.label.of == "node" or self.world.domain.rank == 0)
+            int(is_known(task.label, labels[task.name]).sum()) * (task.label.of == "node" or domain.rank == 0)
             for task in self.tasks.labels
         )
         num_not_scored = 0
-        if (sector := sample.sector) is not None and self.world.domain.rank == 0:
+        if (sector := sample.sector) is not None and domain.rank == 0:
             # Edges that end in a sector and start in another: over all sectors of an event, each cut edge once.
             tiles, sector_of_tile = event.tile_graph(), sector_of_tiles(event, sector.of)
             starts, ends = (sector_of_tile[tile] == sector.number for tile in (tiles.src_tile, tiles.dst_tile))
             num_not_scored = int(tiles.joining[ends & ~starts].sum())
-        return {
+        return graph, {
             "classes": classes,
             "kind_counts": rules.count(kinds[plan.edge_owned]),
-            "weights": torch.from_numpy(rules.weights(kinds)).to(self.world.device, self.dtype),
+            "weights": torch.from_numpy(rules.weights(kinds)).to(device, self.dtype),
             "name": sample.name,
-            "labels": {name: torch.from_numpy(values).to(self.world.device) for name, values in labels.items()},
+            "labels": {name: torch.from_numpy(values).to(device) for name, values in labels.items()},
             "num_known": num_known,
             "num_not_scored": num_not_scored,
         }

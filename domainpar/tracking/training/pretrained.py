@@ -95,11 +95,7 @@ def as_run(run: str) -> Path:
                 raise Problem(what, "make room there, or work in a directory that you may write to") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    ours, theirs = (_bytes(place / "run.json") for place in (shipped, copy))
+    ours, theirs = (it.read_bytes() if it.is_file() else None for it in (shipped / "run.json", copy / "run.json"))
     if ours != theirs:
         raise Problem(f"{copy} is not the network that is shipped as {run}", "move it away, or name it with --run")
     return copy
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None

@@ -20,10 +20,9 @@ from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
 from domainpar.tracking.cost.memory import peak_rss_bytes
-from domainpar.tracking.training.label_loss import metrics_of
+from domainpar.tracking.training.label_loss import LabelMetrics
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.tracking.training.parts import LabelledPart
-from domainpar.tracking.training.targets import UNKNOWN
 from domainpar.tracking.training.tasks import Task
 
 SHOWN = {
@@ -39,10 +38,6 @@ SHOWN_OF_LABELS = {"accuracy": ".4f", "rmse": ".4g", "r2": ".4f"}
 class StepTotals:
     """Sums over the parts of a step or an evaluation on this rank, and its seconds.
 
-    Args:
-        world: The ranks.
-        tasks: Labels that are trained on.
-
     They run from the making until `shared`; on a GPU until `read`, by the clock of its stream: the host is ahead of it.
 
     Attributes:
@@ -56,7 +51,7 @@ class StepTotals:
 
     def __init__(self, world: World, tasks: Sequence[Task] = ()) -> None:
         self.loss, self.metrics = IntegerSums(1, world.device), EdgeMetrics(world.device)
-        self.labels = metrics_of(tasks)
+        self.labels = {task.name: LabelMetrics(task) for task in tasks}
         self.label_losses = IntegerSums(len(tasks), world.device if tasks else "cpu")  # nothing on a GPU for nobody
         self.owned_nodes = self.ghost_nodes = self.local_edges = 0
         self.seconds_load = 0.0
@@ -71,10 +66,10 @@ class StepTotals:
         if logits is not None:
             logits = torch.atleast_2d(logits)[-1]  # scores are those of the last readout
             if logits.is_cuda:
-                self.metrics.add_on_gpu(logits.detach(), part.rows_by_class, part.num_not_scored)
-            else:
-                counted = plan.edge_owned & (part.classes != UNKNOWN)
-                self.metrics.add(logits.detach().numpy()[counted], part.classes[counted], part.num_not_scored)
+                self.metrics.add_rows(logits.detach(), part.rows_by_class, part.num_not_scored)
+            else:  # whose memory keeps no rows
+                owned = plan.edge_owned
+                self.metrics.add(logits.detach().numpy()[owned], part.classes[owned], part.num_not_scored)
         for name, metrics in self.labels.items():
             if metrics.task.label.of == "node" or part.halo.transport.rank == 0:  # one for those that share a graph
                 said = readings.others[name].detach().reshape(-1, metrics.task.head.columns)

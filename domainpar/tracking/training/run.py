@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from domainpar.common.agreement import agree, on_all, on_root
-from domainpar.common.words import progress
+from domainpar.common.words import progress, several
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.errors import RanksFailed
@@ -19,13 +19,12 @@ from domainpar.parallel.tables import in_files, lie_in_files
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config import TrainConfig, is_code
 from domainpar.tracking.cost.epochs import Costs
 from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.on_events import on_device
-from domainpar.tracking.training import summary
 from domainpar.tracking.training.checkpointer import Checkpointer
 from domainpar.tracking.training.forecast import choose_recompute, expected_memory
 from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps_of
@@ -36,6 +35,7 @@ from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
 from domainpar.tracking.training.run_log import RunLog
+from domainpar.tracking.training.summary import SQUASHED
 from domainpar.tracking.training.tensorboard import check_tensorboard
 
 
@@ -66,9 +66,6 @@ def train(
     If it fails, `run.json` says so.
 
     Args:
-        config: The configuration.
-        store: The prepared events.
-        world: The ranks.
         allocator: The set-up of the C library's allocator, to be shown; None if there is none.
         stop: Asks the run to stop. Default: the signals that do, listened to while it trains.
 
@@ -186,7 +183,9 @@ def _steps(
                 stale = state.step < total and _goes_stale(config, state)
                 checkpointer.save(state, best, final=stale or state.step >= total)
                 if stale:
-                    run_log.say(summary.stops_early(config, state))
+                    epochs = several(config.stop_early or 0, "epoch")
+                    than = f"no better validation than that of step {state.best_step} in {epochs}"
+                    run_log.say(f"stopping : {than} (--stop-early)")
     return state, stopped
 
 
@@ -209,7 +208,8 @@ def _validated(
         figure = figure_of(record, training_data.tasks.main)
         if figure is not None and (state.best is None or figure > state.best):
             best, state = True, replace(state, best=figure)
-    run_log.say_once_if_squashed()
+    if trainer.squashed and is_code(run_log.config.model):
+        run_log.say_once("squashed", [SQUASHED])
     return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Where, error_text
-from domainpar.common.words import VOICE
+from domainpar.common.words import VOICE, several
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
 from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
@@ -21,7 +21,7 @@ from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
-from domainpar.tracking.cost.epoch_words import in_words
+from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
@@ -107,11 +107,22 @@ class RunLog:
             threads=team().size,
         )
         self._event_files = EventFiles(self.directory if config.log else None, yaml.safe_load(resolved))
+        promise, total_steps = self._exactness, self.training_data.total_steps
+        exactness = ["exactness: the same bits on any number of ranks (self-test passed)"]
+        if promise.problem:
+            warning = "exactness: WARNING: the same result on any number of ranks up to rounding only, because"
+            exactness = [warning, f"           {promise.problem}"]
+        if not promise.bitwise:
+            exactness = [f"exactness: the same result on any number of ranks up to rounding: {promise.problem}"]
+        steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
+        steps += "; Ctrl-C or kill -USR1 stops it with a checkpoint"
+        if state.step >= total_steps:
+            steps = f"all {state.step} steps are done; give more --epochs or --max-steps to go on"
         self.say(
             *summary.first_lines(config, self.training_data, self.trainer, allocator),
             *summary.memory_expected(expected),
-            *summary.exactness(self._exactness),
-            summary.where_to(self.directory, state, self.training_data.total_steps),
+            *exactness,
+            f"run      : {self.directory}, {steps}",
             *self.training_data.warnings,
         )
 
@@ -123,7 +134,9 @@ class RunLog:
             forward, backward = self.trainer.exchanges
             sums = self.trainer.model.sums
             self.note(exchanges={"forward": forward, "backward": backward, "sums": sums})
-            self.say(summary.exchanged(forward, backward, sums))
+            over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
+            passes = f"{forward} in the forward pass and {backward} in the backward pass"
+            self.say(f"exchanges: {passes} of an event{over_all}")
         lost_before = self._metrics.lost
         problem = self._metrics.add(record)
         self._event_files.add(record)
@@ -132,7 +145,7 @@ class RunLog:
                 warn(f"{self._metrics.path} cannot be written: {problem}; training goes on, its lines are lost")
             self.note(lost_records=self._metrics.lost)
         more = len(samples) < len(self.training_data.train)
-        self._say_once(*summary.idle_ranks(record, samples, more, self.world))
+        self.say_once(*summary.idle_ranks(record, samples, more, self.world))
         due = record["step"] in (1, self.training_data.total_steps) or record["step"] % self.config.log_every == 0
         if due or record["split"] == "val":
             self.say(readable(record))
@@ -142,11 +155,6 @@ class RunLog:
             # Short epochs are told together in the end, unless their energy is known.
             if costs["joules"] is not None or costs["seconds"] >= LONG_EPOCH:
                 self.say(f"epoch {record['epoch']}: {in_words(costs)}")
-
-    def say_once_if_squashed(self) -> None:
-        """Warn of a network of the user's own that seems to end in a sigmoid, where logits are expected."""
-        if self.trainer.squashed and is_code(self.config.model):
-            self._say_once("squashed", [summary.SQUASHED])
 
     def note_weights(self, step: int) -> None:
         """Keep the hash of weights that are to be saved: scores of a run are known by it.
@@ -171,8 +179,6 @@ class RunLog:
 
         Args:
             how: `done` or `preempted`.
-            state: Where it stands.
-            seconds: Of its steps.
             taken: The memory of each rank at its peak.
             moved: What went to disks and came from them, where tables lie in files.
         """
@@ -192,13 +198,25 @@ class RunLog:
         for record in [record for record in store.readable() if record.event not in events][:1]:
             with store.open(record) as event:
                 tracks = summary.how_tracks_are_found(event)
+        lines = [summary.memory_taken(self._expected, taken)]
+        if moved is not None and steps:
+            read, written = (f"{bytes_moved / steps / 1e9:.2f} GB" for bytes_moved in moved)
+            lines.append(
+                f"scratch  : a step had {read} from the disk and gave it {written}; what memory kept did not move"
+            )
+        if (mean := mean_epoch(self._costs)) is not None:
+            lines.append(f"epochs   : {len(self._costs)}, on average {in_words(mean)}")
         failed, lost = self.file.record.failed_saves, self.file.record.lost_records
+        losses = [several(failed, "checkpoint")] * bool(failed)
+        losses += [several(lost, "line") + " of metrics.jsonl"] * bool(lost)
+        lines += [f"WARNING: {' and '.join(losses)} could not be written"] if losses else []
+        if skipped:
+            lines.append(f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:")
+            lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
+        if len(skipped) > 8:
+            lines.append(f"         and {len(skipped) - 8} more; run.json lists them all")
         VOICE.close(
-            summary.memory_taken(self._expected, taken),
-            *summary.files_taken(moved, steps),
-            *summary.costs(self._costs),
-            *summary.lost(failed, lost),
-            *summary.left_out(skipped),
+            *lines,
             *summary.last_lines(
                 self.directory,
                 self.config,
@@ -230,7 +248,8 @@ class RunLog:
         for line in lines if self.world.is_root else ():
             VOICE.say(line)
 
-    def _say_once(self, kind: str, lines: Sequence[str]) -> None:
+    def say_once(self, kind: str, lines: Sequence[str]) -> None:
+        """Print lines, but not again those of one kind."""
         if kind not in self._said:
             self._said.add(kind)
             self.say(*lines)

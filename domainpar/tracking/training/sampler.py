@@ -63,7 +63,6 @@ def steps_of_epoch(
     """Shuffle the samples and cut them into steps: a function of seed and epoch.
 
     Args:
-        samples: All of them.
         per_step: Samples of a step; the last step may be smaller.
         seed, epoch: Decide the order.
         how: `shuffle`. `buckets`: a step takes samples of about one size, so that who computes them ends together.
@@ -75,7 +74,15 @@ def steps_of_epoch(
     shuffled = [samples[index] for index in random.permutation(len(samples))]
     if how == "budget":
         assert node_budget is not None
-        return _within(shuffled, node_budget)
+        within: list[list[Sample]] = []
+        nodes = 0
+        for sample in shuffled:
+            nodes += sample.num_nodes
+            if not within or nodes > node_budget:
+                within.append([])
+                nodes = sample.num_nodes
+            within[-1].append(sample)
+        return within
     if how == "buckets":
         # Of those that make no whole step any size may be left over; sorting keeps the order of equals.
         whole = len(shuffled) // per_step * per_step
@@ -87,16 +94,3 @@ def steps_of_epoch(
         rest = [shuffled[whole:]] if whole < len(shuffled) else []
         return [steps[index] for index in random.permutation(len(steps))] + rest
     return [shuffled[first : first + per_step] for first in range(0, len(shuffled), per_step)]
-
-
-def _within(samples: Sequence[Sample], node_budget: int) -> list[list[Sample]]:
-    """Samples in their order, as many in a step as a budget of nodes holds."""
-    steps: list[list[Sample]] = []
-    nodes = 0
-    for sample in samples:
-        nodes += sample.num_nodes
-        if not steps or nodes > node_budget:
-            steps.append([])
-            nodes = sample.num_nodes
-        steps[-1].append(sample)
-    return steps

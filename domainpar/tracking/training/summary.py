@@ -10,22 +10,18 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import between, byte_size, several, this_python
-from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
-from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.model import deal
-from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.parts import Skip
 from domainpar.tracking.training.sampler import Sample
 from domainpar.tracking.training.tasks import Tasks, task_lines
 from partitioners import number_of_sectors
@@ -123,38 +119,6 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     return f"{taken_there}; {byte_size(expectation.shares[rank].expected)} were expected"
 
 
-def files_taken(moved: Traffic | None, steps: int) -> list[str]:
-    """The price of tables in files: what all ranks moved to and from disks; none where they were not."""
-    if moved is None or not steps:
-        return []
-    each = [f"{bytes_moved / steps / 1e9:.2f} GB" for bytes_moved in moved]
-    return [f"scratch  : a step had {each[0]} from the disk and gave it {each[1]}; what memory kept did not move"]
-
-
-def exactness(promise: Exactness) -> list[str]:
-    """The promise of this run on other numbers of ranks, after the self-test of networks built on stages."""
-    if not promise.bitwise:
-        return [f"exactness: the same result on any number of ranks up to rounding: {promise.problem}"]
-    if promise.problem:
-        warning = "exactness: WARNING: the same result on any number of ranks up to rounding only, because"
-        return [warning, f"           {promise.problem}"]
-    return ["exactness: the same bits on any number of ranks (self-test passed)"]
-
-
-def where_to(directory: Path, state: TrainingState, total_steps: int) -> str:
-    """The steps ahead, and the way to stop them."""
-    if state.step >= total_steps:
-        return f"run      : {directory}, all {state.step} steps are done; give more --epochs or --max-steps to go on"
-    steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
-    return f"run      : {directory}, {steps}; Ctrl-C or kill -USR1 stops it with a checkpoint"
-
-
-def exchanged(forward: int, backward: int, sums: int) -> str:
-    """The exchanges between the ranks of an event on its way through the network."""
-    over_all = f", and {several(sums, 'sum')} over all ranks" if sums else ""
-    return f"exchanges: {forward} in the forward pass and {backward} in the backward pass of an event{over_all}"
-
-
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:
     """A note on ranks that owned nothing, with a way out: its kind and its lines; none if all had work.
 
@@ -186,21 +150,6 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
     return f"{record['split']}, {'few samples' if few else 'few tiles'}", lines
 
 
-def left_out(skipped: Sequence[Skip]) -> list[str]:
-    """The events, or sectors, that were left out since they could not be used, with the reasons."""
-    if not skipped:
-        return []
-    lines = [f"WARNING: {several(len(skipped), 'sample')} left out that could not be used:"]
-    lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
-    return lines + ([f"         and {len(skipped) - 8} more; run.json lists them all"] if len(skipped) > 8 else [])
-
-
-def costs(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What an epoch cost on average; nothing where none was finished."""
-    mean = mean_epoch(epochs)
-    return [] if mean is None else [f"epochs   : {len(epochs)}, on average {in_words(mean)}"]
-
-
 def last_lines(
     directory: Path,
     config: TrainConfig,
@@ -216,13 +165,8 @@ def last_lines(
     """The end of the run, its results, and the command to type next.
 
     Args:
-        directory: The run.
-        config: The configuration.
-        state: Where training stands.
         how: `done` or `preempted`: stopped on request, with a checkpoint.
         tasks: What the network was trained on.
-        seconds: Its duration.
-        sha256: Hash of the parameters.
         exact: Whether it is the hash on any number of ranks.
         tracks: Flags of infer for tracks; empty where hits have no positions.
     """
@@ -254,12 +198,6 @@ def how_tracks_are_found(event: StoredEvent) -> str:
     return " --tracks greedy --extend --ckf"
 
 
-def stops_early(config: TrainConfig, state: TrainingState) -> str:
-    """Why a run ends before its last step."""
-    epochs = several(config.stop_early or 0, "epoch")
-    return f"stopping : no better validation than that of step {state.best_step} in {epochs} (--stop-early)"
-
-
 def resume_command(directory: Path, config: TrainConfig) -> str:
     """The command that resumes a run."""
     return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_code(config, CODE)}"
@@ -268,10 +206,3 @@ def resume_command(directory: Path, config: TrainConfig) -> str:
 def own_code(config: TrainConfig, names: Iterable[str]) -> str:
     """Those of some flags that name code of the user's own, which no file names, for a command."""
     return "".join(f" {flag(name)} {getattr(config, name)}" for name in names if is_code(getattr(config, name)))
-
-
-def lost(failed_saves: int, lost_records: int) -> list[str]:
-    """The losses by a full disk of a run that ended well all the same; nothing if there are none."""
-    losses = [several(failed_saves, "checkpoint")] * bool(failed_saves)
-    losses += [several(lost_records, "line") + " of metrics.jsonl"] * bool(lost_records)
-    return [f"WARNING: {' and '.join(losses)} could not be written"] if losses else []

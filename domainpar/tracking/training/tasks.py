@@ -108,12 +108,8 @@ class Tasks:
         """What tells the best checkpoint (`figure_of` of `runs.directory`), for the user."""
         if self.main == EDGE.name:
             return f"pooled edge AUC {figure:.4f}"
-        of_classes = self._main_task.label.classes
+        of_classes = next(task for task in self.labels if task.name == self.main).label.classes
         return f"accuracy of {self.main} {figure:.4f}" if of_classes else f"RMSE of {self.main} {-figure:.4g}"
-
-    @property
-    def _main_task(self) -> Task:
-        return next(task for task in self.labels if task.name == self.main)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -142,7 +138,14 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     tasks = on_all(world.transport, lambda: _asked(config, store))
     if not tasks.labels:
         return tasks
-    tasks = _as_begun(tasks, config)
+    if config.init is not None:  # in the units of the network that the run begins with: heads say numbers in these
+        theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).tasks).labels}
+        labels = []
+        for task in tasks.labels:
+            known = theirs.get(task.name)
+            same = known is not None and known.head == task.head._replace(usual_nodes=known.usual_nodes)
+            labels.append(replace(known, weight=task.weight, label=task.label) if known is not None and same else task)
+        tasks = replace(tasks, labels=tuple(labels))
     records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
     if not records:  # refused with the reason when events are checked
         return tasks
@@ -157,7 +160,20 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
             else:
                 of_events.append(found)
     usual_nodes = sum(record.num_nodes for record in records) / max(len(records), 1)
-    return on_all(world.transport, lambda: _standardised(tasks, of_events, max(usual_nodes, 1.0)))
+
+    def standardised() -> Tasks:
+        labels = []
+        for number, task in enumerate(tasks.labels):
+            tables = [FeatureSums(*event[number]) for event in of_events]
+            if not any(table.rows for table in tables):
+                raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
+            if task.usual_nodes == 1.0:  # else it has the units of the network that it begins with
+                (mean,), (scale,) = ((0.0,), (1.0,)) if task.label.classes else mean_and_scale(tables)
+                task = replace(task, mean=mean, scale=scale, usual_nodes=max(usual_nodes, 1.0))
+            labels.append(task)
+        return replace(tasks, labels=tuple(labels))
+
+    return on_all(world.transport, standardised)
 
 
 def _asked(config: TrainConfig, store: EventStore) -> Tasks:
@@ -212,19 +228,6 @@ def _told(labels: Mapping[str, Label]) -> str:
     return ", ".join(label.what for label in labels.values())
 
 
-def _as_begun(tasks: Tasks, config: TrainConfig) -> Tasks:
-    """The same in the units of the network that a run begins with: heads say numbers in these."""
-    if config.init is None:
-        return tasks
-    theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).tasks).labels}
-    labels = []
-    for task in tasks.labels:
-        known = theirs.get(task.name)
-        same = known is not None and known.head == task.head._replace(usual_nodes=known.usual_nodes)
-        labels.append(replace(known, weight=task.weight, label=task.label) if known is not None and same else task)
-    return replace(tasks, labels=tuple(labels))
-
-
 def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task], skips: bool) -> list[Any] | dict[str, Any]:
     """Of each label of an event that is known: their number, and exact sums of numbers; or why it is left out."""
     try:
@@ -238,24 +241,6 @@ def _sums(store: EventStore, record: EventRecord, tasks: Sequence[Task], skips: 
     known = [of[is_known(task.label, of)] for task, of in zip(tasks, values)]
     # Labels lie in float32, and are not standardised yet.
     return [FeatureSums.of(of.astype(np.float32)[:, None]) for of in known]
-
-
-def _standardised(tasks: Tasks, of_events: Sequence[Sequence[Any]], usual_nodes: float) -> Tasks:
-    """The same with means and scales of numbers, given the sums over each event."""
-    labels = []
-    for number, task in enumerate(tasks.labels):
-        tables = [FeatureSums(*event[number]) for event in of_events]
-        if not any(table.rows for table in tables):
-            raise Problem(f"no training event knows its {task.name}", "there is nothing to learn it from")
-        if task.usual_nodes != 1.0:  # it has the units of the network that it begins with
-            labels.append(task)
-            continue
-        if task.label.classes:
-            labels.append(replace(task, usual_nodes=usual_nodes))
-            continue
-        (mean,), (scale,) = mean_and_scale(tables)
-        labels.append(replace(task, mean=mean, scale=scale, usual_nodes=usual_nodes))
-    return replace(tasks, labels=tuple(labels))
 
 
 def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]]) -> dict[str, npt.NDArray[Any]]:

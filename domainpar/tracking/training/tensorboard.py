@@ -7,7 +7,8 @@ training goes on without it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +30,26 @@ class EventFiles:
     def __init__(self, directory: Path | None, flags: Mapping[str, Any]) -> None:
         self._writer: Any = None
         if directory is not None:
-            self._try(lambda: self._open(directory / TRACKERS / "tensorboard", flags))
+            with self._dispensable():
+                self._writer = importlib.import_module(_MODULE).SummaryWriter(str(directory / TRACKERS / "tensorboard"))
+                self._writer.add_text("flags", "\n".join(f"    {flag}: {value}" for flag, value in flags.items()))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write the record of a step or an evaluation."""
-        if self._writer is not None:
-            self._try(lambda: self._add(record))
+        with self._dispensable():
+            for name, value in numbers_of(record) if self._writer is not None else ():
+                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     def close(self) -> None:
         """The run has ended."""
-        if self._writer is not None:
-            self._try(self._writer.close)
+        with self._dispensable():
+            if self._writer is not None:
+                self._writer.close()
 
-    def _open(self, place: Path, flags: Mapping[str, Any]) -> None:
-        self._writer = importlib.import_module(_MODULE).SummaryWriter(str(place))
-        self._writer.add_text("flags", "\n".join(f"    {flag}: {value}" for flag, value in flags.items()))
-
-    def _add(self, record: Mapping[str, Any]) -> None:
-        for name, value in numbers_of(record):
-            self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
-
-    def _try(self, call: Callable[[], object]) -> None:
+    @contextmanager
+    def _dispensable(self) -> Iterator[None]:
         try:
-            call()
+            yield
         except Exception as error:  # of a package that is not ours: anything
             self._writer = None
             warn(f"--log tensorboard is left out from now on: {type(error).__name__}: {error}")

@@ -20,7 +20,6 @@ from domainpar.tracking.scoring.score_files import (
     read_scores,
     write_list,
     write_scores,
-    write_timings,
 )
 from domainpar.tracking.scoring.scores import EventScores
 
@@ -192,7 +191,7 @@ def test_a_list_is_there_only_with_all_its_files_wherever_the_program_is_killed(
     def write(*events):
         unfinished = choose_directory(tmp_path, overwrite=True)
         scored = [write_scores(unfinished, some_scores(len(events), event_id=event), {}) for event in events]
-        write_timings(unfinished, 1, [])
+        (unfinished / "timings.json").write_text("{}")
         write_list(unfinished, ScoresRecord.of(events=scored))
         publish(unfinished)
 

@@ -35,8 +35,6 @@ def fail_alike(world: World, failed: Problem, spokesman: int) -> NoReturn:
     """End all ranks with one error; called by all of them with the same arguments.
 
     Args:
-        world: The ranks.
-        failed: The error.
         spokesman: The rank that it happened on, which says so.
 
     Raises:

@@ -122,10 +122,8 @@ def layers_watched(
     """Around one pass forward and back: looks at the results of all layers, and at the gradients that come back.
 
     Args:
-        model: The network.
         findings: Get a finding for each result that is not finite, and each gradient that is not or is too large.
         number: Position of the sample in the step.
-        event: The sample's name.
     """
     times, last_call = Counter[str](), dict[str, int]()
 
@@ -181,10 +179,7 @@ def look_again(
     Ends after the first sample in which any rank of the domain group finds something.
 
     Args:
-        parts: This rank's parts of the step.
-        model: The network.
         now: Takes note of the phases that are done again.
-        step: The step.
         forward: What the network says of a part, with the random numbers of the first pass. *Collective* over the
             domain group.
         losses_of: Gradients of the losses of a part, and how many of their partials were not finite or too large.
@@ -232,7 +227,15 @@ def stop_all(finding: NonFinite | None, suspects: Sequence[Suspect], world: Worl
     of_ranks = gather(world.transport, [finding, list(suspects)])
     findings = {rank: NonFinite(*values) for rank, (values, _) in enumerate(of_ranks) if values is not None}
     if not findings:
-        fail_alike(world, *_not_again([[Suspect(*suspect) for suspect in of_rank] for _, of_rank in of_ranks], world))
+        in_logits = [[event for event, there in of_rank if there] for _, of_rank in of_ranks]
+        in_gradients = [[event for event, _ in of_rank] for _, of_rank in of_ranks]
+        for where, events in (("the logits", in_logits), ("a gradient", in_gradients)):
+            if ranks := [rank for rank, names in enumerate(events) if names]:
+                on = world.transport.name_ranks(ranks)
+                what = f"the loss or a gradient was not finite, first in {where} on {on}; {AGAIN} is finite"
+                fail_alike(world, StepFailed(what, OF_MACHINE, event=events[ranks[0]][0]), ranks[0])
+        what = f"a gradient was not finite once summed over events and ranks; {AGAIN} is finite on each rank"
+        fail_alike(world, StepFailed(what, GO_ON), 0)
     first = min(findings.values(), key=lambda finding: finding.order)
     ranks = [rank for rank, finding in findings.items() if finding.order == first.order]
     on = "" if len(ranks) == world.size else f" on {world.transport.name_ranks(ranks)}"
@@ -241,16 +244,3 @@ def stop_all(finding: NonFinite | None, suspects: Sequence[Suspect], world: Worl
         size = "" if math.isinf(first.largest) else f", {first.largest:.3g}"
         wrong = f"the loss or a gradient is too large{size} where 2^26 = 6.71e+07 is the most"
     fail_alike(world, StepFailed(f"{wrong}: first in {first.what}{on}", first.hint, event=first.event), ranks[0])
-
-
-def _not_again(suspects: Sequence[Sequence[Suspect]], world: World) -> tuple[StepFailed, int]:
-    """The error where a second pass finds nothing, and the rank that it is about; from the suspects of each rank."""
-    in_logits = [[suspect.event for suspect in of_rank if suspect.in_logits] for of_rank in suspects]
-    in_gradients = [[suspect.event for suspect in of_rank] for of_rank in suspects]
-    for where, events in (("the logits", in_logits), ("a gradient", in_gradients)):
-        if ranks := [rank for rank, names in enumerate(events) if names]:
-            on = world.transport.name_ranks(ranks)
-            what = f"the loss or a gradient was not finite, first in {where} on {on}; {AGAIN} is finite"
-            return StepFailed(what, OF_MACHINE, event=events[ranks[0]][0]), ranks[0]
-    what = f"a gradient was not finite once summed over events and ranks; {AGAIN} is finite on each rank"
-    return StepFailed(what, GO_ON), 0

@@ -38,8 +38,6 @@ class Profile:
     summary of all of them.
 
     Args:
-        world: The ranks.
-        directory: Of the run.
         steps: Steps to time.
     """
 
@@ -47,60 +45,96 @@ class Profile:
         self._world, self._folder, self._steps = world, directory / PROFILE.parent, steps
         self._done = 0  # steps of this run, or of its part since it was resumed
         self._flops = self._edges_counted = self._edges = 0
-        self._watch: _Profiler | None = None
+        self._seconds, self._inside = 0.0, False  # of the steps that are timed; whether one is under way
+        self._phases: list[tuple[float, str]] = []
+        self._memory: list[tuple[float, int]] = []
+        self._span: Any = None
+        self._activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (world.device.type == "cuda")]
+        self._over = threading.Event()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around each step."""
+        """Around each step: what lies between steps, such as a validation, is left out."""
         number, self._done = self._done, self._done + 1
         if number == 1:
             with counted() as flops:
                 yield
             self._flops = flops.total
             return
-        if number == 2:
-            self._watch = _Profiler(self._world.device)
-        if self._watch is None:
+        if not 2 <= number < 2 + self._steps:
             yield
             return
-        with self._watch.step():
-            yield
-        self._watch.steps += 1
+        if number == 2:
+            self._began = time.perf_counter()
+            self._profile = profile(activities=self._activities)
+            self._profile.start()
+            self._sampler = threading.Thread(target=self._sample, name="memory of a profile", daemon=True)
+            self._sampler.start()
+        self._profile.toggle_collection_dynamic(True, self._activities)
+        began, self._inside = time.perf_counter(), True
+        yield
+        self._end_phase()
+        self._inside = False
+        self._seconds += time.perf_counter() - began
+        self._profile.toggle_collection_dynamic(False, self._activities)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take the record of a step. *Collective* in the last one that is timed."""
         edges = record["local_edges"][self._world.rank]
-        if self._watch is None:
-            if self._done == 2:
-                self._edges_counted = edges
-            return
-        self._edges += edges
-        if self._watch.steps == self._steps:
-            self._write(self._watch)
-            self._watch = None
+        if self._done == 2:
+            self._edges_counted = edges
+        elif 2 < self._done <= 2 + self._steps:
+            self._edges += edges
+        if self._done == 2 + self._steps:
+            self._write()
 
     def begins(self, phase: str) -> None:
-        """A phase of a step begins."""
-        if self._watch is not None:
-            self._watch.phase(phase)
+        """A phase of a step begins, and the last one ends."""
+        if self._inside:
+            self._end_phase()
+            self._phases.append((time.perf_counter() - self._began, phase))
+            self._span = record_function(f"phase: {phase}")
+            self._span.__enter__()
 
-    def _write(self, watch: _Profiler) -> None:
+    def _end_phase(self) -> None:
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+            self._span = None
+
+    def _sample(self) -> None:
+        """Note the bytes that this process uses: of its GPU, or of the host, where else those it holds."""
+        while not self._over.wait(SECONDS_BETWEEN_SAMPLES):
+            if self._inside:
+                if self._world.device.type == "cuda":
+                    held = torch.cuda.memory_allocated(self._world.device)
+                elif (used := bytes_in_use()) is not None:
+                    held = used + bytes_of_tables()
+                else:
+                    held = int(psutil.Process().memory_info().rss)
+                self._memory.append((time.perf_counter() - self._began, held))
+
+    def _write(self) -> None:
         """The trace of this rank, and the summary of all. *Collective*."""
+        self._over.set()
+        self._sampler.join()
+        self._profile.stop()
+        every = -(-len(self._memory) // MOST_SAMPLES) or 1
+        # Of samples that are left out the largest is kept: a peak is what one looks for.
+        memory = [max(self._memory[at : at + every], key=lambda it: it[1]) for at in range(0, len(self._memory), every)]
         self._folder.mkdir(parents=True, exist_ok=True)
-        profiled, memory, phases = watch.end()
         name = f"rank_{self._world.rank}.json"
         partial = self._folder / f"{PARTIAL}{name}"
-        profiled.export_chrome_trace(str(partial))
+        self._profile.export_chrome_trace(str(partial))
         partial.replace(self._folder / name)
-        operations = sorted(_operations(profiled, self._steps), key=lambda it: -it["seconds"])
+        operations = sorted(_operations(self._profile, self._steps), key=lambda it: -it["seconds"])
         ours = {
-            "seconds": watch.seconds / self._steps,
+            "seconds": self._seconds / self._steps,
             # The timed steps may have had other events: operations go with edges.
             "flops": self._flops * self._edges / self._steps / max(self._edges_counted, 1),
             "operations": operations[:MOST_OPERATIONS],
             "other_seconds": sum(it["seconds"] for it in operations[MOST_OPERATIONS:]),
             "memory": memory,
-            "phases": phases,
+            "phases": self._phases,
         }
         ranks = gather(self._world.transport, ours)
         if self._world.is_root:
@@ -117,75 +151,3 @@ def _operations(profiled: Any, steps: int) -> Iterator[dict[str, Any]]:
         seconds = (of.self_device_time_total if kernels else of.self_cpu_time_total) / 1e6 / steps
         if seconds > 0 and not of.key.startswith("phase: "):
             yield {"name": _OURS.get(of.key, of.key), "calls": of.count / steps, "seconds": seconds}
-
-
-class _Profiler:
-    """Looks at this rank in some steps: its operations, its phases, and the memory it holds.
-
-    Attributes:
-        seconds: Of these steps.
-        steps: How many there were so far.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._began = device, time.perf_counter()
-        self.seconds, self.steps, self._inside = 0.0, 0, False
-        self._phases: list[tuple[float, str]] = []
-        self._memory: list[tuple[float, int]] = []
-        self._span: Any = None
-        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        self._profile = profile(activities=self._activities)
-        self._profile.start()
-        self._over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, name="memory of a profile", daemon=True)
-        self._sampler.start()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around a step: what lies between steps, such as a validation, is left out."""
-        self._profile.toggle_collection_dynamic(True, self._activities)
-        began, self._inside = time.perf_counter(), True
-        yield
-        self._end_phase()
-        self._inside = False
-        self.seconds += time.perf_counter() - began
-        self._profile.toggle_collection_dynamic(False, self._activities)
-
-    def _end_phase(self) -> None:
-        if self._span is not None:
-            self._span.__exit__(None, None, None)
-            self._span = None
-
-    def phase(self, name: str) -> None:
-        """A phase begins, and the last one ends."""
-        if not self._inside:
-            return
-        self._end_phase()
-        self._phases.append((time.perf_counter() - self._began, name))
-        self._span = record_function(f"phase: {name}")
-        self._span.__enter__()
-
-    def end(self) -> tuple[Any, list[tuple[float, int]], list[tuple[float, str]]]:
-        """The profile; memory in bytes over seconds, thinned; the phases with the seconds at which they began."""
-        self._over.set()
-        self._sampler.join()
-        self._profile.stop()
-        every = -(-len(self._memory) // MOST_SAMPLES) or 1
-        # Of samples that are left out the largest is kept: a peak is what one looks for.
-        thinned = [
-            max(self._memory[at : at + every], key=lambda it: it[1]) for at in range(0, len(self._memory), every)
-        ]
-        return self._profile, thinned, self._phases
-
-    def _sample(self) -> None:
-        while not self._over.wait(SECONDS_BETWEEN_SAMPLES):
-            if self._inside:
-                self._memory.append((time.perf_counter() - self._began, _held(self._device)))
-
-
-def _held(device: torch.device) -> int:
-    """Bytes that this process uses: of its GPU, or of the host, where else those it holds."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    used = bytes_in_use()
-    return int(psutil.Process().memory_info().rss) if used is None else used + bytes_of_tables()

@@ -77,11 +77,6 @@ class Straggler:
     times_edges: float
     host: str = ""
 
-    @property
-    def for_its_edges(self) -> bool:
-        """Whether it has so much more to do that nothing else need be wrong."""
-        return self.times_edges >= MORE_EDGES and self.times < UNEXPLAINED * self.times_edges
-
 
 class Stragglers:
     """Counts the slow steps of every rank. The same on every rank, for all look at the same records."""
@@ -135,9 +130,13 @@ def as_records(stragglers: Sequence[Straggler], world: World) -> list[dict[str, 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """A printed note for each straggler in a training record; nothing if it names none."""
-    return [
-        f"note: rank {straggler.rank} ({straggler.host}) computed {straggler.times:.1f}x the median for {STEPS} steps "
-        f"with {straggler.times_edges:.2f}x the edges: "
-        + ("try --grouping metis or more tiles" if straggler.for_its_edges else "a slow or shared core?")
-        for straggler in (Straggler(**values) for values in record.get("straggler", ()))
-    ]
+    notes = []
+    for slow in (Straggler(**values) for values in record.get("straggler", ())):
+        # It may have so much more to do that nothing else need be wrong.
+        for_its_edges = slow.times_edges >= MORE_EDGES and slow.times < UNEXPLAINED * slow.times_edges
+        why = "try --grouping metis or more tiles" if for_its_edges else "a slow or shared core?"
+        notes.append(
+            f"note: rank {slow.rank} ({slow.host}) computed {slow.times:.1f}x the median for {STEPS} steps with "
+            f"{slow.times_edges:.2f}x the edges: {why}"
+        )
+    return notes

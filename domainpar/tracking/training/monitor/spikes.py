@@ -44,8 +44,9 @@ class Spikes:
         if len(self._losses) >= LEAST_STEPS:
             usual, spread = median(self._losses), _spread(self._losses)
             if usual > 0 and loss > TIMES * usual and loss > usual + SPREADS * spread:
-                known = {layer: norm for layer, norm in norms.items() if norm < math.inf and self._known(layer)}
-                grown = {layer: norm / median(self._norms[layer]) for layer, norm in known.items()}
+                sizes = {layer: median(before) for layer, before in self._norms.items()}
+                known = {layer: norm for layer, norm in norms.items() if norm < math.inf and layer in sizes}
+                grown = {layer: norm / sizes[layer] for layer, norm in known.items() if 0 < sizes[layer] < math.inf}
                 layer = max(grown, key=lambda name: grown[name], default=None)
                 spike = {"loss": loss, "usual": usual, "events": list(events), "layer": layer}
                 spike["times"] = None if layer is None else grown[layer]
@@ -53,9 +54,6 @@ class Spikes:
         for layer, norm in norms.items():
             self._norms.setdefault(layer, deque(maxlen=STEPS)).append(norm)
         return spike
-
-    def _known(self, layer: str) -> bool:
-        return layer in self._norms and 0 < median(self._norms[layer]) < math.inf
 
 
 def _spread(losses: Collection[float]) -> float:
