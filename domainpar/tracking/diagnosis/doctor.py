@@ -46,23 +46,14 @@ TOY_TRACKS = 60
 
 @dataclass
 class Subject:
-    """Everything that checks look at, as one rank sees it.
+    """Everything that checks look at, as one rank sees it."""
 
-    Attributes:
-        config: The command line.
-        launcher: Who started the ranks.
-        started: Whether a launcher has started this process.
-        world: The ranks.
-        places: Where they are.
-        seen: GPUs that each of them sees.
-    """
-
-    config: DoctorConfig
-    launcher: Launcher
-    started: bool
-    world: World
-    places: Sequence[machine.RankPlace]
-    seen: Sequence[VisibleGpus]
+    config: DoctorConfig  # the command line
+    launcher: Launcher  # who started the ranks
+    started: bool  # whether a launcher has started this process
+    world: World  # the ranks
+    places: Sequence[machine.RankPlace]  # where they are
+    seen: Sequence[VisibleGpus]  # GPUs that each of them sees
 
     @property
     def local_ranks(self) -> int:

@@ -70,20 +70,14 @@ class Series:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """One axis of a panel.
+    """One axis of a panel."""
 
-    Attributes:
-        label: The quantity along it, with its unit.
-        low, high: Its ends; None: a little beyond the numbers.
-        log: Whether it is logarithmic; its ends and ticks are then known.
-        ticks: Their places and texts; none: even steps.
-    """
-
-    label: str
+    label: str  # the quantity along it, with its unit
+    # low, high: its ends; None: a little beyond the numbers
     low: float | None = None
     high: float | None = None
-    log: bool = False
-    ticks: tuple[tuple[float, str], ...] = ()
+    log: bool = False  # whether it is logarithmic; its ends and ticks are then known
+    ticks: tuple[tuple[float, str], ...] = ()  # their places and texts; none: even steps
 
     def over(self, values: FloatArray, room: float, letter: float) -> ChartAxis:
         """The axis with ends and ticks.
@@ -123,24 +117,16 @@ class ChartAxis:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One frame with its series.
+    """One frame with its series."""
 
-    Attributes:
-        name: Unique in its chart.
-        series: From the lowest layer to the highest.
-        x, y: Its axes.
-        title: A remark above it; may be empty.
-        caption: Its content, in a sentence or two; empty where the chart has a caption for all panels.
-        square: Whether its frame is as wide as high.
-    """
-
-    name: str
-    series: tuple[Series, ...]
+    name: str  # unique in its chart
+    series: tuple[Series, ...]  # from the lowest layer to the highest
+    # x, y: its axes
     x: ChartAxis
     y: ChartAxis
-    title: str = ""
-    caption: str = ""
-    square: bool = False
+    title: str = ""  # a remark above it; may be empty
+    caption: str = ""  # its content, in a sentence or two; empty where the chart has a caption for all panels
+    square: bool = False  # whether its frame is as wide as high
 
     @property
     def values(self) -> FloatArray:
@@ -151,31 +137,18 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A picture of the report, and panels of the page.
+    """A picture of the report, and panels of the page."""
 
-    Attributes:
-        name: Its file, without `.png`, and its id in the page.
-        title: A line above the picture on the events and cuts. The page has them in the text of the section.
-        panels: Its frames, row by row.
-        columns: Frames side by side in the picture.
-        heading: Of its panels on the page; may be empty.
-        caption: The content of all panels. Empty: each panel has its own.
-        variant: Tells it from other charts of this name; the first of these is the picture.
-        on_page: False where all of its panels are on the page already.
-        row: Pixels of a row of panels in the picture.
-        zero: Why panels that are zero everywhere are not drawn; empty where they are.
-    """
-
-    name: str
-    title: str
-    panels: tuple[Panel, ...]
-    columns: int = 2
-    heading: str = ""
-    caption: str = ""
-    variant: str = ""
-    on_page: bool = True
-    row: float = 290.0
-    zero: str = ""
+    name: str  # its file, without `.png`, and its id in the page
+    title: str  # a line above the picture on the events and cuts. The page has them in the text of the section.
+    panels: tuple[Panel, ...]  # its frames, row by row
+    columns: int = 2  # frames side by side in the picture
+    heading: str = ""  # of its panels on the page; may be empty
+    caption: str = ""  # the content of all panels. Empty: each panel has its own.
+    variant: str = ""  # tells it from other charts of this name; the first of these is the picture
+    on_page: bool = True  # False where all of its panels are on the page already
+    row: float = 290.0  # pixels of a row of panels in the picture
+    zero: str = ""  # why panels that are zero everywhere are not drawn; empty where they are
 
     @property
     def shown(self) -> tuple[Panel, ...]:

@@ -39,21 +39,13 @@ and of no particle outside the range of pT in which fakes and unlabelled ones ar
 
 @dataclass(frozen=True)
 class Split:
-    """The split of an event over ranks or sectors.
+    """The split of an event over ranks or sectors."""
 
-    Attributes:
-        num_parts: Ranks or sectors that share it.
-        words: Their kind, in a sentence.
-        grouping: The way its tiles are grouped.
-        seed: Seed of the grouping.
-        sectors: The sectors of naive mode, whose edges to each other are dropped; None of ranks.
-    """
-
-    num_parts: int
-    words: str = "parts"
-    grouping: str = "contiguous"
-    seed: int = 0
-    sectors: Sectors | None = None
+    num_parts: int  # ranks or sectors that share it
+    words: str = "parts"  # their kind, in a sentence
+    grouping: str = "contiguous"  # the way its tiles are grouped
+    seed: int = 0  # seed of the grouping
+    sectors: Sectors | None = None  # the sectors of naive mode, whose edges to each other are dropped; None of ranks
 
     @property
     def naive(self) -> bool:
@@ -90,19 +82,12 @@ def split_of(run: RunFiles, num_parts: int | None) -> Split:
 
 @dataclass(frozen=True, eq=False)
 class Borrowed:
-    """Hits and edges that one part shares with the others when every edge with an end in it is computed there.
+    """Hits and edges that one part shares with the others when every edge with an end in it is computed there."""
 
-    Attributes:
-        part: The part.
-        owned: Its hits, as rows, int64 [n].
-        ghosts: Hits of others that an edge joins to one of its own, as rows, int64 [m].
-        cut: `src` and `dst` of the edges between the two, int64 [2, k].
-    """
-
-    part: int
-    owned: IntArray
-    ghosts: IntArray
-    cut: IntArray
+    part: int  # the part
+    owned: IntArray  # its hits, as rows, int64 [n]
+    ghosts: IntArray  # hits of others that an edge joins to one of its own, as rows, int64 [m]
+    cut: IntArray  # `src` and `dst` of the edges between the two, int64 [2, k]
 
 
 def first_that_borrows(part_of_hit: IntArray, edge_index: IntArray) -> Borrowed:
@@ -122,23 +107,14 @@ def first_that_borrows(part_of_hit: IntArray, edge_index: IntArray) -> Borrowed:
 
 @dataclass(frozen=True, eq=False)
 class EventView:
-    """One event, ready to be drawn.
+    """One event, ready to be drawn."""
 
-    Attributes:
-        facts: Names and counts, plain JSON values.
-        arrays: Arrays by name, each of a type in `SMALL`.
-        split: Its split.
-        borrowed: The first part that borrows; pictures show it.
-        targets: The conditions on target particles, as a physicist writes them.
-        how_scored: The way the network's tracks were made, in a few words.
-    """
-
-    facts: dict[str, Any]
-    arrays: Arrays
-    split: Split
-    borrowed: Borrowed
-    targets: str = ""
-    how_scored: str = ""
+    facts: dict[str, Any]  # names and counts, plain JSON values
+    arrays: Arrays  # arrays by name, each of a type in `SMALL`
+    split: Split  # its split
+    borrowed: Borrowed  # the first part that borrows; pictures show it
+    targets: str = ""  # the conditions on target particles, as a physicist writes them
+    how_scored: str = ""  # the way the network's tracks were made, in a few words
 
     @property
     def finder(self) -> str:
@@ -269,27 +245,17 @@ def _places(kept: IntArray, num_rows: int) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """Tracks (T) and particles of the table (M) of one event, matched.
+    """Tracks (T) and particles of the table (M) of one event, matched."""
 
-    Attributes:
-        particle: Row of the particle that made most hits of each track, -1 for none, int64 [T].
-        shared: The number of these hits, int64 [T].
-        kind: One of `OF_TARGET`, `OF_OTHER`, `DUPLICATE`, `FAKE_TRACK`, `SHORT`, `UNLABELLED`, `OUTSIDE`, uint8 [T].
-        best_track: The track that holds most hits of each particle, -1 where none holds any, int64 [M].
-        best_shared: The number of these hits, int64 [M].
-        target: Whether each particle is a target with hits in the event, bool [M].
-        found: Whether a track belongs to each particle, bool [M].
-        lost: Why none does: a place in `lost.REASONS`, int64 [M]; 0 without hits.
-    """
-
-    particle: IntArray
-    shared: IntArray
+    particle: IntArray  # row of the particle that made most hits of each track, -1 for none, int64 [T]
+    shared: IntArray  # the number of these hits, int64 [T]
+    # one of `OF_TARGET`, `OF_OTHER`, `DUPLICATE`, `FAKE_TRACK`, `SHORT`, `UNLABELLED`, `OUTSIDE`, uint8 [T]
     kind: IntArray
-    best_track: IntArray
-    best_shared: IntArray
-    target: BoolArray
-    found: BoolArray
-    lost: IntArray
+    best_track: IntArray  # the track that holds most hits of each particle, -1 where none holds any, int64 [M]
+    best_shared: IntArray  # the number of these hits, int64 [M]
+    target: BoolArray  # whether each particle is a target with hits in the event, bool [M]
+    found: BoolArray  # whether a track belongs to each particle, bool [M]
+    lost: IntArray  # why none does: a place in `lost.REASONS`, int64 [M]; 0 without hits
 
 
 def match_tracks(

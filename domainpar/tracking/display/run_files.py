@@ -59,17 +59,11 @@ MOST_EDGES = 12_000_000
 
 @dataclass(frozen=True, eq=False)
 class ScoreFiles:
-    """A directory of scores.
+    """A directory of scores."""
 
-    Attributes:
-        directory: Its path.
-        record: What `scores.json` says.
-        timings: The content of `timings.json`; None where it is missing.
-    """
-
-    directory: Path
-    record: ScoresRecord
-    timings: Table | None
+    directory: Path  # its path
+    record: ScoresRecord  # what `scores.json` says
+    timings: Table | None  # the content of `timings.json`; None where it is missing
 
     @cached_property
     def events(self) -> dict[str, ScoredEvent]:
@@ -79,43 +73,27 @@ class ScoreFiles:
 
 @dataclass(frozen=True)
 class Tracking:
-    """The comparison of tracks with particles.
+    """The comparison of tracks with particles."""
 
-    Attributes:
-        cuts: Conditions on tracks and particles, and the share of their hits that must agree.
-        style: One of `styles.STYLES`.
-        score_cut: Score that an edge had to exceed for the track builder to look at it.
-    """
-
-    cuts: TrackCuts
-    style: str
-    score_cut: float = 0.0
+    cuts: TrackCuts  # conditions on tracks and particles, and the share of their hits that must agree
+    style: str  # one of `styles.STYLES`
+    score_cut: float = 0.0  # score that an edge had to exceed for the track builder to look at it
 
 
 @dataclass(frozen=True, eq=False)
 class RunFiles:
-    """A run: its configuration, its records, and the scores and tracks of its network.
+    """A run: its configuration, its records, and the scores and tracks of its network."""
 
-    Attributes:
-        directory: Its path.
-        record: What `run.json` says, with the state as it is now.
-        settings: The content of `config.yaml`; empty where it is missing.
-        records: The lines of `metrics.jsonl`, in order; none where it is missing.
-        scores: The output of `infer`; None where it did not run.
-        store: The events: those that were scored, or else those that were trained on; None where they are not there.
-        missing: A sentence for each part that is not there, with how to get it.
-        name: Its name beside another run; empty where its mode tells it from that.
-        counted_otherwise: What of it was not counted as in the run that it lies beside: `scores`, `training`.
-    """
-
-    directory: Path
-    record: RunRecord
-    settings: Table
-    records: tuple[Table, ...]
-    scores: ScoreFiles | None
+    directory: Path  # its path
+    record: RunRecord  # what `run.json` says, with the state as it is now
+    settings: Table  # the content of `config.yaml`; empty where it is missing
+    records: tuple[Table, ...]  # the lines of `metrics.jsonl`, in order; none where it is missing
+    scores: ScoreFiles | None  # the output of `infer`; None where it did not run
+    # the events: those that were scored, or else those that were trained on; None where they are not there
     store: EventStore | None
-    missing: tuple[str, ...]
-    name: str = ""
+    missing: tuple[str, ...]  # a sentence for each part that is not there, with how to get it
+    name: str = ""  # its name beside another run; empty where its mode tells it from that
+    # what of it was not counted as in the run that it lies beside: `scores`, `training`
     counted_otherwise: frozenset[str] = frozenset()
 
     def called(self, how: str, of: str = "scores") -> str:

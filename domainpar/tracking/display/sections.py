@@ -68,50 +68,30 @@ INFERENCE = {
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report.
+    """A part of the report."""
 
-    Attributes:
-        name: Its id in the page.
-        title: Its heading.
-        lead: An introduction: one paragraph each.
-        approximate: The approximation in it, named beside the heading; empty where there is none.
-        tables: Its tables.
-        styles: Buttons that choose a variant of the charts: value and label; none without variants.
-        charts: Its charts.
-        commands: Commands to type, by their purpose.
-        event: The event display.
-        absent: Why there is nothing to show, and what to do; empty where there is.
-        left_out: Pictures without content by name, and why.
-    """
-
-    name: str
-    title: str
-    lead: tuple[str, ...] = ()
-    approximate: str = ""
-    tables: tuple[ReportTable, ...] = ()
+    name: str  # its id in the page
+    title: str  # its heading
+    lead: tuple[str, ...] = ()  # an introduction: one paragraph each
+    approximate: str = ""  # the approximation in it, named beside the heading; empty where there is none
+    tables: tuple[ReportTable, ...] = ()  # its tables
+    # buttons that choose a variant of the charts: value and label; none without variants
     styles: tuple[tuple[str, str], ...] = ()
-    charts: tuple[Chart, ...] = ()
-    commands: tuple[tuple[str, str], ...] = ()
-    event: EventView | None = None
-    absent: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    charts: tuple[Chart, ...] = ()  # its charts
+    commands: tuple[tuple[str, str], ...] = ()  # commands to type, by their purpose
+    event: EventView | None = None  # the event display
+    absent: str = ""  # why there is nothing to show, and what to do; empty where there is
+    left_out: Mapping[str, str] = field(default_factory=dict)  # pictures without content by name, and why
 
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report.
+    """The whole report."""
 
-    Attributes:
-        directory: The run.
-        facts: The run in a line.
-        sections: Its parts.
-        missing: A sentence for each part that the run lacks, with how to get it.
-    """
-
-    directory: Path
-    facts: str
-    sections: tuple[Section, ...]
-    missing: tuple[str, ...] = ()
+    directory: Path  # the run
+    facts: str  # the run in a line
+    sections: tuple[Section, ...]  # its parts
+    missing: tuple[str, ...] = ()  # a sentence for each part that the run lacks, with how to get it
 
 
 def build_page(

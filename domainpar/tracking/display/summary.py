@@ -36,21 +36,13 @@ AREAS = {"edge_auc_pooled": "pooled", "edge_auc_mean": "mean over events"}
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table of the report.
+    """A table of the report."""
 
-    Attributes:
-        head: Headings; none for a table of facts.
-        rows: Its cells.
-        note: A remark below it.
-        words: Number of columns, the first ones, that hold words; the others hold numbers.
-        numbers: What it is made of, as lines of `html.HEADING`.
-    """
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    words: int = 1
-    numbers: tuple[tuple[object, ...], ...] = ()
+    head: tuple[str, ...]  # headings; none for a table of facts
+    rows: tuple[tuple[str, ...], ...]  # its cells
+    note: str = ""  # a remark below it
+    words: int = 1  # number of columns, the first ones, that hold words; the others hold numbers
+    numbers: tuple[tuple[object, ...], ...] = ()  # what it is made of, as lines of `html.HEADING`
 
     @classmethod
     def of(

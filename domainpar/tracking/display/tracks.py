@@ -88,19 +88,12 @@ UNITS = {"pt": " GeV", "radius": " mm", "vz": " mm"}
 
 @dataclass(frozen=True)
 class Finder:
-    """A finder of tracks with its counts.
+    """A finder of tracks with its counts."""
 
-    Attributes:
-        name: One of `rates.FINDERS`, or another.
-        label: Its name in a legend; says so where it is approximate.
-        other: Whether it comes from the run that this one is compared with.
-        counts: The counts.
-    """
-
-    name: str
-    label: str
-    other: bool
-    counts: TrackCounts
+    name: str  # one of `rates.FINDERS`, or another
+    label: str  # its name in a legend; says so where it is approximate
+    other: bool  # whether it comes from the run that this one is compared with
+    counts: TrackCounts  # the counts
 
     @property
     def colour(self) -> str:
@@ -112,17 +105,13 @@ class Finder:
 
 @dataclass(frozen=True, eq=False)
 class RateCurve:
-    """A rate in bins of one quantity, with 68.3 % intervals; NaN where there is nothing to divide by.
+    """A rate in bins of one quantity, with 68.3 % intervals; NaN where there is nothing to divide by."""
 
-    Attributes:
-        edges: Borders of the bins, [B + 1].
-        part, whole: The two numbers that are divided, [B].
-        value, low, high: The rate and its interval, [B].
-    """
-
-    edges: FloatArray
+    edges: FloatArray  # borders of the bins, [B + 1]
+    # part, whole: the two numbers that are divided, [B]
     part: FloatArray
     whole: FloatArray
+    # value, low, high: the rate and its interval, [B]
     value: FloatArray
     low: FloatArray
     high: FloatArray

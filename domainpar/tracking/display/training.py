@@ -192,33 +192,20 @@ def _how_trained(run: RunFiles) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """Medians over the training steps of a run, P values each.
+    """Medians over the training steps of a run, P values each."""
 
-    Attributes:
-        phases: Seconds of a step in each of `PHASES`, by its name.
-        load: Seconds of all steps in which each rank waited for parts of events to be read; NaN where nobody noted it.
-        step_seconds: Seconds of a step: the slowest rank's.
-        owned: Nodes that each rank owned.
-        ghosts: Ghosts that each rank held.
-        halo_bytes: Bytes that each rank sent in a step.
-        peak_bytes: The most memory that each rank's process held in the whole run.
-        node_imbalance: Largest owned / mean, median over steps.
-        compute_imbalance: Slowest computing / mean, median over steps.
-        num_steps: Steps in these numbers; the first, in which kernels are compiled, is left out.
-        other_sizes: Steps of this run that were done on another number of ranks, and are not in these numbers.
-    """
-
-    phases: dict[str, FloatArray]
+    phases: dict[str, FloatArray]  # seconds of a step in each of `PHASES`, by its name
+    # seconds of all steps in which each rank waited for parts of events to be read; NaN where nobody noted it
     load: FloatArray
-    step_seconds: float
-    owned: FloatArray
-    ghosts: FloatArray
-    halo_bytes: FloatArray
-    peak_bytes: FloatArray
-    node_imbalance: float
-    compute_imbalance: float
-    num_steps: int
-    other_sizes: int
+    step_seconds: float  # seconds of a step: the slowest rank's
+    owned: FloatArray  # nodes that each rank owned
+    ghosts: FloatArray  # ghosts that each rank held
+    halo_bytes: FloatArray  # bytes that each rank sent in a step
+    peak_bytes: FloatArray  # the most memory that each rank's process held in the whole run
+    node_imbalance: float  # largest owned / mean, median over steps
+    compute_imbalance: float  # slowest computing / mean, median over steps
+    num_steps: int  # steps in these numbers; the first, in which kernels are compiled, is left out
+    other_sizes: int  # steps of this run that were done on another number of ranks, and are not in these numbers
 
     @property
     def num_ranks(self) -> int:

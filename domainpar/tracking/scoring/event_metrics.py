@@ -181,17 +181,11 @@ def about_tracks(
 
 @dataclass(frozen=True)
 class EventMetrics:
-    """The judgements of events, summed over those of each split.
+    """The judgements of events, summed over those of each split."""
 
-    Attributes:
-        records: The events, in the order of the store.
-        outcomes: The outcome of each, by name.
-        tasks: What the network was trained on.
-    """
-
-    records: Sequence[EventRecord]
-    outcomes: Mapping[str, Outcome]
-    tasks: Tasks = EDGES
+    records: Sequence[EventRecord]  # the events, in the order of the store
+    outcomes: Mapping[str, Outcome]  # the outcome of each, by name
+    tasks: Tasks = EDGES  # what the network was trained on
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Metrics of edges and of labels of each split, and the true segments that its candidate edges hold."""

@@ -67,23 +67,14 @@ BESIDE = {
 
 @dataclass(frozen=True)
 class TrackFinders:
-    """Finds the tracks of an event, and writes what other programs read.
+    """Finds the tracks of an event, and writes what other programs read."""
 
-    Attributes:
-        options: How tracks are built from scores; None: not at all.
-        directory: For files of other formats.
-        format: Which; `zarr` for none.
-        ckf: Whether to look for helices as well.
-        split_of: Split of each event by name.
-        beam_spot: Where collisions lie along the beam, if the settings of an event do not tell.
-    """
-
-    options: TrackOptions | None
-    directory: Path
-    format: Format
-    ckf: bool
-    split_of: Mapping[str, str]
-    beam_spot: BeamSpot = BEAM_SPOT
+    options: TrackOptions | None  # how tracks are built from scores; None: not at all
+    directory: Path  # for files of other formats
+    format: Format  # which; `zarr` for none
+    ckf: bool  # whether to look for helices as well
+    split_of: Mapping[str, str]  # split of each event by name
+    beam_spot: BeamSpot = BEAM_SPOT  # where collisions lie along the beam, if the settings of an event do not tell
 
     def __call__(self, event: StoredEvent, scores: EventScores) -> EventScores:
         """The scores with all tracks.

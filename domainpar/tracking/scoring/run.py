@@ -80,29 +80,17 @@ from domainpar.tracking.training.tasks import Tasks, label_arrays
 
 @dataclass(frozen=True, eq=False)
 class ScoringJob:
-    """Events, and the scorer made for them.
+    """Events, and the scorer made for them."""
 
-    Attributes:
-        config: The order, with the target particles of the training.
-        scorer: Scores events.
-        options: How tracks are built; None for none.
-        records: The events to score, in the order of the store.
-        left_out: Events of the split that are known not to be readable.
-        record: Run, network and how it scores, for `scores.json`.
-        of_run: What the run says of its training.
-        of_filter: What that of the filter says; None without one.
-        networks: A filter, if there is one, and the network.
-    """
-
-    config: InferConfig
-    scorer: Scorer
-    options: TrackOptions | None
-    records: list[EventRecord]
-    left_out: list[LeftOut]
-    record: ScoresRecord
-    of_run: RunRecord
-    of_filter: RunRecord | None = None
-    networks: Sequence[ScoringNetwork] = ()
+    config: InferConfig  # the order, with the target particles of the training
+    scorer: Scorer  # scores events
+    options: TrackOptions | None  # how tracks are built; None for none
+    records: list[EventRecord]  # the events to score, in the order of the store
+    left_out: list[LeftOut]  # events of the split that are known not to be readable
+    record: ScoresRecord  # run, network and how it scores, for `scores.json`
+    of_run: RunRecord  # what the run says of its training
+    of_filter: RunRecord | None = None  # what that of the filter says; None without one
+    networks: Sequence[ScoringNetwork] = ()  # a filter, if there is one, and the network
 
     def first_lines(self, allocator: str | None) -> list[str]:
         """What is scored with what, on which ranks, for the user."""

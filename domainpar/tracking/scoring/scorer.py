@@ -27,26 +27,20 @@ Finish = Callable[[StoredEvent, EventScores], EventScores]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one event.
+    """The outcome of one event."""
 
-    Attributes:
-        scored: Its file.
-        seconds_all: Time from opening the event to its scores, and of tracks built from them; compiling, waiting for
-            other events, comparing and writing are not in it. Events of one call have an equal share of its time each.
-        judgement: Its counts against the truth, plain JSON values.
-        hits: Its hits.
-        seconds_network, seconds_tracks: Of these the network, and building tracks from its scores; on one rank.
-        stages: Seconds of each stage that there was: `load` (reading, planning, gathering scores), `filter` (the
-            network before this one, and dropping edges), `network`, `building` of tracks, `following` them, `fitting`
-            their parameters, `writing` scores, and `comparing` with truth and with the tracks of other finders.
-    """
-
-    scored: ScoredEvent
+    scored: ScoredEvent  # its file
+    # time from opening the event to its scores, and of tracks built from them; compiling, waiting for other events,
+    # comparing and writing are not in it. Events of one call have an equal share of its time each.
     seconds_all: float
-    judgement: dict[str, Any] | None
-    hits: int = 0
+    judgement: dict[str, Any] | None  # its counts against the truth, plain JSON values
+    hits: int = 0  # its hits
+    # seconds_network, seconds_tracks: of these the network, and building tracks from its scores; on one rank
     seconds_network: float = 0.0
     seconds_tracks: float | None = None
+    # seconds of each stage that there was: `load` (reading, planning, gathering scores), `filter` (the network before
+    # this one, and dropping edges), `network`, `building` of tracks, `following` them, `fitting` their parameters,
+    # `writing` scores, and `comparing` with truth and with the tracks of other finders
     stages: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -65,29 +59,20 @@ class Scorer:
     A group of P ranks makes P calls of the network one after the other, all ranks together, and the scores of each go
     to another rank. Then every rank finishes its own events: tracks, judgement, files. So tracks cannot depend on the
     ranks, P events are finished at a time, and no rank ever holds the scores of two calls.
-
-    Attributes:
-        score: `score_events` with its network and options: called with the events of a call, the transport of the
-            ranks that share them, and `root`.
-        store: The events.
-        world: The ranks.
-        directory: For the files.
-        finish: Called with an event and its scores before they are written; returns what to write.
-        judge: Called with an event and what was written.
-        origin: Attributes of every file that say where scores come from.
-        on_bad_event: For an event that cannot be used: `fail` ends the work, `skip` leaves it out.
-        events_per_call: Events of a call, at most.
     """
 
+    # `score_events` with its network and options: called with the events of a call, the transport of the ranks that
+    # share them, and `root`
     score: Callable[..., list[EventScores] | None]
-    store: EventStore
-    world: World
-    directory: Path
-    finish: Finish
-    judge: Judge
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    store: EventStore  # the events
+    world: World  # the ranks
+    directory: Path  # for the files
+    finish: Finish  # called with an event and its scores before they are written; returns what to write
+    judge: Judge  # called with an event and what was written
+    origin: Mapping[str, Any] = field(default_factory=dict)  # attributes of every file that say where scores come from
+    # for an event that cannot be used: `fail` ends the work, `skip` leaves it out
     on_bad_event: Literal["fail", "skip"] = "fail"
-    events_per_call: int = 1
+    events_per_call: int = 1  # events of a call, at most
 
     def rounds(self, records: Sequence[EventRecord]) -> Iterator[list[Outcome | LeftOut]]:
         """Score events, a call for each rank at a time. *Collective*; every rank gets every outcome.

@@ -58,18 +58,12 @@ LATENCIES = 10_000
 
 @dataclass
 class Figures:
-    """How a session goes, on rank 0.
+    """How a session goes, on rank 0."""
 
-    Attributes:
-        busy: Seconds that events were worked on.
-        events: Events scored.
-        left_out: Events left out, and why.
-        latencies: Seconds of the last events from being seen in the store to being written.
-    """
-
-    busy: float = 0.0
-    events: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
+    busy: float = 0.0  # seconds that events were worked on
+    events: int = 0  # events scored
+    left_out: dict[str, str] = field(default_factory=dict)  # events left out, and why
+    # seconds of the last events from being seen in the store to being written
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES))
 
     def as_record(self) -> dict[str, Any]:

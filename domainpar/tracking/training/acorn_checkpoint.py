@@ -47,28 +47,18 @@ _PLAIN = (
 
 @dataclass(frozen=True, eq=False)
 class AcornNetwork:
-    """A trained network of acorn.
+    """A trained network of acorn."""
 
-    Attributes:
-        path: Its checkpoint.
-        model: Our name of the network.
-        hidden: Width of its states.
-        graph_iters: Iterations.
-        node_features, edge_features: Names of the features it was trained on, as stores have them.
-        scales: Divisors of the features, by `node_scales` and `edge_scales`.
-        weights: By our names.
-        step: Steps it was trained for.
-    """
-
-    path: Path
-    model: str
-    hidden: int
-    graph_iters: int
+    path: Path  # its checkpoint
+    model: str  # our name of the network
+    hidden: int  # width of its states
+    graph_iters: int  # iterations
+    # node_features, edge_features: names of the features it was trained on, as stores have them
     node_features: tuple[str, ...]
     edge_features: tuple[str, ...]
-    scales: Mapping[str, Sequence[float]]
-    weights: Mapping[str, Tensor]
-    step: int
+    scales: Mapping[str, Sequence[float]]  # divisors of the features, by `node_scales` and `edge_scales`
+    weights: Mapping[str, Tensor]  # by our names
+    step: int  # steps it was trained for
 
     @property
     def flags(self) -> list[str]:

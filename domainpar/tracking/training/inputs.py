@@ -40,38 +40,23 @@ Conditions = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """The samples of a run, and the weights of their edges.
+    """The samples of a run, and the weights of their edges."""
 
-    Attributes:
-        store: The events; of a run that continues, those that it began with.
-        digest: Digest of the store that the run began with.
-        train: Samples to train on.
-        val: Samples to validate with.
-        tasks: What the network is trained on; of a run that continues, as it began.
-        without_truth: Samples that are left out, since their events lack a label.
-        target: Conditions of a target particle; None: every particle is one.
-        edge_weights: Weights of edges in the loss.
-        steps_per_epoch: Steps that take every training sample once, on average.
-        planned_steps: Steps of all epochs.
-        total_steps: Steps of the whole run: those, or fewer with --max-steps.
-        standard: Constants that standardise features; None: the network takes them as they are. A run that continues
-            has those of its checkpoint.
-        warnings: Lines for the user about events without edges to learn from.
-    """
-
-    store: EventStore
-    digest: str
-    tasks: Tasks
-    train: list[Sample]
-    val: list[Sample]
-    without_truth: list[Sample]
-    target: Conditions | None
-    edge_weights: EdgeRules
-    steps_per_epoch: int
-    planned_steps: int
-    total_steps: int
+    store: EventStore  # the events; of a run that continues, those that it began with
+    digest: str  # digest of the store that the run began with
+    tasks: Tasks  # what the network is trained on; of a run that continues, as it began
+    train: list[Sample]  # samples to train on
+    val: list[Sample]  # samples to validate with
+    without_truth: list[Sample]  # samples that are left out, since their events lack a label
+    target: Conditions | None  # conditions of a target particle; None: every particle is one
+    edge_weights: EdgeRules  # weights of edges in the loss
+    steps_per_epoch: int  # steps that take every training sample once, on average
+    planned_steps: int  # steps of all epochs
+    total_steps: int  # steps of the whole run: those, or fewer with --max-steps
+    # constants that standardise features; None: the network takes them as they are. A run that continues has those of
+    # its checkpoint.
     standard: Standard | None
-    warnings: list[str]
+    warnings: list[str]  # lines for the user about events without edges to learn from
 
 
 def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:

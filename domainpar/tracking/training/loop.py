@@ -40,22 +40,15 @@ from domainpar.tracking.training.tasks import Task
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate of each step.
+    """Learning rate of each step."""
 
-    Attributes:
-        lr: Peak learning rate.
-        shape: After the warm-up: `constant`; `trapezoid`, constant and in the last fifth of the steps linearly to 0;
-            `cosine`, down to 0 after the last step; `step`, times 0.9 each 10 epochs.
-        warmup: Steps in which the rate rises linearly from 0 to `lr`.
-        total_steps: Steps of the whole run, as its epochs plan them.
-        steps_per_epoch: Steps of one epoch.
-    """
-
-    lr: float
+    lr: float  # peak learning rate
+    # after the warm-up: `constant`; `trapezoid`, constant and in the last fifth of the steps linearly to 0; `cosine`,
+    # down to 0 after the last step; `step`, times 0.9 each 10 epochs
     shape: Literal["constant", "trapezoid", "cosine", "step"]
-    warmup: int
-    total_steps: int
-    steps_per_epoch: int
+    warmup: int  # steps in which the rate rises linearly from 0 to `lr`
+    total_steps: int  # steps of the whole run, as its epochs plan them
+    steps_per_epoch: int  # steps of one epoch
 
     def at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
@@ -95,62 +88,40 @@ def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
 
 
 class _Pass(NamedTuple):
-    """What both passes over a part made; nothing of it is read unless something was not finite.
+    """What both passes over a part made; nothing of it is read unless something was not finite."""
 
-    Attributes:
-        event: Name of the sample.
-        before, after: Partials of loss and gradients that this rank had rejected before and after it.
-        said: What the network said.
-    """
-
-    event: str
+    event: str  # name of the sample
+    # before, after: partials of loss and gradients that this rank had rejected before and after it
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
-    said: Sequence[Tensor]
+    said: Sequence[Tensor]  # what the network said
 
 
 class Shares(NamedTuple):
-    """What the losses of a step are divided by.
+    """What the losses of a step are divided by."""
 
-    Attributes:
-        edges: The weight of all edges, over that of their loss.
-        labels: Of each task the labels that are known, over its weight.
-    """
-
-    edges: float
-    labels: tuple[float, ...]
+    edges: float  # the weight of all edges, over that of their loss
+    labels: tuple[float, ...]  # of each task the labels that are known, over its weight
 
 
 @dataclass
 class Trainer:
-    """A model with all that changes it: one optimiser step, or one evaluation, at a time.
+    """A model with all that changes it: one optimiser step, or one evaluation, at a time."""
 
-    Attributes:
-        model: The network; the same parameters on every rank.
-        optimizer: Steps on gradients that are the same bits on every rank.
-        loader: Parts of samples.
-        world: The ranks.
-        schedule: Learning rate of each step.
-        clip: Largest norm of the gradient, or None.
-        seed: Of all that is dropped at random.
-        offload: Keep saved activations in host memory; on a GPU.
-        check_replicas_every: Steps between two checks that all ranks hold the same; 0: never.
-        sizes_every: Steps between two records of the sizes of all layers, their gradients and their changes; 0: none.
-        exchanges: Exchanges of rows on the way forward and on the way back of the last sample.
-        squashed: Whether all logits of the last step, or of the last evaluation, lay between 0 and 1.
-    """
-
-    model: EdgeClassifier
-    optimizer: torch.optim.Optimizer
-    loader: PartLoader
-    world: World
-    schedule: Schedule
-    clip: float | None = None
-    offload: bool = False
-    seed: int = 0
-    check_replicas_every: int = 0
+    model: EdgeClassifier  # the network; the same parameters on every rank
+    optimizer: torch.optim.Optimizer  # steps on gradients that are the same bits on every rank
+    loader: PartLoader  # parts of samples
+    world: World  # the ranks
+    schedule: Schedule  # learning rate of each step
+    clip: float | None = None  # largest norm of the gradient, or None
+    offload: bool = False  # keep saved activations in host memory; on a GPU
+    seed: int = 0  # of all that is dropped at random
+    check_replicas_every: int = 0  # steps between two checks that all ranks hold the same; 0: never
+    # steps between two records of the sizes of all layers, their gradients and their changes; 0: none
     sizes_every: int = 0
+    # exchanges of rows on the way forward and on the way back of the last sample
     exchanges: tuple[int, int] | None = field(default=None, init=False)
+    # whether all logits of the last step, or of the last evaluation, lay between 0 and 1
     squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -28,27 +28,17 @@ AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (appr
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """Edges of the graph, counted at a score cut of 0.5.
+    """Edges of the graph, counted at a score cut of 0.5."""
 
-    Attributes:
-        edges: All edges.
-        targets: True segments of target particles.
-        found: Targets that pass.
-        passing: Edges that pass.
-        passing_other: True segments of other particles that pass: neither good nor bad.
-        ordered: Twice the (target, other edge) pairs in the right order, plus the pairs that tie.
-        not_scored: Edges that join two sectors of naive mode: no sector holds them, and they are not among `edges`.
-        in_unit: Edges whose logit lies between 0 and 1, where logits of a sigmoid's results do.
-    """
-
-    edges: int
-    targets: int
-    found: int
-    passing: int
-    passing_other: int
-    ordered: int
+    edges: int  # all edges
+    targets: int  # true segments of target particles
+    found: int  # targets that pass
+    passing: int  # edges that pass
+    passing_other: int  # true segments of other particles that pass: neither good nor bad
+    ordered: int  # twice the (target, other edge) pairs in the right order, plus the pairs that tie
+    # edges that join two sectors of naive mode: no sector holds them, and they are not among `edges`
     not_scored: int = 0
-    in_unit: int = 0
+    in_unit: int = 0  # edges whose logit lies between 0 and 1, where logits of a sigmoid's results do
 
     @property
     def efficiency(self) -> float:

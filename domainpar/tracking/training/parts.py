@@ -91,50 +91,33 @@ class Skip(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """Over one step and all ranks.
+    """Over one step and all ranks."""
 
-    Attributes:
-        kinds: Edges of each kind of weight, int64 [num_kinds].
-        known: Labels of each task that are known.
-        loaded, skipped: Samples loaded, and left out.
-    """
-
-    kinds: IntArray
-    known: tuple[int, ...]
+    kinds: IntArray  # edges of each kind of weight, int64 [num_kinds]
+    known: tuple[int, ...]  # labels of each task that are known
+    # loaded, skipped: samples loaded, and left out
     loaded: int
     skipped: int
 
 
 @dataclass(eq=False)
 class PartLoader:
-    """Loads parts of samples and keeps the last ones, by content, for the next epoch.
+    """Loads parts of samples and keeps the last ones, by content, for the next epoch."""
 
-    Attributes:
-        store: The events.
-        world: The ranks; those of a domain group load the same sample together.
-        grouping: How tiles are grouped into parts.
-        tasks: What the network is trained on.
-        edge_weights: Weights of edges.
-        target: Conditions of a target particle; None: every particle is one.
-        dtype: Type of features and weights.
-        seed: Seed of the grouping.
-        keep_edges: Keep parts until they hold more local edges than this.
-        on_bad_event: The fate of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left
-            out, this time and for as long as this loader lives.
-        skipped: Samples that any rank left out, by name; as of the last `total`.
-    """
-
-    store: EventStore
-    world: World
+    store: EventStore  # the events
+    world: World  # the ranks; those of a domain group load the same sample together
     _: KW_ONLY
-    grouping: str = "contiguous"
-    tasks: Tasks = field(default_factory=Tasks)
-    edge_weights: EdgeRules = field(default_factory=EdgeRules.of_classes)
-    target: Mapping[str, Any] | None = None
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-    keep_edges: int = 10_000_000
+    grouping: str = "contiguous"  # how tiles are grouped into parts
+    tasks: Tasks = field(default_factory=Tasks)  # what the network is trained on
+    edge_weights: EdgeRules = field(default_factory=EdgeRules.of_classes)  # weights of edges
+    target: Mapping[str, Any] | None = None  # conditions of a target particle; None: every particle is one
+    dtype: torch.dtype = torch.float32  # type of features and weights
+    seed: int = 0  # seed of the grouping
+    keep_edges: int = 10_000_000  # keep parts until they hold more local edges than this
+    # the fate of a sample whose event cannot be used. `fail`: loading it raises. `skip`: it is left out, this time and
+    # for as long as this loader lives.
     on_bad_event: Literal["fail", "skip"] = "fail"
+    # samples that any rank left out, by name; as of the last `total`
     skipped: dict[str, Skip] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

@@ -165,15 +165,10 @@ class _Timestamp:
 
 @dataclass
 class MetricsFile:
-    """`metrics.jsonl`, to which a record is added whole or not at all.
+    """`metrics.jsonl`, to which a record is added whole or not at all."""
 
-    Attributes:
-        path: The file.
-        lost: Records that could not be written.
-    """
-
-    path: Path
-    lost: int = 0
+    path: Path  # the file
+    lost: int = 0  # records that could not be written
 
     def add(self, record: dict[str, Any]) -> OSError | None:
         """Add one record; returns why that was impossible, such as a full disk. The file then ends as it did before."""

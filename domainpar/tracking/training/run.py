@@ -41,21 +41,13 @@ from domainpar.tracking.training.tensorboard import check_tensorboard
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run as it ended.
+    """A run as it ended."""
 
-    Attributes:
-        directory: Its results.
-        store: Its events.
-        trainer: Holds the trained network.
-        state: Where training stands.
-        exit_code: 0, or 1 (143 after SIGTERM) if the run ended without its last checkpoint.
-    """
-
-    directory: Path
-    store: EventStore
-    trainer: Trainer
-    state: TrainingState
-    exit_code: int
+    directory: Path  # its results
+    store: EventStore  # its events
+    trainer: Trainer  # holds the trained network
+    state: TrainingState  # where training stands
+    exit_code: int  # 0, or 1 (143 after SIGTERM) if the run ended without its last checkpoint
 
 
 def train(

@@ -61,17 +61,11 @@ def edge_classes(
 
 @dataclass(frozen=True)
 class WeightRule:
-    """One rule.
+    """One rule."""
 
-    Attributes:
-        weight: Of the edges for which it holds.
-        conditions: On `y` and the particle's quantities; all must be met.
-        edge_class: The class that an edge must have; None: any.
-    """
-
-    weight: float
-    conditions: Mapping[str, Any]
-    edge_class: int | None = None
+    weight: float  # of the edges for which it holds
+    conditions: Mapping[str, Any]  # on `y` and the particle's quantities; all must be met
+    edge_class: int | None = None  # the class that an edge must have; None: any
 
     @property
     def on_particle(self) -> dict[str, Any]:
@@ -86,12 +80,9 @@ class EdgeRules:
     The kind of an edge is the rule that gives its weight: 0 and 1 are false and true edges without any, 2 those that
     are not known to be either, of which no rule holds. The weight of a step is a sum over counts of kinds, which are
     integers: the same on any number of ranks.
-
-    Attributes:
-        rules: In order; later ones win.
     """
 
-    rules: tuple[WeightRule, ...]
+    rules: tuple[WeightRule, ...]  # in order; later ones win
 
     @classmethod
     def of(cls, rules: Iterable[tuple[float, Mapping[str, Any]]]) -> EdgeRules:

@@ -26,20 +26,14 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Task:
-    """A label that a network is trained on.
+    """A label that a network is trained on."""
 
-    Attributes:
-        label: Which.
-        weight: Of its loss.
-        mean, scale: Of numbers: what the network says times `scale`, plus `mean`, is in the units of the label.
-        usual_nodes: Nodes of a training event, on average.
-    """
-
-    label: Label
-    weight: float = 1.0
+    label: Label  # which
+    weight: float = 1.0  # of its loss
+    # mean, scale: of numbers: what the network says times `scale`, plus `mean`, is in the units of the label
     mean: float = 0.0
     scale: float = 1.0
-    usual_nodes: float = 1.0
+    usual_nodes: float = 1.0  # nodes of a training event, on average
 
     @property
     def name(self) -> str:
@@ -80,17 +74,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """All that a network learns.
+    """All that a network learns."""
 
-    Attributes:
-        edge_weight: Weight of the loss of edges; 0: it does not score them.
-        labels: Labels that it learns.
-        main: The name of what it is there for, a label or the edges: that tells the best checkpoint.
-    """
-
-    edge_weight: float = 1.0
-    labels: tuple[Task, ...] = ()
-    main: str = EDGE.name
+    edge_weight: float = 1.0  # weight of the loss of edges; 0: it does not score them
+    labels: tuple[Task, ...] = ()  # labels that it learns
+    main: str = EDGE.name  # the name of what it is there for, a label or the edges: that tells the best checkpoint
 
     @property
     def heads(self) -> tuple[Head, ...]:

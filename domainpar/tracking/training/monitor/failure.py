@@ -46,21 +46,13 @@ def fail_alike(world: World, failed: Problem, spokesman: int) -> NoReturn:
 
 @dataclass
 class Now:
-    """Where this rank is in its step: for the other ranks, and for the explanation of a failure.
+    """Where this rank is in its step: for the other ranks, and for the explanation of a failure."""
 
-    Attributes:
-        world: The ranks.
-        phase: `load`, `forward`, `backward`, `reduce`, `optimizer` or `evaluate`.
-        event: The sample at hand, if there is one.
-        part: This rank's part of it, once it is loaded.
-        listener: Called at the begin of each phase.
-    """
-
-    world: World
-    phase: str = ""
-    event: str | None = None
-    part: LabelledPart | None = None
-    listener: Callable[[str], None] | None = None
+    world: World  # the ranks
+    phase: str = ""  # `load`, `forward`, `backward`, `reduce`, `optimizer` or `evaluate`
+    event: str | None = None  # the sample at hand, if there is one
+    part: LabelledPart | None = None  # this rank's part of it, once it is loaded
+    listener: Callable[[str], None] | None = None  # called at the begin of each phase
 
     def begin(self, phase: str, step: int, event: str | None = None, part: LabelledPart | None = None) -> None:
         """A phase of a step begins."""

@@ -71,35 +71,24 @@ def check_parameters(model: nn.Module, rate: float) -> None:
 
 
 class Suspect(NamedTuple):
-    """A sample of which this rank met something not finite in the first pass.
+    """A sample of which this rank met something not finite in the first pass."""
 
-    Attributes:
-        event: Its name.
-        in_logits: Whether its logits were not finite; else its loss was too large, or a gradient was the first.
-    """
-
-    event: str
-    in_logits: bool
+    event: str  # its name
+    in_logits: bool  # whether its logits were not finite; else its loss was too large, or a gradient was the first
 
 
 class NonFinite(NamedTuple):
-    """Where it began on this rank; the smallest of all ranks is where it began at all.
+    """Where it began on this rank; the smallest of all ranks is where it began at all."""
 
-    Attributes:
-        order: Position of the sample in the step (-1 for the parameters, which concern all samples), number of the
-            check among those of a sample, and place in the pass; the same layer has the same on every rank.
-        what: In words, such as `layer edge_stages.2 (forward)`.
-        event: The sample's name.
-        largest: The largest magnitude, if that is what is wrong, infinite where it is not known; None for numbers that
-            are not finite.
-        hint: The way out.
-    """
-
+    # position of the sample in the step (-1 for the parameters, which concern all samples), number of the check among
+    # those of a sample, and place in the pass; the same layer has the same on every rank
     order: tuple[int, int, int]
-    what: str
-    event: str | None = None
+    what: str  # in words, such as `layer edge_stages.2 (forward)`
+    event: str | None = None  # the sample's name
+    # the largest magnitude, if that is what is wrong, infinite where it is not known; None for numbers that are not
+    # finite
     largest: float | None = None
-    hint: str = GO_ON
+    hint: str = GO_ON  # the way out
 
 
 class _Onlooker(NamedTuple):

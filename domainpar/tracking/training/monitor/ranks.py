@@ -63,19 +63,12 @@ def check_replicas(model: nn.Module, optimizer: torch.optim.Optimizer, world: Wo
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that was slow for `STEPS` steps.
+    """A rank that was slow for `STEPS` steps."""
 
-    Attributes:
-        rank: The rank.
-        times: Its own seconds of computing, times the median of the ranks.
-        times_edges: Its local edges, times the median of the ranks.
-        host: Its machine, once it is known.
-    """
-
-    rank: int
-    times: float
-    times_edges: float
-    host: str = ""
+    rank: int  # the rank
+    times: float  # its own seconds of computing, times the median of the ranks
+    times_edges: float  # its local edges, times the median of the ranks
+    host: str = ""  # its machine, once it is known
 
 
 class Stragglers:
