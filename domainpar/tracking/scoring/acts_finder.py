@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def find_tracks(
     """
     import_acts()
     found: dict[str, GivenTracks] = {}
-    seconds = dict.fromkeys(_OF_SECONDS.values(), 0.0)
+    seconds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as of_field:
         in_field = acts_field(field, Path(of_field))
         for event in events:
@@ -89,10 +90,7 @@ def find_tracks(
                 except (RuntimeError, TypeError, AttributeError) as error:
                     raise EventPlace(event, directory).problem(f"ACTS could not find its tracks: {error}") from error
                 found[plain_name(event)] = _tracks(Path(folder), number)
-                with (Path(folder) / "timing.csv").open(newline="") as file:
-                    times = [(row["identifier"], float(row["time_total_s"])) for row in csv.DictReader(file)]
-                for kind, part in _OF_SECONDS.items():
-                    seconds[part] += sum(spent for name, spent in times if kind in name)
+                seconds.update(_seconds(Path(folder)))
             on_event()
     return found, {part: total / max(1, len(events)) for part, total in seconds.items()}
 
@@ -128,6 +126,12 @@ def _tracks(folder: Path, number: str) -> GivenTracks:
         raise EventPlace(number).problem(what, "write them with all their digits")
     (given,) = read_tracks(str(folder / "event*-tracks_acts.csv")).values()
     return replace(given, hit=both["measurement_id"].to_numpy(np.int64)[given.hit], of_acts=False)
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    with (folder / "timing.csv").open(newline="") as file:
+        times = [(row["identifier"], float(row["time_total_s"])) for row in csv.DictReader(file)]
+    return {part: sum(spent for name, spent in times if kind in name) for kind, part in _OF_SECONDS.items()}
 
 
 def _chain(folder: Path, in_field: Any, field: Field | None, point: Mapping[str, Any]) -> Any:
