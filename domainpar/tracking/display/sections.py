@@ -265,7 +265,11 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     absent |= dict.fromkeys(OF_FITS, _why_missing(run, "events", otherwise=unfitted))
     counts = finders[0].counts
     share = "more than half" if counts.fraction == 0.5 else f"at least {counts.fraction:g}"
-    border = f" Distances are to the borders of {counts.border_sectors} sectors." if counts.border_sectors else ""
+    border = (
+        f" Distances are to the borders of {counts.border_sectors} sectors."
+        if counts.border_sectors not in (None, 1)
+        else ""
+    )
     lead = (
         f"{several(counts.events, 'event')} of {where}. {_targets(run)} Matching takes {share} of the "
         f"hits; tracks with fewer than {counts.min_hits} hits are not counted. Fake and unlabelled "

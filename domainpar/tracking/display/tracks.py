@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,9 @@ MARKERS = ("circle", "diamond", "square", "triangle", "cross")
 LOGARITHMIC = ("pt", "radius", "d0", "density", "border")
 """Quantities on logarithmic axes."""
 
+OWN_COLOURS = {NETWORK: Colour.BLUE, CKF: Colour.ORANGE, PERFECT_SCORES: Colour.GREY}
+"""Colours of the finders of `infer`; further ones take others in turn."""
+
 FEWEST = 5
 """Bins with fewer particles or tracks are left out: their intervals span the frame."""
 
@@ -94,13 +98,7 @@ class Finder:
     label: str  # its name in a legend; says so where it is approximate
     other: bool  # whether it comes from the run that this one is compared with
     counts: TrackCounts  # the counts
-
-    @property
-    def colour(self) -> str:
-        """The same in all charts."""
-        if self.name == "network":
-            return Colour.VERMILION if self.other else Colour.BLUE
-        return {CKF: Colour.ORANGE, PERFECT_SCORES: Colour.GREY}.get(self.name, Colour.GREEN)
+    colour: str  # the same in all charts
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +121,13 @@ def finders_of(run: RunFiles, splits: Sequence[str], other: RunFiles | None = No
     names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
     # The network comes first, then that of the other run: they are compared.
     how = run.in_legend(run.how_scored, other)
-    finders = [Finder(name, finder_label(name, how), False, ours[name]) for name in names]
+    further = itertools.cycle((Colour.GREEN, Colour.PURPLE, Colour.SKY, Colour.BLACK))
+    colours = {name: OWN_COLOURS.get(name) or next(further) for name in names}
+    finders = [Finder(name, finder_label(name, how), False, ours[name], colours[name]) for name in names]
     beside = other.pooled(splits) if other else {}
     if other is not None and "network" in beside:
-        network = Finder(
-            "network", finder_label("network", other.in_legend(other.how_scored, run)), True, beside["network"]
-        )
+        label = finder_label("network", other.in_legend(other.how_scored, run))
+        network = Finder("network", label, True, beside["network"], Colour.VERMILION)
         finders.insert(names.index("network") + 1 if "network" in names else 0, network)
     return finders
 

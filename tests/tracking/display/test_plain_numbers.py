@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,6 +132,16 @@ def test_rates_are_counts_divided_within_their_intervals(files, style, quantity)
         known = one.whole > 0
         assert (one.low[known] <= one.value[known]).all()
         assert (one.value[known] <= one.high[known]).all()
+
+
+def test_each_finder_has_a_colour_of_its_own_also_those_of_other_programs(files):
+    counts = files.pooled(["val"])["network"]
+    names = "network", "ckf", "perfect_scores", "acts-example", "acts-scanned"
+    run = SimpleNamespace(
+        pooled=lambda splits: dict.fromkeys(names, counts), in_legend=lambda how, other: how, how_scored="halo"
+    )
+    colours = [finder.colour for finder in finders_of(run, ["val"], run)]
+    assert len(colours) == len({*colours}) == 6
 
 
 def test_another_run_lies_beside_the_network_and_is_called_approximate(files, tmp_path):
