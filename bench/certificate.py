@@ -35,13 +35,12 @@ from domainpar.diagnosis.finding import (
     works,
     write_json,
 )
+from domainpar.measure.forecast import MemoryMeter, forecast_of
 from domainpar.parallel.gpus import dealt, seen_by
 from domainpar.parallel.launcher import detect
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.memory import MemoryMeter
-from domainpar.tracking.cost.model import divisors
 from domainpar.tracking.diagnosis.layouts import SMALL, distinct_hashes, trained, trained_sha256
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
@@ -106,7 +105,7 @@ def layouts(size: int) -> Iterator[Layout]:
         yield name, "each rank alone", training, "alone", 1
         yield name, f"{size} ranks as one domain", training, "processes", size
         yield name, "4 threads as ranks", training, "threads", 4
-    for domain_size in divisors(size)[:-1]:
+    for domain_size in (number for number in range(1, size) if size % number == 0):
         yield "float32", f"{size // domain_size} groups of {domain_size}", SMALL, "processes", domain_size
     for grouping in ("metis", "random"):
         other = replace(SMALL, grouping=grouping)
@@ -168,7 +167,10 @@ def measured_steps(world: World, tracks: int) -> dict[str, Any]:
         part = trainer.loader.load(sample)
         assert part is not None, "nothing is left out here"
         weight = weight_of(config, trainer.model, store, sample.record, domain)
-        expected = [share.expected for share in memory.expect(weight, part.name, part.graph, domain).shares]
+        sizes = part.graph.num_owned, part.graph.plan.num_ghosts, part.graph.num_edges
+        needed = int(weight.of(*sizes, len(part.graph.tiles.pair_rows)))
+        found = forecast_of(domain.transport, world.device, sizes, needed, memory.bare)
+        expected = [share.expected for share in found.shares]
         alone = trained(config, store, World.alone(world.device), 3)[1] if world.is_root else []
     seconds, alone_seconds = (min((record["seconds"] for record in of), default=0.0) for of in (records, alone))
     alone_seconds = gather(world.transport, alone_seconds)[0]

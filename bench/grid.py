@@ -1,12 +1,13 @@
-"""Which grid of ranks is fastest for a fixed batch, what does data parallelism wait for, and does the planner know?
+"""Which grid of ranks is fastest for a fixed batch, what does data parallelism wait for, and is it known before?
 
     python bench/grid.py                                    events of one size, and of very different sizes: minutes
     python bench/grid.py --sizes 3000 2000 --hidden 16 --rounds 1 --repeats 2      seconds, to see that it runs
 
 A step takes the same events on every grid: groups of ranks that share an event, side by side. `measured`: as many ranks
-as there are cores. `PREDICTED`: more, by `domainpar.estimate`, which also says which grid it would have chosen. `DDP`:
-torch's DistributedDataParallel of the same network as users of torch_geometric write it, each rank with whole events of
-its own, dealt like ours, and the same first loss: the program fails if they differ by more than rounding.
+as there are cores. `PREDICTED`: more, by steps on pieces of an event, as `domainpar.estimate` takes them, and which is
+the fastest. `DDP`: torch's DistributedDataParallel of the same network as users of torch_geometric write it, each rank
+with whole events of its own, dealt like ours, and the same first loss: the program fails if they differ by more than
+rounding.
 
 Waiting: the share of the time of all ranks in which they do not compute. Of DDP that is a step less the same step
 without its reduction. Efficiency is t1 / (N tN) of the same system.
@@ -35,16 +36,16 @@ from on_ranks import Job
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from domainpar import estimate
+from domainpar.measure.forecast import Line
 from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
-from domainpar.tracking.cost.model import best, deal, divisors, grids
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import Source
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.sampler import samples_of
+from domainpar.tracking.training.sampler import deal, samples_of
+from domainpar.tracking.training.work import Work, step_lines
 
 LARGEST_DIFFERENCE = 1e-5
 MEASURED, PREDICTED, DDP = "measured", "PREDICTED", "DDP"
@@ -196,31 +197,32 @@ def measured_row(how: str, ranks: int, size: int, rounds: Sequence[Sequence[Row]
 
 
 def predictions(job: Job, rows: Sequence[Row], options: argparse.Namespace) -> list[Row]:
-    """What `estimate` says of measured grids, put beside them, and of larger ones; and the one it would take."""
+    """What one rank's steps on pieces say of measured grids, put beside them, and of larger ones; and the fastest."""
     torch.set_num_threads(1)
-    config = replace(job.training, events_per_step=len(EventStore(job.store)))
-    work = estimate.work_here(config, job.store, World.alone())
-    machine = replace(work.here, ranks=options.most_ranks)
-    here = grids(work.here, work, sorted({row["ranks"] for row in rows}), [options.grouping])
-    chosen = {ranks: best([grid for grid in here if grid.ranks == ranks]) for ranks in {row["ranks"] for row in rows}}
+    config = replace(job.training, events_per_step=len(EventStore(job.store)), grouping=options.grouping)
+    work = Work.of(config, job.store)
+    lines = [Line(*line) for line in step_lines(World.alone(), config, job.store)]
+    numbers = {row["ranks"] for row in rows}
+    more = {2**power for power in range(options.most_ranks.bit_length())} - numbers
+    seconds = {
+        (ranks, size): work.estimates(config, ranks, size, lines)[0].seconds
+        for ranks in sorted(numbers | more)
+        for size in divisors(ranks)
+    }
     for row in rows:
         if row["how"] == MEASURED:
-            grid = next(
-                grid
-                for grid in here
-                if (grid.ranks, grid.domain_size, grid.recompute_every) == (row["ranks"], row["domain_size"], None)
-            )
-            row["predicted"], row["error"] = grid.seconds, grid.seconds / row["seconds"].median - 1
-            row["chosen"] = chosen[row["ranks"]] is grid
-    more = [n for n in machine.numbers_of_ranks(options.most_ranks) if n not in chosen and n & (n - 1) == 0]
+            row["predicted"] = found = seconds[row["ranks"], row["domain_size"]]
+            row["error"] = found / row["seconds"].median - 1
+            row["chosen"] = found == min(other for (ranks, _), other in seconds.items() if ranks == row["ranks"])
     return [
-        {"how": PREDICTED, "ranks": grid.ranks, "domain_size": grid.domain_size, "predicted": grid.seconds,
-         "waiting": grid.waiting}
-        for grid in sorted(
-            grids(replace(machine, busy=1.0), work, more, [options.grouping]), key=lambda g: (g.ranks, g.domain_size)
-        )
-        if grid.recompute_every is None
-    ]  # fmt: skip
+        {"how": PREDICTED, "ranks": ranks, "domain_size": size, "predicted": found}
+        for (ranks, size), found in seconds.items()
+        if ranks in more
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def same_losses(rows: Sequence[Row], results: measuring.Results) -> bool:
@@ -242,12 +244,12 @@ def show(results: measuring.Results, title: str, rows: Sequence[Row]) -> None:
         "to an event": lambda row: str(row["domain_size"]),
         "step s": lambda row: row["seconds"].text() if "seconds" in row else "",
         "t1 / (N tN)": lambda row: f"{row['efficiency']:.1%}" if "efficiency" in row else "",
-        "waiting": lambda row: f"{row['waiting']:.1%}",
+        "waiting": lambda row: f"{row['waiting']:.1%}" if "waiting" in row else "",
         "predicted s": lambda row: f"{row['predicted']:.3g}" if "predicted" in row else "",
         "error": lambda row: f"{row['error']:+.1%}" if "error" in row else "",
         "choice": lambda row: "*" if row.get("chosen") else "",
     }
-    note = "Median of rounds [smallest, largest]. Waiting: of all ranks' time. *: the grid that the planner takes."
+    note = "Median of rounds [smallest, largest]. Waiting: of all ranks' time. *: predicted to be the fastest."
     results.show(title, columns, rows, note)
 
 

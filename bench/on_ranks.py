@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.nn.program import set_threads
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.scoring.scores import score_event
 from domainpar.tracking.training.inputs import open_lessons

@@ -40,9 +40,9 @@ from torch.utils.checkpoint import checkpoint
 
 from domainpar import parallelize, split_graph
 from domainpar.common.agreement import gather
+from domainpar.measure.forecast import MemoryMeter
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
-from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.events.store import EventStore
 
 Exchange = Callable[[Tensor], Tensor]

@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.training import network as ours
 

@@ -23,8 +23,8 @@ from domainpar.common.words import several
 from domainpar.nn.stages import MOST_BYTES_OF_LAYERS
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.memory import DATA_BYTES
 from domainpar.tracking.networks.catalogue import ORDERS
+from domainpar.tracking.training.forecast import DATA_BYTES
 from domainpar.tracking.training.network import DTYPES
 
 GIB = 2**30

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
+    from domainpar.measure.forecast import Forecast as Forecast
+    from domainpar.measure.pieces import forecast as forecast
     from domainpar.placed.own_operators import rule as rule
     from domainpar.placed.parallelize import parallelize as parallelize
     from domainpar.placed.part import GraphPart as GraphPart
@@ -33,6 +35,8 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 __version__ = "0.1.0"
 
 _MODULES = {
+    "domainpar.measure.forecast": "Forecast",
+    "domainpar.measure.pieces": "forecast",
     "domainpar.placed.own_operators": "rule",
     "domainpar.placed.parallelize": "parallelize",
     "domainpar.placed.part": "GraphPart",

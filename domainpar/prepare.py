@@ -331,10 +331,10 @@ def _work(config: PrepareConfig) -> int:
 
 def _report(directory: Path) -> None:
     """Print what a store holds and how it can be cut, with the memory of the network that `train` takes by default."""
+    from domainpar.measure.forecast import PartMemory, PerRow
     from domainpar.parallel.world import World
     from domainpar.tracking.config import TrainConfig
     from domainpar.tracking.cost.cuts import median_event, print_report
-    from domainpar.tracking.cost.pieces import PartMemory, PerRow
     from domainpar.tracking.events.store import EventStore
     from domainpar.tracking.training.forecast import weight_of
     from domainpar.tracking.training.network import make_network

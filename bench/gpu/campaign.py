@@ -48,7 +48,7 @@ BOUND, BOUND_OF_BF16 = 2e-3, 2e-2  # of losses after three steps
 FLAGS = {
     "as it is": [],
     "recomputed": ["--recompute-every", "2"],
-    "offloaded": ["--offload"],
+    "offloaded": ["--model", "examples.offload:acorn2"],
     "bf16": ["--precision", "bf16"],
     "float64, clipped": ["--dtype", "float64", "--clip", "0.1"],
     "all readouts": ["--readouts", "all"],
@@ -262,9 +262,8 @@ def flags(notes: Notes, options: argparse.Namespace) -> None:
     def both(what: str) -> dict[str, Any]:
         words, out = FLAGS[what], options.out / "flags" / re.sub(r"\W+", "-", what)
         for device in ("cpu", "cuda"):
-            own = [word for word in words if word != "--offload" or device == "cuda"]
             train = ["-m", "domainpar.train", "--store", str(options.small), "--overwrite", "--device", device]
-            program([*train, "--out", str(out / device), *SIZES, *own])
+            program([*train, "--out", str(out / device), *SIZES, *words])
         apart = distance(out / "cuda", out / "cpu")
         if not apart <= (BOUND_OF_BF16 if "bf16" in words else BOUND):
             raise RuntimeError(f"losses differ by {apart:.1e}")

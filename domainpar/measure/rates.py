@@ -24,6 +24,19 @@ def ring_exchange(transport: Transport, num_rows: int, device: torch.device) -> 
     return lambda: transport.start(send, to, receive, origin).finish()
 
 
+def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 2) -> float:
+    """The fewest seconds of a call on a device, of some; its first time, which warms up, is left out."""
+    call()
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":  # calls return before the GPU is done
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
 def median_seconds(call: Callable[[], object], seconds: float, transport: Transport, device: torch.device) -> float:
     """Median seconds, on the slowest rank, of a call that is repeated for so long, three times at least. *Collective*.
 

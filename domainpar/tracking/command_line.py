@@ -50,7 +50,7 @@ _ALIKE = 0.75  # of 1: above that two words are one, misspelt
 _DIRECTORIES = ("store", "out", "input", "run", "beside", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
-_OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "offload", "scratch",
+_OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "scratch",
                    "join_timeout", "first_timeout", "timeout")  # fmt: skip
 
 
@@ -479,7 +479,7 @@ def _docstrings(group: type[Group]) -> dict[str, str]:
 _FORMULAS = ("residual", "aggregate", "standardise")
 """Flags that change what a network computes and none of its weights: a default would be taken for them in silence."""
 
-_LEFT = ("watts", "dollars_per_hour", "log: wandb", "log: mlflow")
+_LEFT = ("watts", "dollars_per_hour", "offload", "log: wandb", "log: mlflow")
 """What runs of earlier versions name, and what decides nothing of their results."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"

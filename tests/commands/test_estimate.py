@@ -1,4 +1,4 @@
-"""`python -m domainpar.estimate`: predictions as a table, JSON and a picture; what cannot be asked is refused."""
+"""`python -m domainpar.estimate`: predictions as a table and JSON; what cannot be asked is refused."""
 
 import json
 
@@ -7,7 +7,9 @@ from random_store import write_random_store
 
 from domainpar import estimate
 from domainpar.common import limits
-from domainpar.measure import rates
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training import work
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +19,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def no_crowd(monkeypatch):
-    """Processes of ranks take seconds to start; neither what they say of each other nor a rate is looked at here."""
-    monkeypatch.setattr(rates, "MOST_REPEATS", 3)
-    monkeypatch.setattr(estimate, "_of_all_cores", lambda *_: {"latency": 1e-5, "rate": 1e9, "busy": 1.1})
+    """Processes of ranks take seconds to start; what they measure is not looked at here."""
+    monkeypatch.setattr(estimate, "_lines_of", lambda config, store, ranks, size: [[0.1, 1e-5]])
 
 
 FLAGS = ["--hidden", "16", "--graph-iters", "1"]
@@ -27,40 +28,51 @@ FLAGS = ["--hidden", "16", "--graph-iters", "1"]
 
 @pytest.mark.usefixtures("no_crowd")
 def test_this_machine_is_looked_at_up_to_all_of_its_cores(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(limits, "cores_here", lambda: [*range(4)])
-    files = [*("--json", str(tmp_path / "e.json")), *("--png", str(tmp_path / "e.png"))]
-    assert estimate.main(["--store", str(store), *FLAGS, "--events-per-step", "3", *files]) == 0
+    monkeypatch.setattr(limits, "cores_here", lambda: [*range(6)])
+    file = tmp_path / "e.json"
+    assert estimate.main(["--store", str(store), *FLAGS, "--events-per-step", "3", "--json", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "4 cores" in out
-    found = json.loads((tmp_path / "e.json").read_text())
-    assert (found["machine"]["ranks"], found["machine"]["latency"]) == (4, 1e-5)
-    grids = {(grid["ranks"], grid["domain_size"]) for grid in found["grids"]}
-    assert grids == {(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2), (4, 4)}
-    assert "choice :" in out
-    assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(file.read_text())
+    grids = [(one["ranks"], one["domain_size"]) for one in found]
+    assert grids == [(1, 1), (2, 2), (2, 1), (4, 4), (4, 1), (6, 6), (6, 1)]
+    assert "fastest: mpiexec -n 4, --domain-size 1" in out or "fastest: mpiexec -n 6, --domain-size 1" in out
+
+
+@pytest.mark.usefixtures("no_crowd")
+def test_seconds_are_those_of_the_fullest_part_and_of_the_busiest_group(store, monkeypatch):
+    """A step of three events: on one rank one after the other, on two each event by both, or two events and one."""
+    monkeypatch.setattr(limits, "cores_here", lambda: [0, 1])
+    config = estimate.EstimateConfig(store=str(store), hidden=16, graph_iters=1, events_per_step=3)
+    alone, shared, dealt = estimate.estimated(config)
+    records = EventStore(store).events("train")
+    edges = sorted(record.num_edges for record in records)
+    assert alone.seconds == pytest.approx(3 * 0.1 + 1e-5 * sum(edges))
+    assert dealt.seconds == pytest.approx(2 * 0.1 + 1e-5 * sum(edges[:2]))
+    assert 3 * 0.1 + 1e-5 * sum(edges) / 2 < shared.seconds < alone.seconds
+    assert shared.bytes_of_rank < dealt.bytes_of_rank == alone.bytes_of_rank
 
 
 @pytest.mark.slow
-def test_ranks_of_this_machine_tell_what_they_feel_of_each_other(store, monkeypatch):
-    monkeypatch.setattr(limits, "cores_here", lambda: [0, 1])
-    config = estimate.training_asked(estimate.EstimateConfig(hidden=16, graph_iters=1))
-    found = estimate._of_all_cores(config, store)
-    assert found["busy"] >= 1
-    assert 0 < found["latency"] < 1
-    assert found["rate"] > 1e6
+def test_ranks_of_this_machine_take_the_steps(store):
+    for ranks, size in ((1, 1), (2, 2), (2, 1)):
+        lines = estimate._lines_of(TrainConfig(model="acorn2", hidden=16, graph_iters=2), store, ranks, size)
+        assert len(lines) == 2, "all kept, and all computed again"
+        assert all(fixed >= 0 and of_edge > 0 for fixed, of_edge in lines)
 
 
 @pytest.mark.usefixtures("no_crowd")
 def test_where_nothing_fits_the_exit_code_says_so(store, monkeypatch, capsys):
-    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(10**6, 10**6))
+    monkeypatch.setattr(work, "memory", lambda: limits.Memory(10**6, 10**6))
     assert estimate.main(["--store", str(store), *FLAGS]) == 1
-    assert "1 MiB" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "does not fit" in out
+    assert "none of them fits" in out
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--groupings", "best"], "--groupings has 'best'"),
+        (["--grouping", "best"], "--grouping"),
         (["--most-ranks", "0"], "--most-ranks is 0"),
         (["--store", "not-there"], "not-there"),
         (["--hidden", "17"], "--hidden is 17"),

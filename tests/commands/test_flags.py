@@ -86,8 +86,6 @@ REFUSED_FLAGS = {  # by what they are: words, further values that the error name
     "to drop less than nothing": ("--dropout -0.1", "-0.1", "omit --dropout"),
     "no iteration kept": ("--recompute-every 0", "0; least 1", "omit --recompute-every"),
     "no memory": ("--memory-limit 0", "0.0", "omit --memory-limit"),
-    "to offload what lies there": ("--offload --device cpu", "cpu", "--recompute-every 2"),
-    "to offload next to nothing": ("--offload --device cuda --recompute-every 2", "--recompute-every 2", "drop one"),
     "resume and overwrite": ("--resume --overwrite --out x", "--overwrite", "keep one"),
     "resume of no run": ("--resume", "without --out", "runs/0001"),
     "weights that leave one class": ("--false-weight 0", "every edge", "small number"),
@@ -229,9 +227,9 @@ def test_every_flag_of_the_commands_is_understood():
         readouts="all", target="pt: [1, .inf]",
     )  # fmt: skip
     assert trained_with("--shared-weights", "--separate-weights").shared_weights is False
-    on_gpu = trained_with(*"--precision bf16 --device cuda --offload".split())
-    assert (on_gpu.precision, on_gpu.offload) == ("bf16", True)
-    assert trained_with("--offload", "--no-offload").offload is False
+    on_gpu = trained_with(*"--precision bf16 --device cuda --strict".split())
+    assert (on_gpu.precision, on_gpu.strict) == ("bf16", True)
+    assert trained_with("--strict", "--no-strict").strict is False
     prepared = parse(
         PrepareConfig,
         "",

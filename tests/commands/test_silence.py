@@ -55,7 +55,7 @@ def test_a_training_and_a_scoring_say_how_far_they_are(told, tmp_path):
 
 def test_an_estimate_says_what_it_measures(told, tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "MOST_REPEATS", 3)
-    monkeypatch.setattr(estimate, "_of_all_cores", lambda *_: {"latency": 1e-5, "rate": 1e9, "busy": 1.1})
+    monkeypatch.setattr(estimate, "_lines_of", lambda *_: [[0.1, 1e-5]])
     store = str(write_random_store(tmp_path / "store"))
     assert estimate.main(["--store", store, "--hidden", "16", "--graph-iters", "1"]) in (0, 1)
-    assert _in_order(told, "estimate", "steps on pieces .*", "steps and messages of ranks .*", "grids .*"), told
+    assert _in_order(told, "estimate", "memory of a step.*", "steps of 1 rank.*", "steps of 2 ranks.*"), told

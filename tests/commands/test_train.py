@@ -65,9 +65,9 @@ def test_a_target_that_no_edge_belongs_to_is_refused_before_anything_is_written(
 BEGAN_WITH = TrainConfig(
     store="mine", hidden=32, graph_iters=3, shared_weights=True, lr=0.5, max_steps=7, target="pt: [1, .inf]",
     mode="naive", sectors=4, domain_size=2, transport="gloo", log_every=3, precision="bf16", dropout=0.2,
-    device="cuda", threads=3, offload=True, scratch="disk",
+    device="cuda", threads=3, scratch="disk",
 )  # fmt: skip
-HERE = {"domain_size": None, "transport": "auto", "device": "auto", "threads": None, "offload": False}
+HERE = {"domain_size": None, "transport": "auto", "device": "auto", "threads": None}
 HERE |= {"scratch": None, "resume": True}
 
 
@@ -130,14 +130,6 @@ def test_built_in_events_are_cut_as_asked_and_those_of_a_store_are_said_to_be_cu
         assert f"python -m domainpar.prepare --partitioner {other} " in told
 
 
-def test_states_cannot_be_offloaded_from_where_auto_finds_no_gpu(store, tmp_path, capfd):
-    with pytest.raises(SystemExit) as ended:
-        train.main(["--store", str(store), "--out", str(tmp_path / "run"), "--offload", *SMALL])
-    assert ended.value.code == 2
-    assert re.search("--offload .* cpu", capfd.readouterr().err)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec or no mpi4py")
 def test_the_first_command_of_all_as_it_stands_trains_to_the_bits_of_one_rank(tmp_path, monkeypatch, capsys):
     """Typed in an empty folder, and stopped by Ctrl-C after some steps of its 320, as these take minutes."""
@@ -168,7 +160,7 @@ def test_what_saves_time_and_memory_is_said_kept_and_used_for_scores(store, tmp_
     assert printed[0].endswith(", 3 threads each")
     assert any(line.endswith(" parameters, float32 with edges in bf16") for line in printed)
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    expected = {"precision": "bf16", "dropout": 0.1, "recompute_every": 2, "threads": 3, "offload": False}
+    expected = {"precision": "bf16", "dropout": 0.1, "recompute_every": 2, "threads": 3}
     assert {name: kept[name] for name in expected} == expected
     assert run_json(out)["threads"] == 3
     assert infer.main(["--run", out, "--checkpoint", "last", "--threads", "5"]) == 0

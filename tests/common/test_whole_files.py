@@ -18,7 +18,7 @@ ELSEWHERE = {
     "domainpar/diagnosis/launcher.py": "a temporary file of a process that is waited for",
     "domainpar/testing.py": "likewise",
     "domainpar/runs/checkpoint_files.py": "a folder that appears whole",
-    "domainpar/tracking/cost/memory.py": "/proc",
+    "domainpar/measure/forecast.py": "/proc",
     "domainpar/tracking/training/record.py": "lines that are added",
     "domainpar/runs/directory.py": "a trial whether there is room",
     "domainpar/tracking/events/acts_making.py": "a temporary folder, from which finished files move to their place",

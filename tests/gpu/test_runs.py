@@ -11,11 +11,11 @@ from random_store import write_random_store
 from tiled import TiledEvent
 
 from domainpar import parallelize, split_graph
+from domainpar.measure.forecast import OF_PROCESS
 from domainpar.nn.flops import counted
 from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.memory import OF_PROCESS
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.scoring import scores
@@ -26,8 +26,7 @@ SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1
 FLAGS = {
     "as it is": {},
     "recomputed": {"recompute_every": 2, "graph_iters": 3},
-    "offloaded": {"offload": True},
-    "a user's own, offloaded": {"model": "own_models:evolving", "dropout": 0.2, "offload": True},
+    "offloaded": {"model": "examples.offload:acorn2"},
     "clipped, deep, in float64": {"clip": 0.1, "readouts": "all", "dtype": "float64"},
     "means, tanh, shared": {"aggregate": "mean", "activation": "tanh", "shared_weights": True},
     "sectors": {"mode": "naive", "sectors": 2},
@@ -55,7 +54,7 @@ def records_of(store, out, device, flags):
 @needs_gpu
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_a_gpu_learns_what_a_cpu_learns(store, tmp_path, flags):
-    on_cpu = records_of(store, tmp_path / "cpu", "cpu", {**flags, "offload": False})
+    on_cpu = records_of(store, tmp_path / "cpu", "cpu", flags)
     on_gpu = records_of(store, tmp_path / "gpu", "cuda", flags)
     assert len(on_gpu) == len(on_cpu) > 2
     bound = 1e-9 if flags.get("dtype") == "float64" else 2e-3
@@ -97,7 +96,9 @@ def test_a_fault_on_purpose_spoils_a_tensor_of_a_gpu(dtype, how):
 
 
 @needs_gpu
-@pytest.mark.parametrize("flags", [{}, {"recompute_every": 1}, {"offload": True}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"recompute_every": 1}, {"model": "examples.offload:acorn2"}, {"precision": "bf16"}], ids=str
+)
 def test_memory_is_forecast(tmp_path, flags):
     """From two pieces of an event, the larger of which has a third of its edges."""
     store = write_random_store(tmp_path / "store", 1, 0, 3000, 60_000, 9, compared=False)

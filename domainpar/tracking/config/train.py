@@ -276,9 +276,6 @@ class MemoryFlags(Group):
     """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, keeps
     its tables in files there. For networks on stages, on CPU. The folder is left empty."""
 
-    offload: bool = False
-    """Keep activations that wait for the backward pass in the host's memory. For GPUs only."""
-
     RULES = rules(
         Bounded("recompute_every", least=1),
         Bounded("memory_limit", positive=True),
@@ -378,23 +375,3 @@ class TrainConfig(
     ReplicaFlags,
 ):
     """All flags of `train`."""
-
-    RULES = rules(
-        MeansNothing(
-            "offload",
-            beside="recompute_every",
-            hint="it moves what autograd keeps, and of that little is left: drop one of them",
-        ),
-    )
-
-    def check_device(self, device: str) -> None:
-        """Refuse what a device cannot do: `auto` is known when ranks have met."""
-        if self.offload and device == "cpu":
-            raise ConfigError(
-                "--offload moves states from a GPU to the host, but ranks compute on cpu: they lie there already",
-                "use --recompute-every 2 to save memory, or --device cuda",
-            )
-
-    def check(self) -> None:
-        """Refuse what this device cannot do."""
-        self.check_device(self.device)

@@ -13,8 +13,8 @@ import torch
 from domainpar.common.agreement import gather
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
+from domainpar.measure.forecast import Forecast
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.memory import Expectation
 
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems whose files take the memory that is short
 
@@ -65,10 +65,10 @@ def refusal(folder: Path, device: torch.device, on_stages: bool) -> Problem | No
     return None
 
 
-def shortage(folder: Path, expectation: Expectation) -> Problem | None:
+def shortage(folder: Path, forecast: Forecast) -> Problem | None:
     """Why the tables of this machine's ranks do not fit into a folder; None if they do."""
     here = os.uname().nodename
-    wanted = sum(share.in_files for share in expectation.shares if share.where == here)
+    wanted = sum(share.in_files for share in forecast.shares if share.where == here)
     free = shutil.disk_usage(folder).free
     if wanted <= free:
         return None

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 
+from domainpar.measure.forecast import Forecast, MemoryMeter, forecast_of
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.parallel.world import World
 from domainpar.runs.records import RunRecord
 from domainpar.tracking.config import InferConfig, TrainConfig
-from domainpar.tracking.cost.memory import Expectation, MemoryMeter
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
 from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
-from domainpar.tracking.training.forecast import weight_of
+from domainpar.tracking.training.forecast import DATA_BYTES, weight_of
 from domainpar.tracking.training.network import DTYPES
 
 OF_TRACKS = 300
@@ -38,7 +38,7 @@ def expected_memory(
     records: Sequence[EventRecord],
     world: World,
     memory: MemoryMeter,
-) -> Expectation | None:
+) -> Forecast | None:
     """The memory that the largest call will take; None if it cannot be read, and on a GPU. *Collective*.
 
     Args:
@@ -66,9 +66,17 @@ def expected_memory(
     most = (last.record.store.surveyed or {}).get("edges_per_hit")
     share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
     of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if config.tracks or config.ckf else 0
-    then = weights[1] if len(weights) > 1 else None
-    name = ", ".join(record.event for record in call)
-    return memory.expect(weights[0], name, part.graph, world, (hits, edges), then=then, share=share, of_whole=of_tracks)
+    graph, name = part.graph, ", ".join(record.event for record in call)
+    sizes, pairs = (graph.num_owned, graph.plan.num_ghosts, graph.num_edges), len(graph.tiles.pair_rows)
+    kept = DATA_BYTES * (max(hits - sum(sizes[:2]), 0) + max(edges - sizes[2], 0))
+    # A second network has what the filter leaves of the edges, and the memory of the first one again.
+    of_networks = [
+        int(weight.of(*sizes[:2], int(sizes[2] * left), int(pairs * left)))
+        for weight, left in zip(weights, (1.0, share))
+    ]
+    return forecast_of(
+        world.transport, world.device, sizes, max(of_networks) + kept + of_tracks, memory.bare, sample=name
+    )
 
 
 def _part(

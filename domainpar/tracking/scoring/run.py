@@ -18,6 +18,7 @@ from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE, progress, several, some_of
+from domainpar.measure.forecast import Forecast, MemoryMeter
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
@@ -30,7 +31,6 @@ from domainpar.runs.own_files import TUNING, UNFINISHED
 from domainpar.runs.records import RunRecord, ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
-from domainpar.tracking.cost.memory import Expectation, MemoryMeter
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.detector import BEAM_SPOT
 from domainpar.tracking.events.own_events import (
@@ -194,7 +194,7 @@ def _publish(
     job: ScoringJob,
     outcomes: dict[str, Outcome],
     left_out: Sequence[LeftOut],
-    expected: Expectation | None,
+    expected: Forecast | None,
     taken: list[int | None],
 ) -> None:
     """Write and print the summary of all events, and give the files their place; on rank 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,30 @@ import torch
 from domainpar.common.agreement import Refused, agree, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import byte_size
+from domainpar.measure.forecast import GAPS, OF_TORCH, Forecast, MemoryMeter, PartMemory, forecast_of
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.interaction import OnStages
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import pieces, scratch
-from domainpar.tracking.cost.memory import DATA_BYTES, LOADING_BYTES, Expectation, MemoryMeter
-from domainpar.tracking.cost.pieces import PartMemory, PerRow
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
-from domainpar.tracking.training.loop import Trainer, kept_on_host
+from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.sampler import Sample
 
-GAPS = 1.5
-"""Memory that the C library takes for torch's tables where it keeps what is freed, over their own (`allocator`); 1.5 to
-1.7 times was seen of `acorn2` and of two networks of the examples."""
+DATA_BYTES = 72
+"""Of a local edge of a part that stays in memory from step to step: features, ends, pair, ids, label, class and weight;
+and of a node: features, id, degrees, scales, and its pairs."""
 
-OF_TORCH = 48 * 2**20
-"""Code and buffers of torch that a process touches in its first steps; 35 to 60 MiB were seen."""
+LOADING_BYTES = 200
+"""Of a local edge while a part is read and planned, and of a node where the event is scored; seen, not derived."""
 
 
 def expected_memory(
     config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter, step: int
-) -> Expectation | None:
+) -> Forecast | None:
     """The memory that the largest event will take; None if no event can be read or the network not run. *Collective*.
 
     Its part is loaded, and kept for its step.
@@ -52,7 +51,7 @@ def expected_memory(
 
 def choose_recompute(
     config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter
-) -> Expectation | None:
+) -> Forecast | None:
     """Hold a run to its `--memory-limit`: set how much it recomputes and where its tables lie. *Collective*.
 
     `--recompute-every auto` takes the way that recomputes least of those that fit. Where none fits, tables lie in files
@@ -70,7 +69,7 @@ def choose_recompute(
         return None
     sample, weights = found[0], {trainer.model.recompute_every: found[1]}
     model, is_auto = trainer.model, config.recompute_every == "auto"
-    expectation: Expectation | None = None
+    forecast: Forecast | None = None
     recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
     for in_files, every in product((False,) if config.scratch is None else (False, True), recomputing):
         if every not in weights:
@@ -78,29 +77,34 @@ def choose_recompute(
             weights[every] = weight_of(config, model, *where, every=every)
         way = _expected(trainer, training_data, memory, sample, weights[every], every, in_files)
         # Of ways that do not fit, the least of all is to be told.
-        if expectation is None or way.fits(config.memory_limit) or way.largest < expectation.largest:
-            expectation = way
-        if way.fits(config.memory_limit):
+        if forecast is None or _fits(way, config) or way.largest < forecast.largest:
+            forecast = way
+        if _fits(way, config):
             break
-    assert expectation is not None
-    model.recompute(expectation.recompute_every)
+    assert forecast is not None
+    model.recompute(forecast.recompute_every)
     problem = None
-    if config.scratch is not None and expectation.in_files:
-        problem = scratch.shortage(Path(config.scratch), expectation)
+    if config.scratch is not None and forecast.in_files:
+        problem = scratch.shortage(Path(config.scratch), forecast)
         lie_in_files(Path(config.scratch))
-    if config.memory_limit is not None and not expectation.fits(config.memory_limit):
-        share = expectation.shares[expectation.fullest]
+    if config.memory_limit is not None and not _fits(forecast, config):
+        share = forecast.shares[forecast.fullest]
         saves = not is_auto and model.recompute_every is None and model.ways_to_recompute[1:]
         files = "--scratch DIR on a disk, " if config.scratch is None and on_stages else ""
         problem = Problem(
-            f"--memory-limit {config.memory_limit:g} GiB: event {expectation.sample} will take "
-            f"{byte_size(expectation.largest)} on rank {expectation.fullest}, {byte_size(share.bare)} of the bare "
+            f"--memory-limit {config.memory_limit:g} GiB: event {forecast.sample} will take "
+            f"{byte_size(forecast.largest)} on rank {forecast.fullest}, {byte_size(share.bare)} of the bare "
             f"process included, for {share.edges:,} edges",
             f"{'--recompute-every auto, ' if saves else ''}{files}more ranks, a smaller --hidden or fewer "
             "--graph-iters",
         )
     agree(trainer.world.transport, problem)
-    return expectation
+    return forecast
+
+
+def _fits(forecast: Forecast, config: TrainConfig) -> bool:
+    """Whether no rank takes more than `--memory-limit`; without one, whether there is room."""
+    return forecast.fits if config.memory_limit is None else forecast.largest <= config.memory_limit * 2**30
 
 
 def _largest(
@@ -142,14 +146,30 @@ def _expected(
     weight: PartMemory,
     every: int | None = None,
     in_files: bool = False,
-) -> Expectation:
+) -> Forecast:
     """What all ranks will hold by the memory of a step, if tables lie in files or not. *Collective*."""
     memory.forget_peak()  # of the pieces
     part = trainer.loader.load(sample)
     assert part is not None
+    graph = part.graph
+    owned, ghosts, edges = sizes = graph.num_owned, graph.plan.num_ghosts, graph.num_edges
     kept = trainer.loader.kept(training_data.train + training_data.val)
-    ways = trainer.model.ways_to_recompute
-    return memory.expect(weight, part.name, part.graph, trainer.world, kept, every, ways, in_files=in_files)
+    of_others = DATA_BYTES * sum(max(all_of - here, 0) for all_of, here in zip(kept, (owned + ghosts, edges)))
+    expected = of_tables = int(weight.of(*sizes, len(graph.tiles.pair_rows)))
+    if in_files:  # at most what a part is made from, and some rows of tables
+        expected = LOADING_BYTES * edges + int(weight.through_files(owned + ghosts, edges))
+    leanest = trainer.model.ways_to_recompute[-1]
+    return forecast_of(
+        trainer.world.transport,
+        memory.device,
+        sizes,
+        expected + of_others,
+        memory.bare,
+        of_tables * in_files,
+        sample=part.name,
+        recompute_every=every,
+        leaner=None if leanest == every else leanest,
+    )
 
 
 def weight_of(
@@ -183,21 +203,12 @@ def weight_of(
     # A table with room for ghosts is another one, and statistics over ranks take more than on one. Two share the piece,
     # as threads, where ranks share an event.
     ranks = 2 if (shared or world.domain.size > 1) and world.device.type == "cpu" else 1
-    on_stages = isinstance(model, OnStages)
     how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains}
-    how |= {"sizes": (pieces.EDGES_OF_ONE,) if on_stages else ()}
-    how |= {"dtype": DTYPES[config.dtype], "around": kept_on_host if config.offload else nullcontext}
-
-    def weigh() -> list[Any]:
-        weight = PartMemory.of_pieces(pieces.weighed(model, store, record, **how))
-        return [weight.fixed, weight.rows, weight.layers, weight.widest]
-
-    fixed, rows, layers, widest = on_root(world.transport, weigh)
-    weight = PartMemory(
-        fixed, PerRow(*rows), [(of_edges, of_row) for of_edges, of_row in layers], (widest[0], widest[1])
-    )
+    how["dtype"] = DTYPES[config.dtype]
+    found = on_root(world.transport, lambda: asdict(pieces.weighed(model, store, record, **how)))
     # Stages have tables of their own, and torch has its own allocator on a GPU.
-    of_torch = not (config.is_bitwise or on_stages) and world.device.type == "cpu"
+    of_torch = not (config.is_bitwise or isinstance(model, OnStages)) and world.device.type == "cpu"
     keeps_freed = config.allocator in ("auto", "keep") if keeps_freed is None else keeps_freed
     gaps = GAPS if of_torch and keeps_freed else 1.0
-    return weight.plus(OF_TORCH if of_torch else 0, DATA_BYTES if trains else LOADING_BYTES, gaps)
+    data = DATA_BYTES if trains else LOADING_BYTES
+    return PartMemory.of_record(found).plus(OF_TORCH if of_torch else 0, data, gaps)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.autograd.graph import increment_version
 
 from domainpar.common import faults
 from domainpar.common.compiling import clock
@@ -21,8 +21,6 @@ from domainpar.nn.noise import key_of
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.world import World
 from domainpar.placed.replicas import StepBuffers
-from domainpar.placed.tensor import Placed
-from domainpar.tracking.cost.model import deal
 from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.metrics import EdgeCounts, metrics_of
@@ -33,7 +31,7 @@ from domainpar.tracking.training.monitor.sizes import Changes, of_layers
 from domainpar.tracking.training.monitor.spikes import Spikes
 from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, StepCounts
 from domainpar.tracking.training.record import StepTotals
-from domainpar.tracking.training.sampler import Sample
+from domainpar.tracking.training.sampler import Sample, deal
 from domainpar.tracking.training.targets import NOT_KNOWN
 from domainpar.tracking.training.tasks import Task
 
@@ -64,29 +62,6 @@ class Schedule:
         return self.lr
 
 
-def kept_on_host() -> saved_tensors_hooks:
-    """Around a forward pass on a GPU: what autograd keeps lies on the host until backward asks for it."""
-    return saved_tensors_hooks(_to_host, _to_device)
-
-
-def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
-    """Put what autograd keeps into pinned memory; the stream does it, in its turn, while the host goes on."""
-    if isinstance(tensor, Placed):
-        device, kept = _to_host(tensor.local)
-        return device, Placed(kept, tensor.place, tensor.names)
-    if not tensor.is_cuda or tensor.layout != torch.strided or not tensor.is_floating_point():  # such as row numbers
-        return tensor.device, tensor
-    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return tensor.device, kept.copy_(tensor, non_blocking=True)
-
-
-def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
-    device, tensor = kept
-    if isinstance(tensor, Placed):
-        return Placed(tensor.local.to(device, non_blocking=True), tensor.place, tensor.names)
-    return tensor.to(device, non_blocking=True)
-
-
 class _Pass(NamedTuple):
     """What both passes over a part made; nothing of it is read unless something was not finite."""
 
@@ -114,7 +89,6 @@ class Trainer:
     world: World  # the ranks
     schedule: Schedule  # learning rate of each step
     clip: float | None = None  # largest norm of the gradient, or None
-    offload: bool = False  # keep saved activations in host memory; on a GPU
     seed: int = 0  # of all that is dropped at random
     check_replicas_every: int = 0  # steps between two checks that all ranks hold the same; 0: never
     # steps between two records of the sizes of all layers, their gradients and their changes; 0: none
@@ -313,8 +287,7 @@ class Trainer:
 
     def _readings(self, part: LabelledPart, step: int) -> Readings:
         """What the network says of a part in training; with the same random numbers whenever a step asks again."""
-        with kept_on_host() if self.offload else nullcontext():
-            return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
+        return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
 
     def _norms(self) -> tuple[Tensor, Tensor]:
         """Norm of the gradient, and of each parameter's; the same arithmetic on the same bits on every rank."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from domainpar.common.agreement import gather
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.compiling import clock
+from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.training.label_loss import LabelMetrics
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.tracking.training.parts import LabelledPart

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.words import progress, several
+from domainpar.measure.forecast import MemoryMeter
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
 from domainpar.parallel.errors import RanksFailed
@@ -21,7 +22,6 @@ from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
 from domainpar.tracking.config import TrainConfig, is_code
 from domainpar.tracking.cost.epochs import Costs
-from domainpar.tracking.cost.memory import MemoryMeter
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.on_events import on_device
@@ -73,7 +73,6 @@ def train(
         # Open and refuse.
         if config.log is not None:
             on_root(world.transport, check_tensorboard)
-        on_all(world.transport, lambda: config.check_device(world.device.type))
         training_data = open_lessons(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())
@@ -242,7 +241,6 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World)
         world=world,
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),
         clip=config.clip,
-        offload=config.offload,
         seed=config.seed,
         check_replicas_every=config.check_replicas_every,
         sizes_every=config.log_every,

@@ -13,6 +13,7 @@ import yaml
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Where, error_text
 from domainpar.common.words import VOICE, several
+from domainpar.measure.forecast import Forecast
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
 from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
@@ -22,7 +23,6 @@ from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
 from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
-from domainpar.tracking.cost.memory import Expectation
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.networks.catalogue import options_of
@@ -63,11 +63,11 @@ class RunLog:
         self._costs: list[dict[str, Any]] = []
         self._exactness = exactness
         self._event_files = EventFiles(None, {})
-        self._expected: Expectation | None = None
+        self._expected: Forecast | None = None
         if directory.resume and self.world.is_root:
             self.file.record = run_record(self.file.path)
 
-    def begin(self, state: TrainingState, expected: Expectation | None, allocator: str | None) -> None:
+    def begin(self, state: TrainingState, expected: Forecast | None, allocator: str | None) -> None:
         """Write and print the first facts of the run."""
         self._expected = expected
         if not self.world.is_root:

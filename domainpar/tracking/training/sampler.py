@@ -43,6 +43,18 @@ class Sample:
         return f"{self.record.event}{sector}"
 
 
+def deal(samples: Sequence[Sample], num_groups: int) -> list[list[Sample]]:
+    """Deal samples to data groups so that costs balance: the costliest first, each to the least loaded group."""
+    of_groups: list[list[Sample]] = [[] for _ in range(num_groups)]
+    load = [0] * num_groups
+    # Sorting is stable and `index` takes the first: every rank deals alike.
+    for sample in sorted(samples, key=lambda sample: -sample.cost):
+        group = load.index(min(load))
+        of_groups[group].append(sample)
+        load[group] += sample.cost
+    return of_groups
+
+
 def samples_of(records: Sequence[EventRecord], sectors: Sectors | None) -> list[Sample]:
     """Every event as one sample, or each of its sectors."""
     return [Sample(record, sector) for record in records for sector in all_sectors(sectors)]

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.words import between, byte_size, several, this_python
+from domainpar.measure.forecast import Forecast
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
-from domainpar.tracking.cost.memory import Expectation
-from domainpar.tracking.cost.model import deal
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.sampler import Sample
+from domainpar.tracking.training.sampler import Sample, deal
 from domainpar.tracking.training.tasks import Tasks, task_lines
 from partitioners import number_of_sectors
 
@@ -67,33 +66,33 @@ def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Train
 
 
 def memory_expected(
-    expectation: Expectation | None, smaller: str = ", a smaller --hidden or fewer --graph-iters"
+    forecast: Forecast | None, smaller: str = ", a smaller --hidden or fewer --graph-iters"
 ) -> list[str]:
     """The expected memory of the run and the part it is for, with a warning where there is less.
 
     `smaller`: Besides more ranks, what takes less.
     """
-    if expectation is None:
+    if forecast is None:
         return ["memory   : not predicted for this network; the end of the run shows what it took"]
-    rank = expectation.fullest
-    share, num_ranks = expectation.shares[rank], len(expectation.shares)
+    rank = forecast.fullest
+    share, num_ranks = forecast.shares[rank], len(forecast.shares)
     who = "" if num_ranks == 1 else f" on the fullest of {num_ranks} ranks (rank {rank})"
     nodes = f" and {several(share.owned, 'node')}"
     if num_ranks > 1:
         nodes = f", {several(share.owned, 'node')} and {several(share.ghosts, 'ghost node')}"
-    every = expectation.recompute_every
+    every = forecast.recompute_every
     how = "" if every is None else f", with --recompute-every {every}"
     first = (
         f"memory   : {byte_size(share.expected)} expected{who}, above {byte_size(share.bare)} of the bare process, for"
     )
-    part = f"{several(share.edges, 'edge')}{nodes} of event {expectation.sample}{how}"
+    part = f"{several(share.edges, 'edge')}{nodes} of event {forecast.sample}{how}"
     lines = [f"{first} {part}"] if len(first) + len(part) < WIDEST else [first, f"           {part}"]
-    if expectation.in_files:
+    if forecast.in_files:
         lines.append(
             f"           {byte_size(share.in_files)} of tables lie in files of --scratch: the same bits, more seconds"
         )
-    recompute = "" if expectation.leaner is None else f"--recompute-every {expectation.leaner}, "
-    for short in expectation.shortages():
+    recompute = "" if forecast.leaner is None else f"--recompute-every {forecast.leaner}, "
+    for short in forecast.shortages():
         wanted, free = byte_size(sum(it.expected for it in short)), byte_size(min(it.free for it in short))
         lines += [
             f"WARNING: {several(len(short), 'rank')} on {short[0].where} will want {wanted}, {free} are free: the "
@@ -103,7 +102,7 @@ def memory_expected(
     return lines
 
 
-def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -> str:
+def memory_taken(forecast: Forecast | None, taken: Sequence[int | None]) -> str:
     """The memory that the run took, beside the expected one if it was predicted.
 
     `taken`: bytes of each rank's peak above the bare process, None where it could not be measured.
@@ -114,9 +113,9 @@ def memory_taken(expectation: Expectation | None, taken: Sequence[int | None]) -
     peak, rank = max(peaks)
     who = "" if len(taken) == 1 else f", on rank {rank}"
     taken_there = f"memory   : at most {byte_size(peak)} above the bare process{who}"
-    if expectation is None:
+    if forecast is None:
         return taken_there
-    return f"{taken_there}; {byte_size(expectation.shares[rank].expected)} were expected"
+    return f"{taken_there}; {byte_size(forecast.shares[rank].expected)} were expected"
 
 
 def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool, world: World) -> tuple[str, list[str]]:

@@ -1,107 +1,137 @@
-"""What a training asks of this machine, from steps on pieces of an event."""
+"""Seconds and memory of a training step on each number of this machine's ranks, which run it on pieces of an event."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
-from domainpar.common.agreement import on_root
-from domainpar.measure.rates import median_seconds, transport_rates
+from domainpar.common.limits import memory
+from domainpar.measure.forecast import Line, PartMemory
+from domainpar.measure.rates import median_seconds
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost.cuts import stored_tiling
-from domainpar.tracking.cost.machine import this_machine
-from domainpar.tracking.cost.model import StepWork, Way
-from domainpar.tracking.cost.pieces import EDGES_OF_PIECES, Line, sectors_of, weighed
+from domainpar.tracking.cost.cuts import Cut, Tiling, stored_tiling
+from domainpar.tracking.cost.pieces import sectors_of
 from domainpar.tracking.training.forecast import weight_of
-from domainpar.tracking.training.inputs import open_lessons, steps_of
-from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps_of
 from domainpar.tracking.training.run import make_trainer
-from domainpar.tracking.training.sampler import Sample
+from domainpar.tracking.training.sampler import Sample, deal
 
-SECONDS_OF_MESSAGES, SECONDS_OF_STEPS = 0.5, 2.0
-BYTES_OF_LIMBS, BYTES_OF_SUMS = 16, 8
-"""Of a parameter's gradient on the wire: two limbs of an exact sum, or a float64."""
+SECONDS_OF_STEPS = 2.0
+MOST_STEPS = 64
+"""Of an epoch, whose events are dealt to groups."""
 
 
-def work_of(config: TrainConfig, store: Path, alone: World, seconds: float = SECONDS_OF_STEPS) -> StepWork:
-    """All that predictions are made from: a step of the network on this machine, and the events.
+@dataclass(frozen=True)
+class Estimate:
+    """What training takes on some ranks.
 
-    Args:
-        config: The training.
-        store: Its events.
-        alone: A world of one rank.
-        seconds: Time to repeat each step in, about.
+    Attributes:
+        ranks: All of them.
+        domain_size: Ranks that share an event.
+        recompute_every: As of `train`.
+        seconds: Of a step.
+        bytes_of_rank: Most memory of a rank, with that of its bare process, for the largest event.
+        fits: Whether all ranks have so much on this machine.
     """
-    training_data = open_lessons(config, store, alone)
-    trainer = make_trainer(config, training_data, alone)
-    bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
-    model, sample = trainer.model, max(training_data.train, key=lambda sample: sample.cost)
-    ways = (None, model.ways_to_recompute[-1]) if model.ways_to_recompute[1:] else (None,)
-    # All is weighed before the first step: afterwards a network may know its ranks.
-    where = training_data.store, sample.record, alone
-    memory = {every: weight_of(config, model, *where, every=every, shared=True) for every in ways}
-    how: dict[str, Any] = {"ranks": 2, "dtype": trainer.loader.dtype, "sizes": EDGES_OF_PIECES[-1:]}
-    (of_two,) = weighed(model, training_data.store, sample.record, **how)
-    of_ways = {}
-    for every in ways:
-        model.recompute(every)
-        points = [
-            (step()["local_edges"][0], median_seconds(step, seconds, alone.transport, alone.device))
-            for step in _steps(trainer, sample)
-        ]
-        of_ways[every] = Way(Line.through(*points), memory[every])
-    model.recompute(None)
-    of_parameter = BYTES_OF_LIMBS if config.is_bitwise else BYTES_OF_SUMS
-    with training_data.store.open(sample.record) as event:
-        tiling = stored_tiling(event)
-    return StepWork(
-        here=this_machine(),
-        ways=of_ways,
-        exchanges=of_two.exchanges,
-        bytes_of_ghost=of_two.bytes_of_ghost,
-        bytes_of_parameters=of_parameter * sum(it.numel() for it in model.parameters() if it.requires_grad),
-        bare=bare,
-        event=sample.name,
-        tiling=tiling,
-        largest=max(one.cost for one in training_data.train + training_data.val),
-        steps=steps_of(config, training_data.train, 0),
-        steps_per_epoch=training_data.steps_per_epoch,
-    )
+
+    ranks: int
+    domain_size: int
+    recompute_every: int | None
+    seconds: float
+    bytes_of_rank: int
+    fits: bool
 
 
-def contention(world: World, config: TrainConfig, store: Path) -> dict[str, Any]:
-    """What ranks feel of each other. *Collective*.
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A training, and the memory of a step on one rank.
 
-    Every rank takes steps of its own, on the same piece of an event; rank 0 takes them alone before.
+    Attributes:
+        data: The events of the training.
+        largest: The one that is looked at in full.
+        tiling: That event in the tiles of the store.
+        bare: Bytes of a process before it has an event.
+        memory: Of a part, by how often it computes again (`--recompute-every`).
+    """
 
-    Returns:
-        Latency and rate of `Machine`, and `busy`: the time of a step on all ranks at once over that on one.
+    data: TrainingData
+    largest: Sample
+    tiling: Tiling
+    bare: int
+    memory: Mapping[int | None, PartMemory]
+
+    @classmethod
+    def of(cls, config: TrainConfig, store: Path) -> Work:
+        """What one rank finds of a training."""
+        alone = World.alone()
+        data = open_lessons(config, store, alone)
+        trainer = make_trainer(config, data, alone)
+        bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
+        largest = max(data.train + data.val, key=lambda sample: sample.cost)
+        where = data.store, largest.record, alone
+        weights = {every: weight_of(config, trainer.model, *where, every=every, shared=True) for every in ways(trainer)}
+        with data.store.open(largest.record) as event:
+            return cls(data, largest, stored_tiling(event), bare, weights)
+
+    def estimates(self, config: TrainConfig, ranks: int, domain_size: int, lines: Sequence[Line]) -> list[Estimate]:
+        """What training takes on some ranks, by seconds of a step against the edges of a rank, for each way.
+
+        An event of a step takes as long as its fullest part; the rest of a group's events follow.
+        """
+        parts = Cut.of(self.tiling, config.grouping, domain_size, config.seed).quality
+        sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
+        share = int(parts.incident_edges.max()) / max(self.largest.cost, 1)
+        steps = steps_of(config, self.data.train, 0)[:MOST_STEPS]
+        found = []
+        for (every, weight), line in zip(self.memory.items(), lines):
+            longest = [
+                max(
+                    sum(line.fixed + line.of_edge * share * sample.cost for sample in of_group)
+                    for of_group in deal(samples, ranks // domain_size)
+                )
+                for samples in steps
+            ]
+            of_rank = self.bare + int(weight.of(*sizes).max())
+            fits = of_rank * ranks <= min(psutil.virtual_memory().total, memory().limit)
+            found.append(Estimate(ranks, domain_size, every, float(np.mean(longest)), of_rank, fits))
+        return found
+
+
+def ways(trainer: Any) -> list[int | None]:
+    """To recompute nothing, and as much as takes least memory."""
+    found = trainer.model.ways_to_recompute
+    return list(dict.fromkeys((found[0], found[-1])))
+
+
+def step_lines(world: World, config: TrainConfig, store: Path, seconds: float = SECONDS_OF_STEPS) -> list[list[float]]:
+    """Seconds of a step against the edges of a rank, for each way to recompute: `Line`. *Collective*.
+
+    Each group of ranks takes pieces of one event.
     """
     torch.set_num_threads(1)
-    rates = transport_rates(world.transport, 2 * SECONDS_OF_MESSAGES, torch.device("cpu"))
-    own = World.alone()
-    training_data = open_lessons(config, store, own)
-    *_, step = _steps(
-        make_trainer(config, training_data, own), max(training_data.train, key=lambda sample: sample.cost)
-    )
-    alone = on_root(world.transport, lambda: median_seconds(step, SECONDS_OF_STEPS, own.transport, own.device))
-    together = median_seconds(step, SECONDS_OF_STEPS, world.transport, own.device)
-    return {
-        "latency": rates["latency_seconds"],
-        "rate": rates["bytes_per_second_1_MiB"],  # exchanges are of some MiB at most
-        "busy": max(1.0, together / alone),
-    }
+    data = open_lessons(config, store, world)
+    trainer = make_trainer(config, data, world)
+    trainer.model.take_from_root(world)
+    record, number, lines = max(data.train, key=lambda sample: sample.cost).record, count(), []
+    for every in ways(trainer):
+        trainer.model.recompute(every)
+        points = []
+        for sector in sectors_of(record, world.domain.size):
+            samples = [Sample(record, sector)] * world.num_data_groups
 
+            def step(samples: Sequence[Sample] = samples) -> Any:
+                return trainer.step(samples, next(number))
 
-def _steps(trainer: Trainer, sample: Sample) -> Iterator[Any]:
-    """Training steps on each of the pieces of a sample's event; of one after the other."""
-    number = count()
-    for sector in sectors_of(sample.record):
-        piece = Sample(sample.record, sector)
-        yield lambda piece=piece: trainer.step([piece], next(number))
+            edges = max(step()["local_edges"])
+            points.append((edges, median_seconds(step, seconds, world.transport, world.device)))
+        line = Line.through(*points)
+        lines.append([line.fixed, line.of_edge])
+    return lines

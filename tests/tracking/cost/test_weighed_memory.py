@@ -9,13 +9,14 @@ from marks import slow
 from random_events import random_event
 from random_store import write_graph
 
+from domainpar.measure import forecast
+from domainpar.measure.forecast import PartMemory, PerRow, Piece, TensorMeter
 from domainpar.nn import stages
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.tables import BlockPool
 from domainpar.testing import run_ranks
 from domainpar.tracking.cost import pieces
-from domainpar.tracking.cost.pieces import PartMemory, PerRow, Piece
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.part_loading import load_part
 
@@ -61,12 +62,11 @@ def network(store, **flags):
 
 
 def weight_of(store, model, **how):
-    how = {"every": model.recompute_every, "sizes": (8000,), **how}
-    return PartMemory.of_pieces(pieces.weighed(model, store, store.events()[0], **how))
+    return pieces.weighed(model, store, store.events()[0], **{"every": model.recompute_every, **how})
 
 
 def keep_layers_up_to(monkeypatch, most):
-    monkeypatch.setattr(pieces, "MOST_BYTES_OF_LAYERS", most)
+    monkeypatch.setattr(forecast, "MOST_BYTES_OF_LAYERS", most)
     monkeypatch.setattr(stages, "MOST_BYTES_OF_LAYERS", most)
 
 
@@ -136,8 +136,8 @@ def test_each_rank_takes_what_its_own_part_says_however_uneven(tmp_path, order, 
     """Ranks own a third to a half of the nodes, and have a tenth or, without a reach, all of the others as ghosts."""
     store = store_of(tmp_path, int(24_000 / edges_per_node), 24_000, reach=reach)
     flags = {"order": order, "recompute_every": every}
-    weight = weight_of(store, network(store, **flags), ranks=2, sizes=(4000,))
-    run = run_ranks(taken, 3, store, network(store, **flags), lambda: pieces._Tensors("cpu"), True, "random")
+    weight = weight_of(store, network(store, **flags), ranks=2)
+    run = run_ranks(taken, 3, store, network(store, **flags), lambda: TensorMeter("cpu"), True, "random")
     assert len({sizes for _, sizes in run}) > 1
     for held, sizes in run:
         ratio = weight.of(*sizes) / held
@@ -188,7 +188,7 @@ def test_layers_that_stages_keep_are_counted_as_long_as_they_are_few(
     num_edges, num_nodes = np.array([100, 1000]), np.array([50, 100])
 
     def layers_within(most):
-        monkeypatch.setattr(pieces, "MOST_BYTES_OF_LAYERS", most)
+        monkeypatch.setattr(forecast, "MOST_BYTES_OF_LAYERS", most)
         return PartMemory(0, PerRow(), layers).of(num_nodes, 0, num_edges).tolist()
 
     of_nodes = 4 * graph_iters * 3 * (64 + 1)
@@ -217,7 +217,7 @@ def test_the_memory_that_pieces_tell_grows_with_the_model(store, larger):
 
 
 def test_what_has_no_rows_is_a_line_through_the_pieces():
-    few, many = (Piece(edges, 0, 0, 0.0, PartMemory(700 + 3 * edges, PerRow(5, 1, 10, 2))) for edges in (100, 400))
+    few, many = (Piece(edges, 0, PartMemory(700 + 3 * edges, PerRow(5, 1, 10, 2))) for edges in (100, 400))
     weight = PartMemory.of_pieces([few, many])
     assert weight.of(50, 20, 1000, 60) == 700 + 50 * 5 + 20 * 1 + 1000 * 13 + 60 * 2
     assert weight.of(50, 20, 1000) == weight.of(50, 20, 1000, 70)

@@ -9,16 +9,14 @@ from marks import slow
 from random_store import write_random_store
 
 from domainpar.common.agreement import Refused
-from domainpar.nn.interaction import InteractionNetwork
+from domainpar.measure.forecast import OF_PROCESS, OF_TORCH, PartMemory, PerRow, TensorMeter
+from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
 from domainpar.tracking.cost import pieces
-from domainpar.tracking.cost.memory import OF_PROCESS
-from domainpar.tracking.cost.pieces import PartMemory, PerRow, Piece
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.training import forecast
+from domainpar.tracking.networks.catalogue import ORDERS, build_model
 from domainpar.tracking.training.run import train
 
 SIZES = {"hidden": 16, "graph_iters": 4, "max_steps": 1, "lr": 1e-2}
@@ -52,32 +50,26 @@ def test_the_memory_of_any_network_is_expected_and_less_where_it_recomputes(stor
         expected.append(about["memory"]["expected_bytes"][0])
         hashes.add(about["parameters_sha256"])
     assert len(hashes) == 1
-    fixed = OF_PROCESS + (0 if model in BITWISE else forecast.OF_TORCH)
+    fixed = OF_PROCESS + (0 if model in BITWISE else OF_TORCH)
     assert expected[0] > fixed
     assert len(settings) == 1 or expected[0] - fixed > 1.5 * (min(expected[1:]) - fixed)
 
 
 def test_tensors_are_counted_from_when_they_are_made_until_nobody_holds_them():
     x = torch.ones(1000)
-    with pieces._Tensors("cpu") as counted:
+    with TensorMeter("cpu") as counted:
         y = x * 2
         z = y[:500] * 3
         del y
         w = z + 1
         x.add_(1)
     assert counted.peak == 4000 + 2000, "of y and z; views and what was there before take nothing"
-    assert counted._now == z.nbytes + w.nbytes
+    assert counted.now == z.nbytes + w.nbytes
 
 
 def taken(of_edge, fixed=0):
-    """Two pieces of an event of which an edge took so many bytes, by how much is computed again."""
-
-    def weighed(*_, every, **__):
-        return [
-            Piece(edges, 0, 0, 0.0, PartMemory(int(fixed + of_edge[every] * edges), PerRow())) for edges in (500, 1500)
-        ]
-
-    return weighed
+    """A network of which an edge takes so many bytes, by how much is computed again."""
+    return lambda *_, every, **__: PartMemory(fixed, PerRow(edge=of_edge[every]))
 
 
 def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatch):
@@ -85,18 +77,22 @@ def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatc
     _, about = trained(store, tmp_path / "run", model="acorn2", allocator="system")
     edges = 3000 + 37
     data = 72 * (3 * 3000 + 3 * 37 + 3 * 400 + 30)  # those of the other events, too
-    fixed = 7000 + OF_PROCESS + forecast.OF_TORCH
+    fixed = 7000 + OF_PROCESS + OF_TORCH
     assert about["memory"]["expected_bytes"][0] == pytest.approx(fixed + 300 * edges + data, abs=16)
 
 
-def test_pieces_of_an_event_grow_and_are_shared(store):
-    opened, model = EventStore(store), InteractionNetwork(3, 6, hidden=16, graph_iters=2)
-    alone, shared = (pieces.weighed(model, opened, opened.events()[0], ranks=ranks) for ranks in (1, 2))
+def test_pieces_of_an_event_grow_and_are_shared(store, monkeypatch):
+    opened, seen = EventStore(store), []
+    of_pieces = PartMemory.of_pieces
+    monkeypatch.setattr(PartMemory, "of_pieces", staticmethod(lambda found: seen.append(found) or of_pieces(found)))
+    model = build_model("acorn2", 3, 6, NetworkOptions(hidden=16, graph_iters=2))
+    for ranks in (1, 2):
+        pieces.weighed(model, opened, opened.events()[0], ranks=ranks)
+    alone, shared = seen
     assert 0 < alone[0].edges < alone[1].edges == 3000
-    assert all(few < many for few, many in zip(alone[0][:2], alone[1][:2]))
-    assert [piece.exchanges for piece in shared] == [2, 2]
+    assert alone[0].bytes < alone[1].bytes
     assert shared[1].edges < 3000
-    assert alone[1].bytes_of_ghost == 0 < shared[1].bytes_of_ghost
+    assert shared[1].bytes < alone[1].bytes
 
 
 @pytest.mark.parametrize(

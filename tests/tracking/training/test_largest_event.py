@@ -7,9 +7,9 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import NUM_TILES, write_graph
 
+from domainpar.measure import forecast as of_parts
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost import memory, pieces
 from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.training import forecast
 from domainpar.tracking.training.inputs import open_lessons
@@ -57,7 +57,7 @@ def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, t
 
 @fault(28)
 def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "free_memory", lambda device: ("n2", 2**20))
+    monkeypatch.setattr(of_parts, "free_memory", lambda device: ("n2", 2**20))
     monkeypatch.setattr(Trainer, "step", lambda self, samples, step: pytest.fail("so far and no further"))
     with pytest.raises(pytest.fail.Exception, match="so far"):
         run_ranks(_run, 2, store, tmp_path / "run")
@@ -79,5 +79,5 @@ def test_an_event_of_fewer_edges_may_take_more_since_its_stages_keep_their_layer
     records = [write_graph(tmp_path, graph, random_assignment(0, 100, 4), 4, "train") for graph in graphs]
     write_manifest(tmp_path, records, {})
     assert run_ranks(_largest, 1, tmp_path) == ["000000000"]
-    monkeypatch.setattr(pieces, "MOST_BYTES_OF_LAYERS", 400_000)  # of some 840 edges, in this network
+    monkeypatch.setattr(of_parts, "MOST_BYTES_OF_LAYERS", 400_000)  # of some 840 edges, in this network
     assert run_ranks(_largest, 1, tmp_path) == [LARGE]

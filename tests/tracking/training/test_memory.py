@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from random_events import random_assignment, random_event
 from random_store import write_graph, write_random_store
 
 from domainpar.common import limits
+from domainpar.common.agreement import Refused
+from domainpar.measure import forecast
+from domainpar.measure.forecast import Forecast, MemoryMeter, PartMemory, PerRow, Share, free_memory
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import run_ranks
-from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost import memory
-from domainpar.tracking.cost.memory import Expectation, MemoryMeter, Share, free_memory
-from domainpar.tracking.cost.pieces import PartMemory, PerRow
+from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
+from domainpar.tracking.scoring import forecast as of_scoring
+from domainpar.tracking.training import forecast as of_training
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.run import train
@@ -41,14 +44,27 @@ def store(tmp_path_factory):
 WEIGHT = PartMemory(5000, PerRow(owned=400, ghost=100, edge=300, pair=50), [(True, 64), (False, 32)])
 
 
+def _sizes(graph):
+    return graph.num_owned, graph.plan.num_ghosts, graph.num_edges
+
+
+class Trained:
+    """What the forecast of a training looks at, and what stays in memory of all samples."""
+
+    def __init__(self, world, store, kept=(0, 0)):
+        self.world, self.loader, self.model = world, PartLoader(EventStore(store), world), SimpleNamespace()
+        self.model.ways_to_recompute, self.loader.kept = (None,), lambda _: kept
+        self.train = samples_of(EventStore(store).events("train"), None)
+        self.val = []
+
+
 def _expect(world, store, kept):
-    samples = samples_of(EventStore(store).events("train"), None)
-    part = PartLoader(EventStore(store), world).load(samples[-1])
-    expected = MemoryMeter(CPU).expect(WEIGHT, part.name, part.graph, world, kept)
-    counts = part.graph.num_owned, part.graph.plan.num_ghosts, part.graph.num_edges
-    owned, ghosts, edges = counts
-    of_rows = 400 * owned + 100 * ghosts + 300 * edges + 50 * len(part.graph.tiles.pair_rows)
-    return expected, counts, 5000 + of_rows + 64 * edges + 32 * owned
+    trained = Trained(world, store, kept)
+    found = of_training._expected(trained, trained, MemoryMeter(CPU), trained.train[-1], WEIGHT)
+    graph = trained.loader.load(trained.train[-1]).graph
+    owned, ghosts, edges = counts = _sizes(graph)
+    of_rows = 400 * owned + 100 * ghosts + 300 * edges + 50 * len(graph.tiles.pair_rows)
+    return found, counts, 5000 + of_rows + 64 * edges + 32 * owned
 
 
 def test_every_rank_knows_what_all_ranks_will_hold(store):
@@ -56,7 +72,7 @@ def test_every_rank_knows_what_all_ranks_will_hold(store):
     assert len({expected for expected, _, _ in found}) == 1
     for share, (_, counts, of_part) in zip(found[0][0].shares, found):
         assert (share.owned, share.ghosts, share.edges) == counts
-        assert share.expected == of_part + memory.OF_PROCESS
+        assert share.expected == of_part + forecast.OF_PROCESS
     assert sum(share.owned for share in found[0][0].shares) == 170
 
 
@@ -69,20 +85,27 @@ def test_data_of_other_events_that_stay_in_memory_are_counted(store):
 
 
 @pytest.mark.parametrize(("times", "share"), [(0.5, 0.4), (2.0, 0.4), (2.0, 1.0)])
-def test_of_two_networks_the_one_that_takes_more_is_expected(store, times, share):
+def test_of_two_networks_the_one_that_takes_more_is_expected(store, monkeypatch, times, share):
     first, then = WEIGHT, WEIGHT.plus(times=times)
+    weights = iter([first, then])
+    monkeypatch.setattr(of_scoring, "weight_of", lambda *_, **__: next(weights))
+    opened = EventStore(store)
+    record = max(opened.events(), key=lambda record: record.num_edges)
+    surveyed = {"edges_per_hit": [0.0, share * record.num_edges / record.num_nodes]}
+    network = SimpleNamespace(trained=TrainConfig(), model=None)
+    network.record = SimpleNamespace(store=SimpleNamespace(surveyed=surveyed))
+    config = InferConfig(run="r", tracks="cc")
 
     def expect(world):
-        part = PartLoader(EventStore(store), world).load(samples_of(EventStore(store).events("train"), None)[-1])
-        graph = part.graph
-        nodes = graph.num_owned, graph.plan.num_ghosts
-        edges, pairs = graph.num_edges, len(graph.tiles.pair_rows)
-        of_both = first.of(*nodes, edges, pairs), then.of(*nodes, int(edges * share), int(pairs * share))
-        meter = MemoryMeter(CPU)
-        return meter.expect(first, "7", graph, world, then=then, share=share, of_whole=1000), max(map(int, of_both))
+        found = of_scoring.expected_memory(config, [network] * 2, opened, [record], world, MemoryMeter(CPU))
+        graph = PartLoader(opened, world).load(samples_of([record], None)[0]).graph
+        (owned, ghosts, edges), pairs = _sizes(graph), len(graph.tiles.pair_rows)
+        of_both = first.of(owned, ghosts, edges, pairs), then.of(owned, ghosts, int(edges * share), int(pairs * share))
+        return found, max(map(int, of_both))
 
     ((expected, of_both),) = run_ranks(expect, 1)
-    assert expected.shares[0].expected == of_both + 1000 + memory.OF_PROCESS
+    of_tracks = of_scoring.OF_TRACKS * record.num_nodes
+    assert expected.shares[0].expected == pytest.approx(of_both + of_tracks + forecast.OF_PROCESS, abs=32)
 
 
 def _kept(world, store, keep_edges):
@@ -105,24 +128,31 @@ def share(expected, where="here", free=8 * GIB, card=""):
 
 def test_ranks_of_one_machine_share_its_memory():
     shares = (share(3 * GIB), share(4 * GIB, "there", 5 * GIB), share(6 * GIB), share(5 * GIB, "roomy", 5 * GIB))
-    expected = Expectation("7", shares)
+    expected = Forecast(shares)
     assert expected.fullest == 2
     assert expected.shortages() == [[shares[0], shares[2]]]
+    assert (expected.needed, expected.free, expected.fits) == (9 * GIB, 8 * GIB, False)
+    with pytest.raises(
+        Refused, match="2 ranks on here need 9.00 GiB for 24,690 edges, and 8.00 GiB are free"
+    ) as refused:
+        expected.check()
+    assert "more ranks on more machines, or recompute" in refused.value.hint
+    assert Forecast(shares[1:2]).check().fits
 
 
 def test_gpus_are_told_apart_by_what_they_are_whatever_ranks_call_them():
     """Each rank may see one GPU, which it calls 0; and those that share one may call it by several numbers."""
     own = tuple(share(5 * GIB, "GPU 0 of n1", card=card) for card in "ABCD")
-    assert Expectation("7", own).fits(None)
+    assert Forecast(own).fits
     shared = (share(5 * GIB, "GPU 0 of n1", card="A"), share(6 * GIB, "GPU 1 of n1", card="A"))
-    assert Expectation("7", shared).shortages() == [list(shared)]
+    assert Forecast(shared).shortages() == [list(shared)]
 
 
 def test_what_is_expected_is_said_with_the_part_it_is_for():
-    lines = summary.memory_expected(Expectation("7", (share(3 * GIB), share(3 * GIB + 300 * MIB))))
+    lines = summary.memory_expected(Forecast((share(3 * GIB), share(3 * GIB + 300 * MIB)), sample="7"))
     assert re.search("3.29 GiB .* 2 ranks .rank 1., .*400 MiB", lines[0])
     assert "12,345 edges, 900 nodes and 100 ghost nodes of event 7" in lines[1]
-    (alone,) = summary.memory_expected(Expectation("7", (share(3 * GIB),)))
+    (alone,) = summary.memory_expected(Forecast((share(3 * GIB),), sample="7"))
     assert re.search("3.00 GiB .*400 MiB .*12,345 edges and 900 nodes of event 7", alone)
 
 
@@ -132,7 +162,7 @@ def test_what_is_expected_is_said_with_the_part_it_is_for():
 )
 def test_a_run_that_will_not_fit_is_warned_with_what_helps(leaner, way):
     shares = share(6 * GIB, "node" * 4), share(7 * GIB, "node" * 4)
-    lines = summary.memory_expected(Expectation("7", shares, leaner=leaner))
+    lines = summary.memory_expected(Forecast(shares, sample="7", leaner=leaner))
     assert re.search("WARNING: 2 ranks on nodenodenodenode .* 13.00 GiB, 8.00 GiB", lines[2])
     assert way in lines[3]
     assert all(len(line) <= 120 for line in lines)
@@ -163,12 +193,12 @@ def test_a_peak_that_cannot_be_told_from_an_earlier_one_is_not_claimed(monkeypat
     def refused(*args):
         raise OSError("read-only file system")
 
-    monkeypatch.setattr(memory.Path, "write_text", refused)
+    monkeypatch.setattr(forecast.Path, "write_text", refused)
     assert run_ranks(_taken, 1, 300 * MIB, 100 * MIB)[0] == [None]
 
 
 def test_what_was_taken_is_said_beside_what_was_expected():
-    expected = Expectation("7", (share(3 * GIB), share(GIB)))
+    expected = Forecast((share(3 * GIB), share(GIB)), sample="7")
     assert re.search("2.00 GiB .*rank 1; 1.00 GiB", summary.memory_taken(expected, [None, 2 * GIB]))
     assert "no more than before" in summary.memory_taken(expected, [None, None])
 

@@ -12,11 +12,10 @@ from torch import nn
 
 from domainpar.nn.gradients import GradSink
 from domainpar.testing import run_ranks
-from domainpar.tracking.cost.model import deal
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.monitor.failure import StepFailed
 from domainpar.tracking.training.monitor.non_finite import check_parameters, layers_watched
-from domainpar.tracking.training.sampler import samples_of
+from domainpar.tracking.training.sampler import deal, samples_of
 
 FIRST = "000000000"
 

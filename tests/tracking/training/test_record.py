@@ -9,8 +9,8 @@ import pytest
 import torch
 from marks import fault
 
+from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.parallel.world import World
-from domainpar.tracking.cost.memory import peak_rss_bytes
 from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
 from domainpar.tracking.training.record import MetricsFile, StepTotals, keep_records, readable
 

@@ -11,10 +11,9 @@ from random_store import write_random_store
 
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, TrainConfig
-from domainpar.tracking.cost.model import deal
 from domainpar.tracking.events.store import EventRecord
 from domainpar.tracking.part_loading import Sector
-from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
+from domainpar.tracking.training.sampler import Sample, deal, samples_of, steps_of_epoch
 
 
 def record(name, num_edges):

@@ -13,13 +13,14 @@ from marks import slow
 from random_store import write_random_store
 
 from domainpar.common.agreement import Refused
+from domainpar.measure import forecast
 from domainpar.nn import operations
 from domainpar.nn.program import PASSAGES, Program, set_threads, table, tiles_of
 from domainpar.parallel import tables
 from domainpar.parallel.tables import empty_table
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost import memory, scratch
+from domainpar.tracking.cost import scratch
 from domainpar.tracking.training.run import train
 
 SIZES = {"hidden": 16, "graph_iters": 2, "epochs": 1}
@@ -54,7 +55,7 @@ def every_table(monkeypatch):
 
 
 def little_memory(monkeypatch, free):
-    monkeypatch.setattr(memory, "free_memory", lambda device: (scratch.os.uname().nodename, free))
+    monkeypatch.setattr(forecast, "free_memory", lambda device: (scratch.os.uname().nodename, free))
 
 
 def expected_bytes(store, tmp_path, **flags):
@@ -90,10 +91,10 @@ def test_files_are_taken_where_memory_is_too_small_and_a_scratch_is_given(
     store, tmp_path, monkeypatch, every_table, capsys, num_ranks
 ):
     in_memory = expected_bytes(store, tmp_path)
-    in_files = 3000 * 200 + memory.OF_PROCESS  # at least
+    in_files = 3000 * 200 + forecast.OF_PROCESS  # at least
     assert in_files < in_memory
-    monkeypatch.setattr(memory, "OF_PROCESS", 0)
-    little_memory(monkeypatch, in_memory - memory.OF_PROCESS - 2**24 - 1)
+    monkeypatch.setattr(forecast, "OF_PROCESS", 0)
+    little_memory(monkeypatch, in_memory - forecast.OF_PROCESS - 2**24 - 1)
     there = tmp_path / "scratch"
     there.mkdir()
     hashes = set()
@@ -151,7 +152,7 @@ def test_a_folder_that_is_itself_memory_is_refused(store, tmp_path, monkeypatch)
 def test_a_disk_without_room_is_refused_at_the_start_and_named_if_it_fills_later(
     store, tmp_path, monkeypatch, every_table
 ):
-    monkeypatch.setattr(memory, "OF_PROCESS", 0)
+    monkeypatch.setattr(forecast, "OF_PROCESS", 0)
     little_memory(monkeypatch, expected_bytes(store, tmp_path) - 1)
     config = TrainConfig(out=str(tmp_path / "run"), scratch=str(tmp_path), **SIZES)
     full = SimpleNamespace(free=1000)
