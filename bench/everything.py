@@ -56,6 +56,7 @@ BENCHES = (
     Bench("inference", "--hidden 16 --rounds 1", "--case medium"),
     Bench("memory", "--ranks 1 2 --hidden 16 --rounds 1 --repeats 1", "--case small"),
     Bench("exchange", "--ranks 2 --repeats 10", "--case medium"),
+    Bench("stored_events", "--repeats 10", "--hits 20000"),
     Bench("partition", "--groupings contiguous --parts 2 8", "--hits 30000 --tiles 64"),
     Bench("scaling", "--parts 2 4 --weak-parts 4 --weak-hits 9000 --hidden 16 --rounds 1", "--case small"),
     Bench("grid", "--sizes 3000 2000 --hidden 16 --rounds 1 --repeats 2", "", ""),

@@ -173,7 +173,7 @@ def test_a_store_that_cannot_be_read_is_said_with_its_remedy_in_one_line(tmp_pat
     assert main([str(run)]) == 0
     (said,) = (line for line in capsys.readouterr().out.splitlines() if "No events" in line)
     assert "it is of schema version 1" in said
-    assert "; prepare it anew: " in said
+    assert "; prepare the store again (--overwrite)" in said
 
 
 def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_path, monkeypatch, capsys):

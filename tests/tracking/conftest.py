@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from domainpar.tracking.events.store import zip_files
+from domainpar.tracking.events.store import arrays as files
 
 LARGEST_KEPT = 2**20
 _made: dict[bytes, bytes] = {}
@@ -14,14 +14,14 @@ _made: dict[bytes, bytes] = {}
 def the_same_arrays_are_zipped_once(monkeypatch):
     """The bytes are a function of arrays, attributes and chunks: `tests/tracking/events/test_store.py`."""
 
-    def zipped(arrays, attributes, chunks, plain=zip_files._zipped):
-        about = [(name, str(one.dtype), one.shape, chunks(name, one)) for name, one in arrays.items()]
+    def zipped(arrays, attributes, plain=files._zipped):
+        about = [(name, files.ArrayLayout.of(one)) for name, one in arrays.items()]
         digest = hashlib.sha256(repr((about, attributes)).encode())
         for one in arrays.values():
             digest.update(one.tobytes())
-        content = _made.get(digest.digest()) or plain(arrays, attributes, chunks)
+        content = _made.get(digest.digest()) or plain(arrays, attributes)
         if len(content) <= LARGEST_KEPT:
             _made[digest.digest()] = content
         return content
 
-    monkeypatch.setattr(zip_files, "_zipped", zipped)
+    monkeypatch.setattr(files, "_zipped", zipped)

@@ -33,6 +33,7 @@ from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, Store
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.own_events import difference, find_store, not_there, places
 from domainpar.tracking.events.store import (
+    SCHEMA_VERSION,
     SUFFIX,
     EventRecord,
     EventStore,
@@ -51,7 +52,6 @@ PREFIX_OF_TRACKS = {NETWORK: "", CKF: "ckf_"}
 ARRAYS_OF_FITS = {"track_parameters": "value", "track_covariance": "covariance", "track_chi2": "chi2"}
 """The arrays of a file, and the attributes of `Perigees` in them."""
 SCORES_SUFFIX = f".scores{SUFFIX}"
-SCHEMA_VERSION = 1
 FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
 
 
@@ -253,9 +253,8 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
     """
     file, kept = _find(Path(path), event)
     arrays, about = read_arrays(file)
-    if {name: about.get(name) for name in FORMAT} != FORMAT:
-        kind = f"{about.get('format')!r} version {about.get('schema_version')!r}"
-        raise Problem(f"it is {kind}, not scores of version {SCHEMA_VERSION}", "name what infer wrote", file=file)
+    if about.get("format") != FORMAT["format"]:
+        raise Problem(f"it is {about.get('format')!r}, not scores", "name what infer wrote", file=file)
     if store is not None:
         columns = _columns_of_store(about, Path(store))
         if not columns:

@@ -17,11 +17,11 @@ from domainpar.tracking.events.store import (
     EventStore,
     StoredEvent,
     StoreError,
+    arrays,
     event_file_name,
     names_in,
     write_event,
     write_manifest,
-    zip_files,
 )
 
 NUM_FLIPS = 300
@@ -85,8 +85,7 @@ def flip(path, read, places):
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A store of one event whose arrays have several chunks, as those of full events have."""
-    monkeypatch.setattr(zip_files, "NODES_PER_CHUNK", 16)
-    monkeypatch.setattr(zip_files, "EDGES_PER_CHUNK", 50)
+    monkeypatch.setattr(arrays, "ROWS_PER_CHUNK", 16)
     graph = replace(random_event(3), label_note="made up")
     record = write_event(tmp_path / event_file_name(graph.hits.event_id), graph, random_assignment(3, 40, 6), 6,
                          settings={"cut": 0.5}, source_digest="ab" * 32)  # fmt: skip
@@ -104,7 +103,7 @@ def of_event(store, num_flips, seed=0):
 def test_a_flipped_bit_of_an_event_is_found_or_changes_nothing(store):
     tally = of_event(store, 60)
     assert (tally.silent, tally.found + tally.harmless) == ([], 60)
-    assert tally.found > 30
+    assert tally.found > 20  # zarr's own description of each array is not read
 
 
 @fault(17)

@@ -107,7 +107,7 @@ def test_what_is_asked_for_and_not_there_is_named(place, tmp_path):
         domainpar.read_scores(tmp_path / "event9.scores.zarr.zip")
     record = EventStore(place / "store").records[0]
     (tmp_path / "event0.scores.zarr.zip").symlink_to(place / "store" / record.path)
-    with pytest.raises(Problem, match="'domainpar event' version 2"):
+    with pytest.raises(Problem, match="it is 'domainpar event', not scores"):
         domainpar.read_scores(tmp_path / "event0.scores.zarr.zip")
 
 

@@ -15,7 +15,7 @@ from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, Particles
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
-from domainpar.tracking.events.store.archive import Archive
+from domainpar.tracking.events.store.arrays import ArrayFile
 from domainpar.tracking.events.store.layout import (
     COPY_ANEW,
     NAME,
@@ -25,7 +25,7 @@ from domainpar.tracking.events.store.layout import (
     StoreError,
     file_sha256,
 )
-from domainpar.tracking.events.store.schema import JOINING_EDGES, SCHEMA_VERSION, check_arrays, in_memory_type, names_in
+from domainpar.tracking.events.store.schema import JOINING_EDGES, check_arrays, in_memory_type, names_in
 from domainpar.tracking.events.stored_order import concatenated_ranges
 from partitioners import TileGraph
 from partitioners.topology import EdgePolicy, IntArray
@@ -72,8 +72,8 @@ class StoredEvent:
         if not self.path.is_file():
             raise StoreError("no such file", "prepare the store again", event=self.event_id, file=self.path)
         with contextlib.ExitStack() as opened:
-            with self._reading("the archive"):
-                self._archive = opened.enter_context(Archive(self.path))
+            with self._reading("the file"):
+                self._file = opened.enter_context(ArrayFile(self.path))
             self._read_attributes()
             self._check_arrays()
             self._read_tiles()
@@ -81,13 +81,9 @@ class StoredEvent:
 
     def _read_attributes(self) -> None:
         with self._reading("its description"):
-            attributes = self._archive.attributes
-            version = attributes.get("schema_version")
+            attributes = self._file.attributes
             if attributes.get("format") != "domainpar event":
                 raise ValueError(f"it is {attributes.get('format')!r}, not 'domainpar event'")
-            if version != SCHEMA_VERSION:
-                command = f"python -m domainpar.prepare --store {self.path.parent} --overwrite ..."
-                raise OtherVersion(version, self.path, command, self.event_id)
             name = str(attributes["event"])
             if not NAME.fullmatch(name):
                 raise ValueError(f"the event is called {name[:80]!r}, which cannot name a file")
@@ -107,21 +103,13 @@ class StoredEvent:
                                  for name, of, _, value in described if of == "graph"}  # fmt: skip
 
     def _check_arrays(self) -> None:
-        """Hold the arrays against the description, which tells what the source gave, and both against the schema."""
-        listed: dict[str, Any] = self._archive.attributes["arrays"]
-        layouts = self._archive.layouts
+        """Hold the arrays against the schema."""
         with self._reading("its arrays"):
-            if missing := sorted(set(listed) - set(layouts)):
-                raise ValueError(f"{missing[0]} is missing ({len(missing)} of {len(listed)} arrays)")
-            for name, array in listed.items():
-                described, stored = (tuple(array["shape"]), array["dtype"]), (layouts[name].shape, layouts[name].dtype)
-                if stored != described:
-                    raise ValueError(f"{name}: shape and type are {stored}, expected {described}")
             sizes = {"N": self.num_nodes, "E": self.num_edges, "K": self.num_tiles, "K+1": self.num_tiles + 1}
             sizes |= {"F": len(self.feature_names), "G": len(self.edge_feature_names)}
             sizes |= {"L": len(self._names_of_node_labels)}
-            check_arrays({name: (layout.shape, layout.dtype) for name, layout in layouts.items()}, sizes)
-        self._names = frozenset(listed)
+            check_arrays({name: layout[:2] for name, layout in self._file.layouts.items()}, sizes)
+        self._names = frozenset(self._file.layouts)
         self.has_labels = "edges/label" in self._names
         self.has_positions = "nodes/position" in self._names
         self.has_particle_ids = "nodes/particle_id" in self._names
@@ -139,7 +127,7 @@ class StoredEvent:
             for tiles in (self._src_tile, self._dst_tile):
                 if len(tiles) and (tiles.min() < 0 or tiles.max() >= self.num_tiles):
                     raise ValueError(f"a tile is not one of {self.num_tiles}")
-            joined, listed = self._joining.sum(), self._archive.layouts[JOINING_EDGES].shape[0]
+            joined, listed = self._joining.sum(), self._file.layouts[JOINING_EDGES].shape[0]
             if (self._joining < 1).any() or joined != listed:
                 raise ValueError(f"pairs of tiles join {joined} edges, {listed} are listed")
         self._joining_ptr = np.concatenate([[0], np.cumsum(self._joining)])
@@ -271,35 +259,20 @@ class StoredEvent:
         return self._rows(f"{kind}/{name}", ids)
 
     def _rows(self, name: str, ids: IntArray) -> Array:
-        """Rows of one array, reading every chunk that holds one of them once, neighbouring chunks together."""
-        layout = self._archive.layouts[name]
-        per_chunk = layout.chunks[0]
-        chunk_of = ids // per_chunk
-        needed = np.zeros(max(1, layout.grid[0]), np.bool_)
-        needed[chunk_of] = True
-        chunks = np.flatnonzero(needed)
-        # The chunks that are read lie in the buffer one behind the other, each with the room of a whole one.
-        first_row = np.zeros(len(needed), np.int64)
-        first_row[chunks] = np.arange(len(chunks)) * per_chunk
-        buffer = np.empty((len(chunks) * per_chunk, *layout.shape[1:]), layout.dtype)
         with self._reading(name):
-            for run in np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1):
-                if len(run):
-                    rows = self._archive.rows(name, int(run[0]) * per_chunk, (int(run[-1]) + 1) * per_chunk)
-                    buffer[first_row[run[0]] :][: len(rows)] = rows
-        return in_memory_type(name, buffer[first_row[chunk_of] + ids % per_chunk])
+            return in_memory_type(name, self._file.rows(name, ids))
 
     def _whole(self, name: str) -> Array:
         with self._reading(name):
-            return in_memory_type(name, self._archive.whole(name))
+            return in_memory_type(name, self._file.whole(name))
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
-        """Give every error of the zip and the codecs the event and the file, which they do not name."""
+        """Give every error of the zip the event and the file, which it does not name."""
         try:
             yield
-        except OtherVersion:
-            raise
+        except OtherVersion as error:
+            raise OtherVersion(error.version, self.path, self.event_id) from None
         except Exception as error:
             what = f"cannot read {what}: {type(error).__name__}: {error}"
             hint = f"the file is damaged or incomplete; {COPY_ANEW}"
@@ -317,11 +290,11 @@ class StoredEvent:
             StoreError: If any member of it is damaged.
         """
         with self._reading("its bytes"):
-            self._archive.check_bytes(share, of)
+            self._file.check_bytes(share, of)
 
     def close(self) -> None:
         """Close the file."""
-        self._archive.close()
+        self._file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(StoredEvent, event_id=self.event_id, sha256=self._sha256), (self.path.absolute(),)

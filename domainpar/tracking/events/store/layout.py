@@ -36,9 +36,11 @@ class StoreError(Problem):
 class OtherVersion(StoreError):
     """A file of another version of the schema. There is no conversion: the source has everything."""
 
-    def __init__(self, version: object, file: Path, command: str, event: str | None = None) -> None:
+    def __init__(self, version: object, file: Path, event: str | None = None) -> None:
+        self.version = version
         what = f"it is of schema version {version!r}, this program reads and writes version {SCHEMA_VERSION}"
-        super().__init__(what, f"prepare it anew: {command}", event=event, file=file)
+        hint = "prepare the store again (--overwrite), and score it again, with the flags of before"
+        super().__init__(what, hint, event=event, file=file)
 
 
 @dataclass(frozen=True)

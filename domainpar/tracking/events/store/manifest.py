@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,6 @@ from domainpar.nn.standard import Standard, standard_of
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.features import FEATURES, Feature
 from domainpar.tracking.events.labels import Label
-from domainpar.tracking.events.store.archive import parsed_json
 from domainpar.tracking.events.store.event import StoredEvent
 from domainpar.tracking.events.store.layout import (
     COPY_ANEW,
@@ -316,9 +314,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > LARGEST_MANIFEST:
             raise ValueError(f"it has {size} bytes, at most {LARGEST_MANIFEST} are read")
-        manifest: dict[str, Any] = parsed_json(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
         if (version := manifest["schema_version"]) != SCHEMA_VERSION:
-            raise OtherVersion(version, path, _command_anew(path.parent, manifest))
+            raise OtherVersion(version, path)
         if unknown := sorted(set(manifest) - set(_KEYS)):
             raise ValueError(f"unknown key {unknown[0]!r}")
         sha256 = manifest.pop("content_sha256")
@@ -334,42 +332,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return manifest
     except OtherVersion:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{path.name} cannot be read: {type(error).__name__}: {error}"
         raise StoreError(what, "copy it anew, or prepare the store again with --overwrite", file=path) from error
-
-
-def _command_anew(directory: Path, manifest: dict[str, Any]) -> str:
-    """The command that prepares a store anew, as far as its manifest of any version tells its flags."""
-    from domainpar.tracking.events.construct import Cuts  # numba takes a second to load
-
-    settings, splits = manifest.get("settings") or {}, manifest.get("split_settings") or {}
-    events = manifest.get("events") or []
-    flags: dict[str, Any] = {"store": directory, "overwrite": True, "source": settings.get("source")}
-    if flags["source"] == "simulate":
-        flags |= {"events": len(events) or None, "hits": settings.get("num_hits")}
-        flags["seed"] = int(events[0]["event"]) if events else None  # event i is simulated from seed + i
-    else:
-        flags |= {"input": "DIRECTORY_OF_ITS_FILES", "seed": splits.get("split_seed")}
-    flags |= {name: splits.get(name) for name in ("val_split", "test_split")}
-    usual = json.loads(json.dumps(asdict(Cuts())))
-    flags |= {name: settings[name] for name in usual if name in settings and settings[name] != usual[name]}
-    if "layer_pairs" in flags:
-        flags["layer_pairs"] = ", ".join("{}.{}-{}.{}".format(*inner, *outer) for inner, outer in flags["layer_pairs"])
-    if settings.get("volumes"):
-        flags["volumes"] = ", ".join(map(str, settings["volumes"]))
-    flags |= {name: directory / file for name, file in LEARNED.items() if name in settings}
-    flags["edges_from"] = "DIRECTORY_OF_ITS_EDGES" if "edges_from" in settings else None
-    for name in ("node_features", "node_scales", "edge_features", "edge_scales", "pt_unit"):
-        value = settings.get(name)
-        flags[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
-    if settings.get("hard_cuts"):
-        flags["hard_cuts"] = json.dumps(settings["hard_cuts"]).replace("Infinity", ".inf")
-    # Where nothing was given, the settings hold a sentence.
-    flags |= {name: settings[name] for name in ("partitioner", "tiles") if " " not in str(settings.get(name, " "))}
-    words = [[f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-             for name, value in flags.items() if value not in (None, False)]  # fmt: skip
-    return shlex.join(["python", "-m", "domainpar.prepare", *(word for pair in words for word in pair)])
 
 
 def _digest(manifest: dict[str, Any]) -> str:

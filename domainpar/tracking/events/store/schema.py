@@ -9,8 +9,8 @@ import numpy as np
 
 from domainpar.tracking.events.graph import Array
 
-SCHEMA_VERSION = 2
-"""Version of the files. It changes with the table below."""
+SCHEMA_VERSION = 3
+"""Version of all zarr files and of the manifest. It changes with the table below, and with how arrays are stored."""
 
 LETTERS = {
     "N": "nodes", "E": "edges", "K": "tiles", "K+1": "tiles + 1", "F": "node features", "G": "edge features",
