@@ -17,7 +17,7 @@ from pathlib import Path
 
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Source, open_source
+from domainpar.tracking.events.sources import Events, open_source
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.events.store.schema import SCHEMA_VERSION
 
@@ -105,7 +105,7 @@ def chosen_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def source_of(options: argparse.Namespace) -> Source:
+def source_of(options: argparse.Namespace) -> Events:
     cuts = Cuts(phi_slope=options.phi_slope, z0=options.z0)
     if options.data is None:
         hits = options.hits or HITS[options.case]

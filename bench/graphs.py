@@ -24,7 +24,6 @@ from measuring import Row, mean
 from domainpar.common.agreement import Gathering
 from domainpar.common.atomic_files import write_whole
 from domainpar.tracking.config import PrepareConfig
-from domainpar.tracking.events import acts
 from domainpar.tracking.events.construct import Candidates, Cuts
 from domainpar.tracking.events.embedding import Embedding
 from domainpar.tracking.events.embedding_training import build_embedding
@@ -34,6 +33,7 @@ from domainpar.tracking.events.map_building import build_map
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.reco.facts import DEFAULT_TARGET, facts_of
 
 LEARNED_SEED, SCORED_SEED = 1_000_000, 5_000_000
@@ -82,9 +82,13 @@ def events_of(options: argparse.Namespace, preset: str) -> tuple[Callable[[str],
         learn = [str(LEARNED_SEED + i) for i in range(options.learn)]
         score = [str(SCORED_SEED + i) for i in range(options.events)]
         return lambda name: selection.of(simulate_event(int(name), num_hits)), learn, score
-    learn = [f"{options.train}/{name}" for name in acts.list_events(options.train)[: options.learn]]
-    score = [f"{options.data}/{name}" for name in acts.list_events(options.data)[: options.events]]
-    return lambda path: selection.of(acts.read_event(Path(path).parent, Path(path).name, False)), learn, score
+    learn, score = (
+        {f"{directory}/{name}": (acts, name) for name in acts.names[:count]}
+        for directory, count in ((options.train, options.learn), (options.data, options.events))
+        for acts in [open_source("acts", directory, selection=selection)]
+    )
+    every = {**learn, **score}
+    return lambda path: every[path][0].hits(every[path][1]), [*learn], [*score]
 
 
 def makers(

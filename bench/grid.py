@@ -42,7 +42,7 @@ from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.sampler import deal, samples_of
 from domainpar.tracking.training.work import Work, step_lines
@@ -92,7 +92,7 @@ def store_of(sizes: Sequence[int], seed: int) -> Path:
 
     settings = {"source": "simulate", "num_hits": list(sizes), "seed": seed, **cuts.settings}
     directory = cases.CACHE / f"grid-{'-'.join(map(str, sizes))}-{seed}"
-    prepare(Source(tuple(of_name), read, lambda _: [], settings), directory, val_split=0.0, test_split=0.0)
+    prepare(Events(tuple(of_name), read, lambda _: [], settings), directory, val_split=0.0, test_split=0.0)
     return directory
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from domainpar import infer, read_scores, train
 from domainpar.tracking.events.graph import EventGraph
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.part_loading import sector_of_tiles
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
@@ -57,7 +57,7 @@ TRAIN = ("--target", TARGET, "--weighting", WEIGHTING, *SIZE)
 TRACKS = ("--checkpoint", "last", "--tracks", "greedy", "--matching-style", "two_way", "--max-chi2", "1")
 
 
-def cut_events(store: EventStore, sectors: str) -> Source:
+def cut_events(store: EventStore, sectors: str) -> Events:
     """The events of a store without the edges between sectors. Two of the training events go to validation."""
     records = {record.event: record for record in store.events()}
 
@@ -79,7 +79,7 @@ def cut_events(store: EventStore, sectors: str) -> Source:
     splits = {name: record.split for name, record in records.items()}
     splits |= dict.fromkeys([name for name, split in splits.items() if split == "train"][:2], "val")
     settings = {**store.settings, "sectors": sectors}
-    return Source(tuple(records), read, lambda name: [store.path / records[name].path], settings, splits)
+    return Events(tuple(records), read, lambda name: [store.path / records[name].path], settings, splits)
 
 
 def make(store: EventStore, runs: Path) -> None:

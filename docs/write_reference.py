@@ -13,6 +13,7 @@ from pathlib import Path
 import domainpar
 from domainpar.__main__ import COMMANDS
 from domainpar.tracking.events.features import table
+from domainpar.tracking.events.source_table import page as sources
 
 
 def flags() -> str:
@@ -84,6 +85,12 @@ def features() -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_sources(page: str) -> str:
+    """docs/your_data.md with the table of the sources anew."""
+    start, end = page.index("| `--source` |"), page.index("\n\n", page.index("| `--source` |"))
+    return page[:start] + "\n".join(sources()) + page[end:]
+
+
 PAGES = {"flags.md": flags, "names.md": names, "features.md": features}
 
 if __name__ == "__main__":
@@ -91,3 +98,5 @@ if __name__ == "__main__":
     for page, write in PAGES.items():
         (directory / page).write_text(write(), encoding="utf-8")
         print(directory / page)
+    data = Path(__file__).parent / "your_data.md"
+    data.write_text(with_sources(data.read_text(encoding="utf-8")), encoding="utf-8")

@@ -16,12 +16,12 @@ Examples:
 """
 
 import math
-import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,11 @@ from domainpar.tracking.config.texts import Spot
 if TYPE_CHECKING:
     from domainpar.common.problems import Problem
     from domainpar.parallel.world import World
-    from domainpar.tracking.events.acorn import AcornOptions
     from domainpar.tracking.events.construct import Candidates, Cuts
     from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.graph import Hits, IntArray
     from domainpar.tracking.events.module_map import ModuleMap
-    from domainpar.tracking.events.selection import Selection
-    from domainpar.tracking.events.sources import Source
+    from domainpar.tracking.events.sources import Events
     from domainpar.tracking.reco.facts import EventFacts
 
 MAP_EVENTS, MAP_SEED = 100, 1_000_000
@@ -152,32 +150,31 @@ def targets_of(config: PrepareConfig) -> Mapping[str, Any]:
 
 
 def _made(config: PrepareConfig, world: "World") -> PrepareConfig:
-    """The configuration of events that ACTS has made by now, as of files. *Collective*."""
+    """The configuration of the files that the maker of a source has made by now. *Collective*."""
     from domainpar.common.words import progress
-    from domainpar.tracking.events.acts_making import Making, make_events
-    from domainpar.tracking.events.field import read_field
 
     assert config.simulate is not None
-    spot = (0.0, 55.0) if config.beam_spot is None else config.beam_spot.value
-    name = re.sub(r"[^\w.]+", "-", f"{config.process}-{config.pile_up}")
-    directory = Path("acts", name) if config.input is None else Path(config.input)
-    field = on_all(world.transport, lambda: None if config.field is None else read_field(config.field))
-    making = Making(
-        config.process,
-        config.pile_up.value,
-        (spot[0], spot[1], spot[-1]),
-        field,
-        config.hit_inefficiency,
-        config.dead_modules,
-        config.noise,
-        config.seed,
-    )
+    made_by = import_module(f"domainpar.tracking.events.{config.source}_maker").Maker
+    maker = on_all(world.transport, lambda: made_by.of_flags(_values(config)))
+    directory = Path(config.input or maker.folder)
     numbers = range(config.seed, config.seed + config.simulate)
-    with progress(f"ACTS makes {directory}", len(numbers), "event", world.is_root) as advance:
-        make_events(directory, numbers, making, world.transport, advance)
+    with progress(f"make {directory}", len(numbers), "event", world.is_root) as advance:
+        maker.make(directory, numbers, world.transport, advance)
     # Candidate edges go by the beam spot of the collisions; the store keeps the one that is measured.
-    told = Spot(", ".join(map(str, spot)))
+    told = Spot(", ".join(map(str, maker.beam_spot)))
     return replace(config, input=str(directory), beam_spot=told, hit_inefficiency=0.0)
+
+
+def _values(config: PrepareConfig) -> dict[str, Any]:
+    """The flags by their names, with what texts and files mean in their place."""
+    from domainpar.tracking.events.field import read_field
+    from domainpar.tracking.events.surfaces import read_surfaces
+
+    given = {it.name: getattr(config, it.name) for it in fields(config)}
+    values = {name: value.value if isinstance(value, Text) else value for name, value in given.items()}
+    for name, read in (("field", read_field), ("surfaces", read_surfaces)):
+        values[name] = None if values[name] is None else read(values[name])
+    return values
 
 
 def _cuts(config: PrepareConfig) -> "Cuts":
@@ -185,35 +182,29 @@ def _cuts(config: PrepareConfig) -> "Cuts":
     from domainpar.tracking.events.beam_spot import BeamSpot
     from domainpar.tracking.events.construct import Cuts
     from domainpar.tracking.events.detector import FIELD_ELSEWHERE
-    from domainpar.tracking.events.field import read_field
-    from domainpar.tracking.events.sources import layer_pairs_of
+    from domainpar.tracking.events.sources import find_source
 
-    given = config.layer_pairs
-    pairs = layer_pairs_of(config.source) if given is None else given.value
-    spot = config.beam_spot
-    z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot.value[0], spot.value[-1]).reach)
-    strongest = 0.0 if config.field is None else float(abs(read_field(config.field).bz).max())
+    values = _values(config)
+    spot, field = values["beam_spot"], values["field"]
+    z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot[0], spot[-1]).reach)
+    strongest = 0.0 if field is None else float(abs(field.bz).max())
     phi_slope = config.phi_slope or Cuts.phi_slope * max(1.0, strongest / FIELD_ELSEWHERE)
+    pairs = values["layer_pairs"]
+    if pairs is None:
+        pairs = Cuts.layer_pairs if config.source == "stores" else find_source(config.source).layer_pairs
     return Cuts(phi_slope=phi_slope, z0=z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
-def _selection(config: PrepareConfig) -> "Selection":
-    """The hits that a configuration keeps."""
-    from domainpar.tracking.events.selection import Selection
-
-    volumes = None if config.volumes is None else tuple(map(int, config.volumes.value))
-    hard_cuts = None if config.hard_cuts is None else config.hard_cuts.value
-    return Selection(volumes, hard_cuts, config.hit_inefficiency, config.seed)
-
-
-def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Source":
-    """The events of a configuration, joined by these cuts; `other` replaces arguments."""
+def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other: Any) -> "Events":
+    """The events of a configuration, joined by these cuts; `other` replaces values of flags."""
     from domainpar.tracking.events.beam_spot import BeamSpot
-    from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.given_edges import GivenEdges
-    from domainpar.tracking.events.sources import open_source
-    from domainpar.tracking.events.surfaces import read_surfaces
+    from domainpar.tracking.events.selection import Selection
+    from domainpar.tracking.events.sources import Conditions, find_source, open_source
 
+    values = {**_values(config), "num_events": _num_events(config, directory), "num_hits": config.hits, **other}
+    volumes = None if config.volumes is None else tuple(map(int, values["volumes"]))
+    selection = Selection(volumes, values["hard_cuts"], config.hit_inefficiency, config.seed)
     if config.source == "scores":
         from domainpar.tracking.scoring.scored_source import scored_events
 
@@ -223,23 +214,17 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         from domainpar.tracking.events.mixing import mixed_events
 
         paths = [path.strip() for path in str(config.input).split(",")]
-        anew = None if config.edges_learned is None else cuts
-        return mixed_events(paths, anew, _selection(config))
-    arguments: dict[str, Any] = {
-        "directory": config.input,
-        "num_events": _num_events(config, directory),
-        "cuts": cuts,
-        "selection": _selection(config),
-        "num_hits": config.hits,
-        "seed": config.seed,
-        "clusters": config.cluster_features,
-        "acorn": _acorn_options(config) if config.source == "acorn" else None,
-        "field": None if config.field is None else read_field(config.field),
-        "beam_spot": None if config.beam_spot is None or config.simulate else BeamSpot(*config.beam_spot.value),
-        "beam_line": None if config.beam_line is None else config.beam_line.value,
-        "surfaces": None if config.surfaces is None else read_surfaces(config.surfaces),
-    }
-    opened = open_source(config.source, **{**arguments, **other})
+        return mixed_events(paths, None if config.edges_learned is None else cuts, selection)
+    spot = None if config.simulate else values["beam_spot"] and BeamSpot(*values["beam_spot"])
+    opened = open_source(
+        config.source,
+        config.input,
+        num_events=values.pop("num_events"),
+        cuts=cuts,
+        selection=selection,
+        conditions=Conditions(values["field"], spot, values["surfaces"], values["beam_line"]),
+        **{name: values[name] for name in find_source(config.source).options if values.get(name) is not None},
+    )
     if not isinstance(cuts, GivenEdges):
         return opened
     return replace(opened, files=lambda name: [*opened.files(name), cuts.path(name)])
@@ -304,16 +289,6 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
             return build_map(*arguments, on_event=advance).best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
         found = build_embedding(*arguments, on_event=advance)
         return found.best(config.embedding_edges_per_hit or EMBEDDING_EDGES_PER_HIT)
-
-
-def _acorn_options(config: PrepareConfig) -> "AcornOptions":
-    """The options for acorn files of a configuration."""
-    from domainpar.tracking.events.acorn import AcornOptions
-
-    names = "node_features", "node_scales", "edge_features", "edge_scales", "hard_cuts"
-    texts: dict[str, Text | None] = {name: getattr(config, name) for name in names}
-    given: dict[str, Any] = {name: text.value for name, text in texts.items() if text is not None}
-    return AcornOptions(**given if config.pt_unit is None else given | {"pt_unit": config.pt_unit})
 
 
 def _work(config: PrepareConfig) -> int:
@@ -413,13 +388,13 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:
     """Number of events to prepare; by default, as many simulated ones as the store holds already."""
-    from domainpar.tracking.events.sources import DEFAULT_SIMULATED_EVENTS
+    from domainpar.tracking.events.simulate import USUAL_EVENTS
     from domainpar.tracking.events.store import EventStore, StoreError
 
     if config.events is not None or config.source != "simulate":
         return config.events if config.simulate is None else config.simulate
     try:
-        return max(DEFAULT_SIMULATED_EVENTS, len(EventStore(directory, check_files=False)))
+        return max(USUAL_EVENTS, len(EventStore(directory, check_files=False)))
     except StoreError:  # there is none yet, or it is prepared anew
         return None
 

@@ -105,7 +105,7 @@ LONG = (
     "commands/test_doctor commands/test_export commands/test_first_lines commands/test_interrupted commands/test_serve",
     "examples/test_examples examples/test_showers test_notebooks test_planted test_wheel",
     "nn/test_instructions pretended_gpu/test_on_pretended_gpu pretended_gpu/test_ranks",
-    "tracking/events/test_acts_making tracking/training/test_covering tracking/training/test_tasks",
+    "tracking/events/test_acts_maker tracking/training/test_covering tracking/training/test_tasks",
 )
 """Files with tests of ten seconds and more: they run first, so that none is left alone at the end."""
 

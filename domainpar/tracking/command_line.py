@@ -468,12 +468,13 @@ def _docstrings(group: type[Group]) -> dict[str, str]:
     """The docstring under each field of a group."""
     (made,) = ast.parse(inspect.getsource(group)).body
     assert isinstance(made, ast.ClassDef)
-    return {
+    written = {
         field.target.id: str(text.value.value)
         for field, text in pairwise(made.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
+    return written | dict(group.HELP)
 
 
 _FORMULAS = ("residual", "aggregate", "standardise")

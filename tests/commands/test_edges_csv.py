@@ -19,7 +19,8 @@ from domainpar import prepare
 from domainpar.common.problems import Problem
 from domainpar.testing import patient
 from domainpar.tracking.config import ConfigError, PrepareConfig
-from domainpar.tracking.events.given_edges import GivenEdges, read_edges
+from domainpar.tracking.events.given_edges import GivenEdges
+from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventStore, WholeEvent
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install '.[parquet]')")
@@ -89,12 +90,15 @@ def test_the_recipe_of_the_page_writes_scores_and_tracks_of_all_events(place):
             assert {counts[int(majority)] for majority in track.majority_particle_id} == {max(counts.values())}
 
 
+def edges_of(directory, event, num_hits):
+    return GivenEdges(directory).edges(Hits.bare(event, range(num_hits), None), None)
+
+
 def test_columns_may_stand_in_any_order_and_numbers_of_events_have_nine_digits_or_not(tmp_path):
     (tmp_path / "event000000007-graph.csv").write_text("weight, edge1 ,edge0\n0.5,1,0\n1e-3,2,1\n")
-    path = GivenEdges(tmp_path).path("7")
-    assert read_edges(path, "7", 3).tolist() == [[0, 1], [1, 2]]
+    assert edges_of(tmp_path, "7", 3).tolist() == [[0, 1], [1, 2]]
     (tmp_path / "event8-graph.csv").write_text("edge0,edge1,weight\n")
-    assert read_edges(GivenEdges(tmp_path).path("8"), "8", 0).shape == (2, 0)
+    assert edges_of(tmp_path, "8", 0).shape == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_a_file_that_does_not_fit_the_event_is_refused(tmp_path, text, error):
     path = tmp_path / "event7-graph.csv"
     path.write_text(text)
     with pytest.raises(Problem) as refused:
-        read_edges(path, "7", 3)
+        edges_of(tmp_path, "7", 3)
     assert re.search(error, refused.value.what)
     assert (refused.value.event, refused.value.file) == ("7", str(path))
 

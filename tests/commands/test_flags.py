@@ -36,8 +36,9 @@ from domainpar.tracking.config import (
     resolved_yaml,
     session_arguments,
 )
-from domainpar.tracking.config.prepare import PartitionerName, SourceName
+from domainpar.tracking.config.prepare import PartitionerName
 from domainpar.tracking.config.ranks import GroupingName
+from domainpar.tracking.events import source_table
 from partitioners import GROUPINGS, PARTITIONERS
 
 COMMANDS = [(train, TrainConfig), (prepare, PrepareConfig), (infer, InferConfig)]
@@ -486,9 +487,9 @@ def test_help_and_the_pages_say_what_each_source_and_each_network_is():
         (docs / page).read_text(encoding="utf-8")
         for page in ("reference/flags.md", "your_data.md", "recipes/model_train.md")
     )
-    for name in get_args(SourceName):
+    assert "\n".join(source_table.page()) in sources
+    for name in source_table.SOURCES:
         assert f" {name}: " in flags, name
-        assert f"| `{name}` |" in sources, name
     of_models = flags.partition("  --model MODEL ")[2].partition("or your own")[0]
     for name in MODELS:
         assert name in re.findall(r"[\w-]+", of_models), name

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from refused import refused
+from source_files import read_file
 
 from domainpar import prepare, train
 from domainpar.parallel.world import World
@@ -61,8 +62,6 @@ def test_a_label_that_is_of_nodes_in_one_file_and_of_graphs_in_another_is_told_h
 
 
 def test_a_list_of_graphs_in_one_file_is_told_how_to_save_them(tmp_path):
-    from domainpar.tracking.events.pyg import read_event
-
     torch.save([{"x": torch.rand(2, 2)}], tmp_path / "all.pt")
     with refused("holds a list, expected .*; save each graph in a file of its own", "all", tmp_path / "all.pt"):
-        read_event(tmp_path / "all.pt")
+        read_file("pyg", tmp_path / "all.pt")

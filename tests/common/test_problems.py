@@ -7,6 +7,7 @@ import pytest
 import small_run
 from marks import fault
 from random_store import write_random_store
+from source_files import read_file
 
 from domainpar.common.problems import Problem, as_problem
 from domainpar.runs.checkpoint_files import FILES, CheckpointFiles
@@ -15,9 +16,10 @@ from domainpar.testing import run_command
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.diagnosis.files import event_problem
 from domainpar.tracking.display.run_files import read_run_files
-from domainpar.tracking.events import acorn, given_edges, heptrkx, pyg, trackml
 from domainpar.tracking.events.colliderml import ColliderMLEvents
 from domainpar.tracking.events.embedding import Embedding
+from domainpar.tracking.events.given_edges import GivenEdges
+from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.store import EventStore, StoredEvent
 from domainpar.tracking.scoring import tuning
@@ -27,13 +29,13 @@ from domainpar.tracking.training.acorn_checkpoint import read_network
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 12345\n"
 
 READERS = {
-    "event1.npz": lambda path: heptrkx.read_event(path.parent, "1"),
-    "event1.pt": pyg.read_event,
-    "event1.pyg": acorn.read_event,
-    "event1-hits.csv": lambda path: trackml.read_event(path.parent, "1"),
-    "event1-hits.csv.gz": lambda path: trackml.read_event(path.parent, "1"),
+    "event1.npz": lambda path: read_file("heptrkx", path),
+    "event1.pt": lambda path: read_file("pyg", path),
+    "event1.pyg": lambda path: read_file("acorn", path),
+    "event1-hits.csv": lambda path: read_file("trackml", path),
+    "event1-hits.csv.gz": lambda path: read_file("trackml", path),
     "ttbar_tracker_hits/train.parquet": lambda path: ColliderMLEvents(path.parent),
-    "event1-edges.csv": lambda path: given_edges.read_edges(path, "1", 3),
+    "event1-graph.csv": lambda path: edges_of(path, "1", 3),
     "gnn.ckpt": read_network,
     "module_map.safetensors": ModuleMap.read,
     "embedding.safetensors": Embedding.read,
@@ -46,6 +48,10 @@ READERS = {
     "tracks.json": lambda path: tuning.read(path.parent),
     "last": lambda path: CheckpointFiles(path.parent).pointed("last"),
 }
+
+
+def edges_of(path, event, num_hits):
+    return GivenEdges(path.parent).edges(Hits.bare(event, range(num_hits), None), None)
 
 
 def refused_as_a_pointer(path, read):

@@ -21,7 +21,7 @@ ELSEWHERE = {
     "domainpar/measure/forecast.py": "/proc",
     "domainpar/tracking/training/record.py": "lines that are added",
     "domainpar/runs/directory.py": "a trial whether there is room",
-    "domainpar/tracking/events/acts_making.py": "a temporary folder, from which finished files move to their place",
+    "domainpar/tracking/events/acts_maker.py": "a temporary folder, from which finished files move to their place",
     "domainpar/tracking/scoring/acts_finder.py": "a temporary folder",
 }
 """Files with another way to write, and why."""

@@ -201,6 +201,9 @@ class Group:
     RULES: ClassVar[tuple[Rule, ...]] = ()
     """What its fields, and those that it shares a configuration with, must fulfil; what is no rule is in `check`."""
 
+    HELP: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The help of fields that comes from a table, in place of their docstrings."""
+
     def __post_init__(self) -> None:
         for name, kind in _texts(type(self)).items():
             if (given := getattr(self, name)) is not None:

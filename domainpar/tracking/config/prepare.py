@@ -1,20 +1,23 @@
 """The flags of `prepare`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
 from domainpar.tracking.config.texts import BeamLine, Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
-from domainpar.tracking.events.kinds import KindOfHits, SourceKind
+from domainpar.tracking.events.source_table import HELP, SOURCES, sources_that_give
 
-SourceName = Literal[SourceKind, "scores", "stores"]
+if TYPE_CHECKING:
+    SourceName = str
+else:
+    SourceName = Literal[tuple(SOURCES)]
 PartitionerName = Literal["phi", "eta", "phi-eta", "metis", "contiguous", "random", "hilbert"]
 """What `partitioners.PARTITIONERS` names."""
 
-OF_HITS = ", ".join(f"source {kind}" for kind in get_args(KindOfHits))
+OF_HITS = ", ".join(f"source {name}" for name in sources_that_give("hits"))
 """Sources of hits, which are selected and joined here; others are graphs."""
 
-_OF_FILES = ", ".join(f"source {kind}" for kind in get_args(SourceName) if kind not in ("simulate", "acts"))
+_OF_FILES = ", ".join(f"source {name}" for name in SOURCES if name not in ("simulate", "acts"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +25,7 @@ class SourceFlags(Group):
     """Where events come from"""
 
     source: SourceName = "simulate"
-    """simulate: built in, TrackML geometry, exact truth. trackml: CSV. acts: its CSV or parquet. colliderml: parquet.
-    heptrkx: npz graphs. pyg: PyG Data files. acorn: graphs of the acorn framework, in trainset, valset and testset or
-    all in one directory. scores: events that infer has scored; edges with a score of at least --min-score stay (a
-    filter). stores: the events of several stores, in their splits, to train on all of them."""
+    """What the events are, see `HELP`."""
 
     input: str | None = None
     """Directory with the files of the source; of stores: 'stores/a, stores/b'."""
@@ -62,6 +62,7 @@ class SourceFlags(Group):
     min_score: float = 0.02
     """Smallest score of an edge that is kept, of --source scores."""
 
+    HELP = (("source", HELP),)
     RULES = rules(
         Bounded("events", least=1),
         Bounded("hit_inefficiency", below=1),

@@ -9,120 +9,51 @@ Truth is known of hits on true edges only. All other hits count as noise, so als
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from domainpar.common.problems import EventPlace, Problem
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events import acorn_columns, construct, features
 from domainpar.tracking.events.acorn_columns import Columns, short_name
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked, modules_of_32_bits
 from domainpar.tracking.events.pyg import read_entries
+from domainpar.tracking.events.sources import EventFiles, Options, Source
+from domainpar.tracking.events.tables import Table
 from domainpar.tracking.events.targets import MEV_ABOVE, passes
 from partitioners.topology import FloatArray, IntArray
-
-PtUnit = Literal["MeV", "GeV"]
-SplitName = Literal["train", "val", "test"]
-
-FOLDERS: dict[str, SplitName] = {"trainset": "train", "valset": "val", "testset": "test"}
-SUFFIX = ".pyg"
 
 _IN_GEV = {"MeV": 1e-3, "GeV": 1.0, None: 1e-3}  # acorn itself writes MeV
 
 
-@dataclass(frozen=True)
-class AcornOptions:
-    """Columns, scales, cuts and units to read files with.
-
-    Attributes:
-        node_features: Columns of hits that become node features; `hit_y`, or `y`, is r sin(phi).
-        node_scales: Divisor of each.
-        edge_features: Columns of candidate edges that become edge features; computed where the file lacks them
-            (`events.acorn_columns`). None: those of graphs built here (`features.EDGE_FEATURES`).
-        edge_scales: Divisor of each. None: 1.
-        hard_cuts: Conditions on the columns of true edges (`events.targets` has the grammar), pt in GeV: only edges
-            whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
-        pt_unit: Unit of pt in the files. None: guessed (`guess_pt_unit`).
+def _settled(events: Sequence[EventFiles], options: Options) -> Options:
+    """The options with the unit of pt, guessed once for all events: guessed anew for each, a small one could differ.
 
     Raises:
         ValueError: If scales and features are not of one number, or a scale is not a finite number other than 0.
+        Problem: If the unit may be either.
     """
-
-    node_features: tuple[str, ...] = features.NODE_FEATURES
-    node_scales: tuple[float, ...] = features.NODE_SCALE
-    edge_features: tuple[str, ...] | None = None
-    edge_scales: tuple[float, ...] | None = None
-    hard_cuts: Mapping[str, Any] | None = None
-    pt_unit: PtUnit | None = None
-
-    def __post_init__(self) -> None:
-        for of in ("node", "edge"):
-            names, scales = getattr(self, f"{of}_features"), getattr(self, f"{of}_scales")
-            count = len(names or ())
-            if scales is not None and count != len(scales):
-                raise ValueError(f"{count} {of}_features but {len(scales)} {of}_scales; one scale for each feature.")
-            if any(not math.isfinite(scale) or scale == 0 for scale in scales or ()):
-                raise ValueError(f"{of}_scales are {list(scales)}; expected finite numbers other than 0.")
+    for of in ("node", "edge"):
+        names, scales = options[f"{of}_features"], options[f"{of}_scales"]
+        if scales is not None and len(names or ()) != len(scales):
+            count = f"{len(names or ())} {of}_features but {len(scales)} {of}_scales"
+            raise ValueError(f"{count}; one scale for each feature.")
+        if any(not math.isfinite(scale) or scale == 0 for scale in scales or ()):
+            raise ValueError(f"{of}_scales are {list(scales)}; expected finite numbers other than 0.")
+    return {**options, "pt_unit": options["pt_unit"] or _guessed_pt_unit(events)}
 
 
-@dataclass(frozen=True)
-class AcornFile:
-    """One file of a directory.
+def _guessed_pt_unit(events: Sequence[EventFiles]) -> str | None:
+    """Unit of pt by the median over the true edges of the first file that has any: above 50 only MeV make sense.
 
-    Attributes:
-        path: The file.
-        split: Split of its folder; None in a directory without such folders.
+    None if no file knows a pt. Between 20 and 50, which may be either, it is refused.
     """
-
-    path: Path
-    split: SplitName | None
-
-
-def find_events(directory: str | Path) -> dict[str, AcornFile]:
-    """The events of a directory by name, in order of split, then name: `000000007` for `event000000007.pyg`.
-
-    Raises:
-        Problem: If the directory does not exist or holds no events, or two files have one name.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise Problem(f"{directory} is not a directory", "give the one that holds trainset, valset and testset")
-    folders: dict[Path, SplitName | None] = {
-        directory / name: split for name, split in FOLDERS.items() if (directory / name).is_dir()
-    }
-    events: dict[str, AcornFile] = {}
-    for folder, split in (folders or {directory: None}).items():
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
-            name = event_name(path)
-            if name in events:
-                what = f"{path} and {events[name].path} are one event by their names"
-                raise Problem(what, "remove one of them", event=name)
-            events[name] = AcornFile(path, split)
-    if not events:
-        places = ", ".join(map(str, folders or (directory,)))
-        raise Problem(f"no acorn events in {places}", f"expected are files like event000000007{SUFFIX}")
-    return events
-
-
-def event_name(path: Path) -> str:
-    """Name of the event of a file: without `event` before it and `-graph` behind."""
-    return path.stem.removesuffix("-graph").removeprefix("event") or path.stem
-
-
-def guess_pt_unit(paths: Iterable[Path]) -> PtUnit | None:
-    """Unit of pt, from the median over the true edges of the first file that has any: above 50 only MeV make sense.
-
-    acorn itself writes MeV. None if no file knows a pt.
-
-    Raises:
-        Problem: If the median is between 20 and 50, which may be either, or a file cannot be read.
-    """
-    for path in paths:
-        columns = _columns(path)
+    for files in events:
+        columns = _columns(files.place)
         if columns.track_edges is None or not columns.has("track", "pt"):
             continue
         pt = columns.get("track", "pt")
@@ -136,58 +67,83 @@ def guess_pt_unit(paths: Iterable[Path]) -> PtUnit | None:
     return None
 
 
-def read_event(path: str | Path, options: AcornOptions | None = None) -> EventGraph:
-    """Read one event.
+def _read(
+    files: EventFiles,
+    node_features: Sequence[str],
+    node_scales: Sequence[float],
+    edge_features: Sequence[str] | None,
+    edge_scales: Sequence[float] | None,
+    hard_cuts: Mapping[str, Any] | None,
+    pt_unit: str | None,
+) -> EventGraph:
+    """The graph in the order of the file.
+
+    `hit_id` is the file's, else the rows from 0; it may repeat, where one hit was written once for each of its
+    particles. Volume, layer and module are 0 where the file has none; modules whose numbers do not fit 32 bits are
+    numbered within the event. A particle's vertex is known if the file has vx, vy and vz; where it has only `radius`, x
+    is the radius, y 0 and z NaN. Charges are unknown.
 
     Args:
-        path: The file; its name is that of the event.
-        options: How. Default: r, phi, z over (1000 mm, pi, 1000 mm), and the edge features of graphs built here.
-
-    Returns:
-        The graph in the order of the file. `hit_id` is the file's, else the rows from 0; it may repeat, where one hit
-        was written once for each of its particles. Volume, layer and module are 0 where the file has none; modules
-        whose numbers do not fit 32 bits are numbered within the event. A particle's vertex is known if the file has
-        vx, vy and vz; where it has only `radius`, x is the radius, y 0 and z NaN. Charges are unknown.
-
-    Raises:
-        Problem: Naming event and file: if the file asks for more than it may, is damaged or lacks a column; if a
-            shape does not fit, an edge names a hit that does not exist, or a value is not finite or in another unit.
+        files: The event.
+        node_features: Columns of hits that become node features; `hit_y`, or `y`, is r sin(phi).
+        node_scales: Divisor of each.
+        edge_features: Columns of candidate edges that become edge features; computed where the file lacks them
+            (`events.acorn_columns`). None: those of graphs built here (`features.EDGE_FEATURES`).
+        edge_scales: Divisor of each. None: 1.
+        hard_cuts: Conditions on the columns of true edges (`events.targets` has the grammar), pt in GeV: only edges
+            whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
+        pt_unit: Unit of pt in the files, MeV or GeV.
     """
-    options = options or AcornOptions()
-    columns = _columns(Path(path))
+    columns = _columns(files.place)
     cylinder = acorn_columns.cylinder_of(columns)
     position = np.stack([cylinder[name] for name in "xyz"], axis=1).astype(np.float32)
-    names = tuple(name if name == "hit_id" else name.removeprefix("hit_") for name in options.node_features)
-    if options.edge_features is None:
+    names = tuple(name if name == "hit_id" else name.removeprefix("hit_") for name in node_features)
+    if edge_features is None:
         of_edges: tuple[str, ...] = features.EDGE_FEATURES
         edge_values = construct.edge_features(position, columns.edge_index)
     else:
-        of_edges = tuple(name.removeprefix("edge_") for name in options.edge_features)
-        edge_scales = options.edge_scales or (1.0,) * len(of_edges)
-        node_scales = acorn_columns.SCALES | dict(zip(names, options.node_scales))
-        edge_values = acorn_columns.edge_features(columns, cylinder, of_edges, edge_scales, node_scales)
+        of_edges = tuple(name.removeprefix("edge_") for name in edge_features)
+        scales = acorn_columns.SCALES | dict(zip(names, node_scales))
+        edge_values = acorn_columns.edge_features(
+            columns, cylinder, of_edges, edge_scales or (1.0,) * len(of_edges), scales
+        )
     graph = EventGraph(
-        hits=_hits(columns, position, options),
-        features=acorn_columns.node_features(columns, cylinder, names, options.node_scales),
+        hits=_hits(columns, position, _IN_GEV[pt_unit]),
+        features=acorn_columns.node_features(columns, cylinder, names, node_scales),
         feature_names=names,
         edge_index=columns.edge_index,
         edge_features=edge_values,
         edge_feature_names=of_edges,
         label=columns.get("edge", "y") if columns.has("edge", "y") else None,
     )
-    return _with_hard_cuts(checked(graph, columns.place), columns, options)
+    graph = checked(graph, columns.place)
+    return graph if not hard_cuts else _with_hard_cuts(graph, columns, hard_cuts, _IN_GEV[pt_unit])
 
 
-def _columns(path: Path) -> Columns:
-    place = EventPlace(event_name(path), path)
+SOURCE = Source(
+    _read,
+    (Table(("event{}-graph.pyg", "event{}.pyg", "{}-graph.pyg", "{}.pyg")),),
+    "acorn events",
+    options={
+        "node_features": features.NODE_FEATURES,
+        "node_scales": features.NODE_SCALE,
+        **dict.fromkeys(("edge_features", "edge_scales", "hard_cuts", "pt_unit")),
+    },
+    settings=lambda options: json.loads(json.dumps(options)),  # tuples become lists, as in a manifest
+    settle=_settled,
+    folders={"trainset": "train", "valset": "val", "testset": "test"},
+)
+
+
+def _columns(place: EventPlace) -> Columns:
     return Columns(read_entries(place), place)
 
 
-def _hits(columns: Columns, position: FloatArray, options: AcornOptions) -> Hits:
+def _hits(columns: Columns, position: FloatArray, in_gev: float) -> Hits:
     def whole(name: str) -> IntArray:
         return columns.get("hit", name).astype(np.int64) if columns.has("hit", name) else np.zeros(len(position), int)
 
-    particle_id, particles = _truth(columns, _IN_GEV[options.pt_unit])
+    particle_id, particles = _truth(columns, in_gev)
     return Hits(
         event_id=columns.place.event,
         hit_id=whole("hit_id") if columns.has("hit", "hit_id") else np.arange(len(position)),
@@ -241,18 +197,16 @@ def _particles(columns: Columns, ids: IntArray, first: IntArray, particle_id: In
     )
 
 
-def _with_hard_cuts(graph: EventGraph, columns: Columns, options: AcornOptions) -> EventGraph:
-    if not options.hard_cuts:
-        return graph
+def _with_hard_cuts(graph: EventGraph, columns: Columns, hard_cuts: Mapping[str, Any], in_gev: float) -> EventGraph:
     if columns.track_edges is None:
         raise columns.place.problem("hard_cuts need the truth, and the event has no track_edges")
     passing = columns.inside.copy()  # of each true edge, whether it meets all conditions
-    for name, condition in options.hard_cuts.items():
+    for name, condition in hard_cuts.items():
         kind_and_name = short_name(name)
         short = "eta_particle" if name == "eta" else kind_and_name[1] if kind_and_name else name
         values = columns.get("track", short)
         if short == "pt":
-            values = values.astype(np.float64) * _IN_GEV[options.pt_unit]
+            values = values.astype(np.float64) * in_gev
         try:
             passing &= passes(values, condition)
         except ValueError as error:

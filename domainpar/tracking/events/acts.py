@@ -16,110 +16,116 @@ releases before there was an extra number in bits 0 to 7, the surface had those 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
-from domainpar.tracking.events.colliderml import numbered_as_trackml
-from domainpar.tracking.events.csv_tables import columns_of, events_with, find, read_table
+from domainpar.tracking.events import colliderml
+from domainpar.tracking.events.csv_tables import read_columns
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles
-from domainpar.tracking.events.measured import detectors_file, measured
+from domainpar.tracking.events.measured import measured
+from domainpar.tracking.events.sources import EventFiles, Events, Options, Source
+from domainpar.tracking.events.tables import Table, list_files
 from partitioners.topology import IntArray
 
-MEASUREMENTS, LINKS, TRUE_HITS = "measurements", "measurement-simhit-map", "hits"
-PARTICLES = ("particles_simulated", "particles_initial", "particles")
-"""Tables of particles as they began, by the names that releases gave them; the first that is there is read."""
-
 _FIVE = tuple(f"particle_id_{part}" for part in ("pv", "sv", "part", "gen", "subpart"))
+_IDS = f"particle_id, {', '.join(_FIVE)}: u8"
+_EITHER = (("particle_id",), _FIVE)
 _MEASURED, _TRUE = tuple(f"global_{axis}" for axis in "xyz"), tuple(f"t{axis}" for axis in "xyz")
 _TRUE_P = ("tpx", "tpy", "tpz")
 _VARIANCES = ("var_local0", "var_local1")
-_OF_PARTICLES = ("vx", "vy", "vz", "px", "py", "pz", "q")
 _OF_ANOTHER = "is one of the files truncated, or of another event or another run?"
+
+MEASUREMENTS = Table(
+    "event{}-measurements.csv",
+    "measurement_id, geometry_id: u8",
+    "global_x, global_y, global_z: f8 mm; var_local0, var_local1: f8 mm^2",
+    unique=("measurement_id",),
+)
+LINKS = Table("event{}-measurement-simhit-map.csv", "measurement_id, hit_id: u8", unique=("measurement_id", "hit_id"))
+TRUE_HITS = Table(
+    "event{}-hits.csv", "geometry_id: u8", f"{_IDS}; tx, ty, tz: f8 mm; tpx, tpy, tpz: f8 GeV", either=_EITHER
+)
+PARTICLES = Table(
+    tuple(f"event{{}}-{part}.csv" for part in ("particles_simulated", "particles_initial", "particles")),
+    "",
+    f"{_IDS}; vx, vy, vz: f8 mm; px, py, pz: f8 GeV; q: f8; particle_type: i8",
+)
+"""Particles as they began, by the names that releases gave the table."""
 
 MOST_RISING = 0.05
 """Share of the true hits that may have more momentum than their particle began with, as those of another event have."""
 
 
-def list_events(directory: str | Path) -> list[str]:
-    """The events of a directory, sorted: `000000012` for `event000000012-measurements.csv.gz`.
+def _hint(directory: Path) -> str:
+    """What to do about a directory without measurements."""
+    if list_files(directory, [Table("event{}-truth.csv")]):
+        return "there are files of TrackML's format: --source trackml"
+    if beside := list_files(directory, [TRUE_HITS]) or list_files(directory, [Table("event{}-spacepoints.csv")]):
+        event, _ = beside[0]
+        return f"event {event} has other tables; have ACTS write measurements, too (CsvMeasurementWriter)"
+    return "expected are event000000000-measurements.csv[.gz], or *.parquet in folders tracker_hits or simhits"
 
-    Raises:
-        Problem: If the directory does not exist or holds no measurements.
+
+def _in_parquet(directory: Path, options: Options) -> Events | None:
+    """The measurements of a directory of parquet files without those in CSV."""
+    if any(directory.glob("event*-measurements.csv*")) or not any(directory.rglob("*.parquet")):
+        return None
+    return colliderml.rows_of(directory, measured=True)
+
+
+def _settled(events: Sequence[EventFiles], options: Options) -> Options:
+    """Whether the first event has no measured positions, so that those of true hits stand in for them in all."""
+    return {"at_true": not set(_MEASURED) & set(read_columns(events[0].listed, events[0].event))}
+
+
+def _read(files: EventFiles, at_true: bool) -> Hits:
+    """The measurements in the order of the file; `hit_id` is `measurement_id`.
+
+    Volumes and layers are as `numbered_as_trackml` says. Of five columns, particles are numbered from 1 as the rows of
+    their table, and behind them those that are not in it; a single id stays.
     """
-    names = events_with(directory := Path(directory), MEASUREMENTS)
-    if names:
-        return names
-    hint = "expected are event000000000-measurements.csv[.gz], or *.parquet in folders tracker_hits or simhits"
-    if events_with(directory, "truth"):
-        hint = "there are files of TrackML's format: --source trackml"
-    elif beside := events_with(directory, TRUE_HITS) or events_with(directory, "spacepoints"):
-        hint = f"event {beside[0]} has other tables; have ACTS write measurements, too (CsvMeasurementWriter)"
-    raise Problem(f"{directory} holds no measurements of ACTS", hint)
-
-
-def event_files(directory: str | Path, event_id: str) -> list[Path]:
-    """The files that `read_event` reads."""
-    directory = Path(directory)
-    files = [find(directory, event_id, part) for part in (MEASUREMENTS, LINKS, TRUE_HITS, *PARTICLES)]
-    there = [path for path in files if path is not None]
-    return there[: sum(path is not None for path in files[:3]) + 1]
-
-
-def at_true_positions(directory: str | Path, event_id: str) -> bool:
-    """Whether an event has no measured positions, so that those of its true hits stand in for them."""
-    path = find(Path(directory), event_id, MEASUREMENTS)
-    return path is not None and not set(_MEASURED) & set(columns_of(path, event_id))
-
-
-def read_event(directory: str | Path, event_id: str, at_true: bool = False) -> Hits:
-    """Read the measurements of one event, with truth and particles where their files are.
-
-    Args:
-        directory: Where the files are.
-        event_id: Name of the event as in `list_events`.
-        at_true: Take the positions of true hits, as no measured ones are written.
-
-    Returns:
-        The measurements in the order of the file; `hit_id` is `measurement_id`. Volumes and layers are as
-        `numbered_as_trackml` says. Of five columns, particles are numbered from 1 as the rows of their table, and
-        behind them those that are not in it; a single id stays. `particle_id` and `particles` are None without truth.
-
-    Raises:
-        Problem: Naming event, file, and what was found and expected: if a file is missing, damaged, or does not fit the
-            others.
-    """
-    directory = Path(directory)
-    path = find(directory, event_id, MEASUREMENTS)
-    if path is None:
-        raise Problem(f"no measurements in {directory}; expected event{event_id}-measurements.csv[.gz]", event=event_id)
-    place, global_ = EventPlace(event_id, path), {} if at_true else dict.fromkeys(_MEASURED, np.float64)
-    ids = dict.fromkeys(("measurement_id", "geometry_id"), np.uint64)
-    table = read_table(path, event_id, {**ids, **global_}, dict.fromkeys(_VARIANCES, np.float64), ("measurement_id",))
+    if (read := files.read(MEASUREMENTS, () if at_true else _MEASURED)) is None:
+        raise Problem(f"no measurements in {files.directory}", "is the file gone?", event=files.event)
+    table, place = read
     volume, layer, module = _decoded(table["geometry_id"].to_numpy(), place)
-    truth = _read_truth(directory, event_id, table)
+    truth = _read_truth(files, table)
     if not at_true:
         position = table[list(_MEASURED)].to_numpy(np.float32)
-    elif not at_true_positions(directory, event_id):
+    elif set(_MEASURED) & set(table):
         raise place.problem("it has measured positions, and the first event has none", "prepare them apart")
     elif truth is not None and (truth[1] >= 0).all() and set(_TRUE) <= set(truth[0]):
         position = truth[0][list(_TRUE)].to_numpy(np.float32)[truth[1]]
     else:
         what = f"no column {', '.join(_MEASURED)}, nor for every measurement a true hit with {', '.join(_TRUE)}"
-        raise place.problem(what, f"write them with a newer ACTS, or keep {LINKS} and {TRUE_HITS} beside them")
-    particle_id, particles = (None, None) if truth is None else _read_particles(directory, event_id, *truth)
-    volume, layer = numbered_as_trackml(volume, layer, position, place)
+        hint = f"write them with a newer ACTS, or keep {LINKS.what} and {TRUE_HITS.what} beside them"
+        raise place.problem(what, hint)
+    particle_id, particles = (None, None) if truth is None else _read_particles(files, *truth)
+    volume, layer = colliderml.numbered_as_trackml(volume, layer, position, place)
     hit_id = table["measurement_id"].to_numpy().view(np.int64)
     variances = table[list(_VARIANCES)].to_numpy() if set(_VARIANCES) <= set(table) and not at_true else None
     if variances is not None and not variances.any():
         variances = None  # columns of a writer that does not know them
-    known = lie_on_known_surfaces(volume, layer)
-    told = measured(table, variances, place, None if known else detectors_file(directory))
-    columns = event_id, hit_id, position, volume, layer, module
+    told = measured(table, variances, place, None if lie_on_known_surfaces(volume, layer) else files)
+    columns = files.event, hit_id, position, volume, layer, module
     return Hits(*columns, particle_id=particle_id, particles=particles, measured=told)
+
+
+SOURCE = Source(
+    _read,
+    (MEASUREMENTS, LINKS, TRUE_HITS, PARTICLES),
+    "measurements of ACTS",
+    options={"at_true": False},
+    settings=lambda options: {"positions": "of true hits"} if options["at_true"] else {},
+    settle=_settled,
+    hint=_hint,
+    opens=_in_parquet,
+    default_field=colliderml.SOURCE.default_field,
+)
 
 
 def _decoded(geometry_id: IntArray, place: EventPlace) -> tuple[IntArray, IntArray, IntArray]:
@@ -142,24 +148,21 @@ def _decoded(geometry_id: IntArray, place: EventPlace) -> tuple[IntArray, IntArr
     return volume, layer, surface
 
 
-def _read_truth(directory: Path, event_id: str, table: pd.DataFrame) -> tuple[pd.DataFrame, IntArray] | None:
+def _read_truth(files: EventFiles, table: pd.DataFrame) -> tuple[pd.DataFrame, IntArray] | None:
     """The true hits, and the row of the first of each measurement, -1 where there is none; None without truth."""
-    links_path, hits_path = (find(directory, event_id, part) for part in (LINKS, TRUE_HITS))
-    if links_path is None or hits_path is None:
-        if (there := links_path or hits_path) is None:
+    of_links, of_hits = files.read(LINKS), files.read(TRUE_HITS)
+    if of_links is None or of_hits is None:
+        if (there := of_links or of_hits) is None:
             return None
-        missing = f"event{event_id}-{LINKS if links_path is None else TRUE_HITS}.csv[.gz]"
-        what = f"{there.name} is here and {missing} is not; truth takes both"
-        raise Problem(what, "fetch it, or remove the other to go without truth", event=event_id, file=there)
-    place, keys = EventPlace(event_id, links_path), ("measurement_id", "hit_id")
-    links = read_table(links_path, event_id, dict.fromkeys(keys, np.uint64), {}, unique=keys)
-    ids = dict.fromkeys((*_id_columns(hits_path, event_id), "geometry_id"), np.uint64)
-    hits = read_table(hits_path, event_id, ids, dict.fromkeys((*_TRUE, *_TRUE_P), np.float64))
+        missing = (LINKS if of_links is None else TRUE_HITS).what
+        what = f"{Path(str(there[1].file)).name} is here and event{files.event}-{missing}.csv[.gz] is not; "
+        raise there[1].problem(f"{what}truth takes both", "fetch it, or remove the other to go without truth")
+    (links, place), (hits, _) = of_links, of_hits
     measurement = pd.Index(table["measurement_id"]).get_indexer(links["measurement_id"])
     hit = links["hit_id"].to_numpy()
     for bad, one, where, count in (
-        (measurement < 0, "measurement_id", MEASUREMENTS, len(table)),
-        (hit >= len(hits), "hit_id", TRUE_HITS, len(hits)),
+        (measurement < 0, "measurement_id", MEASUREMENTS.what, len(table)),
+        (hit >= len(hits), "hit_id", TRUE_HITS.what, len(hits)),
     ):
         if bad.any():
             what = f"{bad.sum():,} of {len(links):,} rows name a {one} that is none of the {count:,} in {where}"
@@ -176,39 +179,28 @@ def _read_truth(directory: Path, event_id: str, table: pd.DataFrame) -> tuple[pd
     return hits, first
 
 
-def _id_columns(path: Path, event_id: str) -> tuple[str, ...]:
-    """The columns of the particle's id in a file."""
-    return ("particle_id",) if "particle_id" in columns_of(path, event_id) else _FIVE
-
-
-def _read_particles(
-    directory: Path, event_id: str, hits: pd.DataFrame, first: IntArray
-) -> tuple[IntArray, Particles | None]:
+def _read_particles(files: EventFiles, hits: pd.DataFrame, first: IntArray) -> tuple[IntArray, Particles | None]:
     """The particle of each measurement, and all particles."""
-    columns = [name for name in ("particle_id", *_FIVE) if name in hits]
+    columns = next([*names] for names in _EITHER if set(names) <= set(hits))
     at_hits = hits[columns].iloc[first[first >= 0]]
-    path = next((path for part in PARTICLES if (path := find(directory, event_id, part)) is not None), None)
-    table = at_hits[:0]
-    if path is not None:
-        optional = {**dict.fromkeys(_OF_PARTICLES, np.float64), "particle_type": np.int64}
-        table = read_table(path, event_id, dict.fromkeys(columns, np.uint64), optional, unique=columns)
-    elif (ends := find(directory, event_id, "particles_final")) is not None:
+    table, place = files.read(PARTICLES, columns, columns) or (at_hits[:0], None)
+    if place is None and (ends := Table("event{}-particles_final.csv").find(files.directory, files.event)) is not None:
         what = f"of particles there is only {ends.name}, which holds where and how they ended"
-        hint = f"write {PARTICLES[0]}; or name it event{event_id}-particles.csv, if it will do; or remove it"
-        raise Problem(what, hint, event=event_id, file=ends)
+        hint = f"write {PARTICLES.what}; or name it event{files.event}-particles.csv, if it will do; or remove it"
+        raise Problem(what, hint, event=files.event, file=ends)
     both = pd.concat([table[columns], at_hits])
     ids = both[columns[0]].to_numpy().view(np.int64)
     if len(columns) > 1:
         ids = np.where((both == 0).all(axis=1), 0, both.groupby(columns, sort=False).ngroup() + 1)
     own, seen = ids[: len(table)], ids[len(table) :]
-    if path is not None:
+    if place is not None:
         if (own == 0).any():
             what = f"lists a particle 0 in row {np.flatnonzero(own == 0)[0]}; 0 means noise and is no particle"
-            raise EventPlace(event_id, path).problem(what, "remove this row, or number particles from 1 in all files")
-        _check_momenta(table, own, hits.iloc[first[first >= 0]], seen, EventPlace(event_id, path))
+            raise place.problem(what, "remove this row, or number particles from 1 in all files")
+        _check_momenta(table, own, hits.iloc[first[first >= 0]], seen, place)
     particle_id = np.zeros(len(first), np.int64)
     particle_id[first >= 0] = seen
-    if path is None:
+    if place is None:
         return particle_id, None
     named = table.rename(columns={"q": "charge", "particle_type": "pdg_id"})
     return particle_id, Particles.of_table(own, {str(name): named[name].to_numpy() for name in named}, particle_id)

@@ -23,19 +23,31 @@ import numpy as np
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
-from domainpar.tracking.events.detector import SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
+from domainpar.tracking.events.detector import FIELD_ELSEWHERE, SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
+from domainpar.tracking.events.sources import Events, Source
+from domainpar.tracking.events.tables import Table
 from partitioners.topology import FloatArray, IntArray
 
 HITS, PARTICLES = "tracker_hits", "particles"
 _FOLDERS = {HITS: (HITS, "simhits"), PARTICLES: (PARTICLES,)}
 """How names of folders end that hold a table; simhits is what ACTS's full chain says."""
 
-_NEEDED = {HITS: ("x", "y", "z"), PARTICLES: ("particle_id", "px", "py", "pz")}
-_OPTIONAL = {
-    HITS: ("detector", "volume_id", "layer_id", "surface_id", "particle_id"),
-    PARTICLES: ("vx", "vy", "vz", "charge", "num_tracker_hits", "pdg_id", "primary"),
+TABLES = {
+    HITS: Table(
+        tuple(f"*{end}/*.parquet" for end in _FOLDERS[HITS]),
+        "x, y, z: f4 mm",
+        "volume_id, layer_id, detector, surface_id, particle_id: u8",
+        either=(("volume_id",), ("detector",)),
+    ),
+    PARTICLES: Table(
+        f"*{PARTICLES}/*.parquet",
+        "particle_id: u8; px, py, pz: f4 GeV",
+        "vx, vy, vz: f4 mm; charge, num_tracker_hits, pdg_id: i8; primary: b1",
+    ),
 }
+"""Columns hold a list for each event. Types are those of the first release; any numbers are read."""
 
 BARREL_RADII = {1: (34.0, 70.0, 116.0, 172.0), 4: (260.0, 360.0, 500.0, 660.0), 7: (820.0, 1020.0)}
 _PIXEL_Z = (620.0, 720.0, 840.0, 980.0, 1120.0, 1320.0, 1520.0)
@@ -225,6 +237,22 @@ class ColliderMLEvents:
         return path, columns
 
 
+def rows_of(directory: Path, measured: bool) -> Events:
+    """The events of a sample (`ColliderMLEvents`)."""
+    sample = ColliderMLEvents(directory, measured)
+    read: Any = sample.read
+    return Events(sample.names, read, sample.files, {}, surveyed=sample.with_errors)
+
+
+SOURCE = Source(
+    None,
+    tuple(TABLES.values()),
+    opens=lambda directory, options: rows_of(directory, measured=False),
+    layer_pairs=LAYER_PAIRS,
+    default_field=Field.of(FIELD_ELSEWHERE),  # simulated with ACTS: on TrackML's layers, but never in TrackML's field
+)
+
+
 class _RowReader:
     """One file, read forward: rows of a group are decoded one after the other, and none is kept."""
 
@@ -321,16 +349,10 @@ def _wanted(kind: str, path: Path) -> list[str]:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
-    missing = [name for name in ("event_id", *_NEEDED[kind]) if name not in schema.names]
-    if kind == HITS and "detector" not in schema.names and "volume_id" not in schema.names:
-        missing.append("detector")
-    if missing:
-        raise Problem(
-            f"no column {', '.join(missing)}; found {schema.names}",
-            "expected is the schema of ColliderML's first release",
-            file=path,
-        )
-    wanted = [name for name in (*_NEEDED[kind], *_OPTIONAL[kind]) if name in schema.names]
+    if missing := TABLES[kind].missing(schema.names, ("event_id",)):
+        what = f"no column {', '.join(missing)}; found {schema.names}"
+        raise Problem(what, "expected is the schema of ColliderML's first release", file=path)
+    wanted = [name for name in TABLES[kind].types if name in schema.names]
     if "volume_id" in wanted and "detector" in wanted:
         wanted.remove("detector")
     for name in wanted:

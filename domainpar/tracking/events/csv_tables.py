@@ -1,13 +1,13 @@
-"""Tables of numbers in CSV files, plain or gzipped, an event and a kind of table each: what is wrong is named."""
+"""Tables of numbers in CSV files, plain or gzipped: what is wrong is named."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
+from domainpar.tracking.events.tables import Table
 
-SUFFIXES = (".csv", ".csv.gz")
-_WHOLE = re.compile(r"[+-]?\d+(?P<decimals>\.0*)?")
+Frame = pd.DataFrame
 _OTHER_MARKS = {";": "';'", "\t": "tabs", "|": "'|'"}
-_OF_FLOATS = 2**53  # from here on decimal numbers have lost digits of ids
+_EXACT = 2**53  # from here on decimal numbers have lost digits of ids
+_NOT_READ = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
 
 
 class MissingColumns(Problem):
@@ -28,125 +29,97 @@ class MissingColumns(Problem):
     found: Sequence[str] = ()
 
 
-def events_with(directory: Path, part: str) -> list[str]:
-    """The events of a directory that have a table, sorted: `000001001` for `event000001001-hits.csv.gz`.
-
-    Raises:
-        Problem: If the directory does not exist.
-    """
-    if not directory.is_dir():
-        raise Problem(f"{directory} is not a directory", "give the one that holds the CSV files")
-    return sorted({
-        path.name.removesuffix(f"-{part}{suffix}").removeprefix("event")
-        for suffix in SUFFIXES
-        for path in directory.glob(f"event*-{part}{suffix}")
-    })  # fmt: skip
-
-
-def find(directory: Path, event_id: str, part: str) -> Path | None:
-    """The file with a table of an event; None where there is none.
-
-    Raises:
-        Problem: If it is there both plain and gzipped.
-    """
-    candidates = [directory / f"event{event_id}-{part}{suffix}" for suffix in SUFFIXES]
-    files = [path for path in candidates if path.is_file()]
-    if len(files) > 1:
-        what = f"{part} are there twice, as {' and as '.join(path.name for path in files)}"
-        raise Problem(what, "remove one of the two", event=event_id, file=files[0])
-    return files[0] if files else None
-
-
-def columns_of(path: Path, event_id: str) -> list[str]:
-    """The columns of a file.
-
-    Raises:
-        Problem: If it cannot be read.
-    """
-    return _columns(_content(path, event_id), path, event_id)
-
-
 def read_table(
-    path: Path,
-    event_id: str,
-    needed: Mapping[str, type[Any]],
-    optional: Mapping[str, type[Any]],
-    unique: Sequence[str] = (),
+    table: Table, path: Path, event: str, needed: Sequence[str] = (), unique: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """The wanted columns of a CSV file; others are left alone, whatever they hold.
+    """The columns of a table from a CSV file; others are left alone, whatever they hold.
 
     Args:
+        table: The columns and their types.
         path: The file.
-        event_id: Name of the event.
-        needed: The columns that must be there, and their types; whole numbers keep every digit.
-        optional: Those that may be there.
-        unique: Columns that together never repeat.
+        event: Name of the event.
+        needed: Optional columns of the table that must be there this time.
+        unique: Columns that never repeat together, besides those of the table.
 
     Raises:
         MissingColumns: With those found.
         Problem: If the file cannot be read, a row has more or fewer fields than the first line, a value is missing, not
             finite or no whole number of its type where one is needed, or what is unique repeats.
     """
-    place = EventPlace(event_id, path)
-    content = _content(path, event_id)
-    columns = _columns(content, path, event_id)
-    if missing := [name for name in needed if name not in columns]:
-        what = f"no column {', '.join(missing)}; found {columns}, expected {list(needed)}"
-        problem = MissingColumns(what, _why_missing(columns, missing), event=event_id, file=path)
-        problem.found = columns
-        raise problem
+    place = EventPlace(event, path)
+    try:
+        content = _content(path)
+        columns = _columns(content)
+        if missing := table.missing(columns, needed):
+            what = f"no column {', '.join(missing)}; found {columns}, expected {[*table.must, *needed]}"
+            problem = MissingColumns(what, _why_missing(columns, missing), event=event, file=path)
+            problem.found = columns
+            raise problem
+        _check_fields(content, place)
+        values = _values(content, columns, {name: it for name, it in table.types.items() if name in columns}, place)
+    except _NOT_READ as error:
+        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path, error)) from error
+    keys = values[[name for name in unique or table.unique if name in values]]
+    if len(keys.columns) and len(repeated := keys[keys.duplicated(keep=False)]):
+        first = repeated.sort_values(list(keys)).iloc[0]
+        at = np.flatnonzero((keys == first).all(axis=1))[:2].tolist()
+        what = f"{len(repeated.drop_duplicates())} values of {', '.join(keys)} appear more than once"
+        raise place.problem(f"{what}, the first is {', '.join(map(str, first))} in rows {at}")
+    return values
+
+
+def read_columns(path: Path, event: str) -> list[str]:
+    """The columns of a CSV file.
+
+    Raises:
+        Problem: If it cannot be read.
+    """
+    try:
+        return _columns(_content(path))
+    except _NOT_READ as error:
+        what = f"cannot be read, {type(error).__name__}: {error}"
+        raise Problem(what, _why_unreadable(path, error), event=event, file=path) from error
+
+
+def _content(path: Path) -> bytes:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return bytes(file.read())
+
+
+def _columns(content: bytes) -> list[str]:
+    return [str(name).strip() for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
+
+
+def _check_fields(content: bytes, place: EventPlace) -> None:
+    """Refuse rows with more or fewer fields than the first line, which pandas would fill or shift."""
     lines = [line for line in content.splitlines() if line]
     fields = np.array([_fields(line) for line in lines])
     if len(bad := np.flatnonzero(fields != fields[0])):
-        what = (
-            f"row {bad[0] - 1} has {fields[bad[0]]} fields, and the first line has {fields[0]} ({len(bad)} such rows)"
-        )
-        is_comment = lines[bad[0]].startswith(b"#")
-        raise place.problem(
-            what, "it is a comment: remove it" if is_comment else "is it truncated, or is a comma too many in it?"
-        )
-    types = {name: kind for name, kind in {**needed, **optional}.items() if name in columns}
+        of_first = f"and the first line has {fields[0]} ({len(bad)} such rows)"
+        hint = "is it truncated, or is a comma too many in it?"
+        if lines[bad[0]].startswith(b"#"):
+            hint = "it is a comment: remove it"
+        raise place.problem(f"row {bad[0] - 1} has {fields[bad[0]]} fields, {of_first}", hint)
+
+
+def _values(content: bytes, columns: Sequence[str], types: dict[str, Any], place: EventPlace) -> pd.DataFrame:
+    """The columns of some names with their types."""
 
     def read(names: Sequence[str], **how: Any) -> pd.DataFrame:
         # index_col: else a row with one field too many would silently shift all columns by one.
-        return pd.read_csv(io.BytesIO(content), usecols=list(names), index_col=False, low_memory=False, **how)
+        rows = [columns.index(name) for name in names]
+        table = pd.read_csv(io.BytesIO(content), usecols=rows, index_col=False, low_memory=False, **how)
+        return table.set_axis([columns[row] for row in sorted(rows)], axis=1)
 
-    try:
-        # Types are not asked for: pandas would take 1e17 for a whole number, and it has lost its digits.
-        table = read(list(types))
-        for name, kind in types.items():
-            values = table[name].to_numpy()
-            if not _fits(values, kind):
-                texts = read([name], dtype=str, keep_default_na=False)[name]
-                values = _numbers(name, texts.tolist(), kind, place)
-            table[name] = values.astype(kind)
-    except (UnicodeDecodeError, pd.errors.ParserError) as error:
-        raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path, error)) from error
-    keys = table[list(unique)]
-    if unique and len(repeated := keys[keys.duplicated(keep=False)]):
-        first = repeated.sort_values(list(unique)).iloc[0]
-        at = np.flatnonzero((keys == first).all(axis=1))[:2].tolist()
-        what = f"{len(repeated.drop_duplicates())} values of {', '.join(unique)} appear more than once"
-        raise place.problem(f"{what}, the first is {', '.join(map(str, first))} in rows {at}")
+    # Types are not asked for: pandas would take 1e17 for a whole number, and it has lost its digits.
+    table = read(list(types))
+    for name in list(table):
+        values = table[name].to_numpy()
+        if not _fits(values, types[name]):
+            texts = read([name], dtype=str, keep_default_na=False)[name]
+            values = _numbers(name, texts.tolist(), types[name], place)
+        table[name] = values.astype(types[name])
     return table
-
-
-def _content(path: Path, event_id: str) -> bytes:
-    """The bytes of a file, unpacked."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return bytes(file.read())
-    except (OSError, EOFError, zlib.error) as error:
-        what = f"cannot be read, {type(error).__name__}: {error}"
-        raise Problem(what, _why_unreadable(path, error), event=event_id, file=path) from error
-
-
-def _columns(content: bytes, path: Path, event_id: str) -> list[str]:
-    try:
-        return [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        what = f"cannot be read, {type(error).__name__}: {error}"
-        raise Problem(what, _why_unreadable(path, error), event=event_id, file=path) from error
 
 
 def _fields(line: bytes) -> int:
@@ -154,7 +127,7 @@ def _fields(line: bytes) -> int:
     return len(next(csv.reader([line.decode("utf-8", "replace")]))) if b'"' in line else line.count(b",") + 1
 
 
-def _fits(values: np.ndarray[Any, Any], kind: type[Any]) -> bool:
+def _fits(values: np.ndarray[Any, Any], kind: Any) -> bool:
     """Whether numbers that pandas found in a column are of a type as they are."""
     if not np.issubdtype(kind, np.integer):
         return values.dtype.kind in "iufb" and bool(np.isfinite(values).all())
@@ -164,7 +137,7 @@ def _fits(values: np.ndarray[Any, Any], kind: type[Any]) -> bool:
     )
 
 
-def _numbers(name: str, texts: Sequence[str], kind: type[Any], place: EventPlace) -> np.ndarray[Any, Any]:
+def _numbers(name: str, texts: Sequence[str], kind: Any, place: EventPlace) -> np.ndarray[Any, Any]:
     """The numbers of a column that is not simply of its type, from what the file says."""
     numbers, bad = [], {}
     for row, text in enumerate(map(str.strip, texts)):
@@ -181,28 +154,30 @@ def _numbers(name: str, texts: Sequence[str], kind: type[Any], place: EventPlace
     return np.array(numbers, kind)
 
 
-def _number(name: str, text: str, kind: type[Any]) -> tuple[float, str | None]:
+def _number(name: str, text: str, kind: Any) -> tuple[float, str | None]:
     """The number that a field says, and where it is none of a type, a hint."""
     is_id, remove = "particle_id" in name, "write a number, or remove the row: of a hit in all files"
     if "," in text:
         return 0, "write numbers with a decimal point, and thousands without a comma"
-    if not np.issubdtype(kind, np.integer):
-        try:
-            number = float(text)
-        except ValueError:
-            return 0, remove
-        return number, None if np.isfinite(number) else remove
-    most = np.iinfo(kind)
-    if (whole := _WHOLE.fullmatch(text)) is None:
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        exact = Decimal("NaN")
+    if np.dtype(kind).kind == "f":
+        return (float(exact), None) if exact.is_finite() else (0, remove)
+    if not exact.is_finite() or exact != exact.to_integral_value() or exact.as_tuple().exponent > 0:  # type: ignore[operator]
         made = "did a program make decimal numbers of whole ones? Write every digit (in pandas: astype('Int64'))"
         empty = text.lower() in ("", "na", "nan", "null", "none")
         return 0, ("hits of noise have particle_id 0" if is_id else remove) if empty else made
-    number = int(text.partition(".")[0])
-    if whole["decimals"] and abs(number) >= _OF_FLOATS:
+    number, bounds = int(exact), np.iinfo(kind)
+    if not text.lstrip("+-").isdecimal() and abs(number) >= _EXACT:
         return 0, "decimal numbers lose digits from 2^53 on; write ids as whole numbers (in pandas: astype('Int64'))"
-    if most.min <= number <= most.max:
+    if bounds.min <= number <= bounds.max:
         return number, None
-    return 0, "hits of noise have particle_id 0" if is_id and number < 0 else f"expected are {most.min} to {most.max}"
+    return (
+        0,
+        "hits of noise have particle_id 0" if is_id and number < 0 else f"expected are {bounds.min} to {bounds.max}",
+    )
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
@@ -232,8 +207,6 @@ def _why_missing(found: Sequence[str], missing: Sequence[str]) -> str:
         return "the first line is a comment: remove it, the names of the columns come first"
     if other is not None:
         return f"columns are separated by {other} here; write commas between them, and decimal points in numbers"
-    if set(missing) <= {name.strip() for name in found}:
-        return "there are blanks around names in the first line; remove them"
     if others := [name for name in found if name.strip().lower() in missing]:
         return f"names are written in small letters: {', '.join(map(str.lower, others))} for {', '.join(others)}"
     return ""

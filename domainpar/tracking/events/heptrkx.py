@@ -10,72 +10,35 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from domainpar.common.problems import EventPlace, Problem
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.construct import edge_features
 from domainpar.tracking.events.features import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
+from domainpar.tracking.events.sources import EventFiles, Source
+from domainpar.tracking.events.tables import Table
 from partitioners.topology import IntArray
 
 LARGEST_ARRAY = 2**34
 """Bytes that one array of a file may have: 16 GiB."""
 
-_ARRAYS = ("X", "y", "Ri_rows", "Ri_cols", "Ro_rows", "Ro_cols")
+GRAPH = Table("event{}.npz", "X: f4; y: f4; Ri_rows, Ri_cols, Ro_rows, Ro_cols: i8")
+IDS = Table("event{}_ID.npz", "ID: i8")
 
 
-def list_events(directory: str | Path) -> list[str]:
-    """The graphs of a directory, sorted: `000001000_g000` for `event000001000_g000.npz`.
+def _read(files: EventFiles, num_phi_sectors: int) -> EventGraph:
+    """The graph in the order of the file.
 
-    Raises:
-        Problem: If the directory does not exist or holds no graph.
+    Features are r, phi, z over (1000 mm, pi, 1000 mm) whatever the number of sectors was, so that a model does not
+    depend on it; edge features as of built graphs. Hits have no layer and no particle. A sector's phi is centred on it,
+    so sectors of one event do not lie where they were.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise Problem(f"{directory} is not a directory", "give the one that holds the heptrkx graphs")
-    names = [path.stem for path in directory.glob("event*.npz") if not path.stem.endswith("_ID")]
-    if not names:
-        raise Problem(f"{directory} holds no heptrkx graphs", "expected are files like event000001000_g000.npz")
-    return sorted(name.removeprefix("event") for name in names)
-
-
-def whole_event(event_id: str) -> str:
-    """Name of the event that a graph is all or a sector of: `000001000` of `000001000_g003`."""
-    return re.sub(r"_g\d+$", "", event_id)
-
-
-def event_files(directory: str | Path, event_id: str) -> list[Path]:
-    """The files that `read_event` reads."""
-    graph, ids = (Path(directory) / f"event{event_id}{suffix}.npz" for suffix in ("", "_ID"))
-    return [graph, ids] if ids.is_file() else [graph]
-
-
-def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -> EventGraph:
-    """Read one hit graph.
-
-    Args:
-        directory: Where the graphs are.
-        event_id: Name of the graph as in `list_events`.
-        num_phi_sectors: n_phi, the sectors that the authors cut an event into: their phi is in units of pi / n_phi.
-            A sector's phi is centred on it, so sectors of one event do not lie where they were.
-
-    Returns:
-        The graph in the order of the file. Features are r, phi, z over (1000 mm, pi, 1000 mm) whatever n_phi was, so
-        that a model does not depend on it; edge features as of built graphs. Hits have no layer and no particle.
-        Without an `_ID` file the hit ids are the rows.
-
-    Raises:
-        Problem: Naming event and file: if a file is missing, damaged, lacks an array, or declares more than it holds;
-            if shapes do not fit, a value is not finite, an edge is listed twice or not at all, or a label is not 0 or
-            1.
-    """
-    path = Path(directory) / f"event{event_id}.npz"
-    place = EventPlace(event_id, path)
-    arrays = _load(path, place, _ARRAYS)
+    place, arrays = files.place, _load(files.place, GRAPH.must)
     if num_phi_sectors < 1:
         raise ValueError(f"num_phi_sectors is {num_phi_sectors}, expected at least 1.")
     check_array(place, "X", arrays["X"], ("hits", 3), "r, phi and z,")
@@ -88,7 +51,7 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
     position = np.stack([r * np.cos(phi), r * np.sin(phi), z], axis=1).astype(np.float32)
     graph = checked(
         EventGraph(
-            hits=Hits.bare(event_id, _hit_ids(Path(directory), event_id, len(features)), position),
+            hits=Hits.bare(files.event, _hit_ids(files, len(features)), position),
             features=features,
             feature_names=NODE_FEATURES,
             edge_index=edge_index,
@@ -102,12 +65,23 @@ def read_event(directory: str | Path, event_id: str, num_phi_sectors: int = 1) -
     return replace(graph, edge_features=edge_features(position, edge_index), edge_feature_names=EDGE_FEATURES)
 
 
-def _hit_ids(directory: Path, event_id: str, num_hits: int) -> IntArray:
-    path = directory / f"event{event_id}_ID.npz"
-    if not path.is_file():
+SOURCE = Source(
+    _read,
+    (GRAPH, IDS),
+    "heptrkx graphs",
+    options={"num_phi_sectors": 1},
+    settings=dict,
+    whole=lambda event: re.sub(r"_g\d+$", "", event),  # 000001000 of 000001000_g003
+    learns_surfaces=False,
+)
+
+
+def _hit_ids(files: EventFiles, num_hits: int) -> IntArray:
+    """The numbers of the hits; without a file of them, the rows."""
+    if (path := IDS.find(files.directory, files.event)) is None:
         return np.arange(num_hits)
-    place = EventPlace(event_id, path)
-    hit_id = _load(path, place, ("ID",))["ID"]
+    place = EventPlace(files.event, path)
+    hit_id = _load(place, ("ID",))["ID"]
     check_array(place, "ID", hit_id, (num_hits,), "integers")
     if len(np.unique(hit_id)) != num_hits:
         raise place.problem(f"{num_hits - len(np.unique(hit_id))} of {num_hits} hit ids are repeated")
@@ -131,7 +105,8 @@ def _ends(arrays: Mapping[str, Array], side: str, place: EventPlace) -> IntArray
     return ends
 
 
-def _load(path: Path, place: EventPlace, names: tuple[str, ...]) -> dict[str, Array]:
+def _load(place: EventPlace, names: Sequence[str]) -> dict[str, Array]:
+    path = Path(str(place.file))
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy") for name in archive.namelist()}

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace
-from domainpar.tracking.events.csv_tables import SUFFIXES, columns_of, read_table
 from domainpar.tracking.events.graph import FloatArray
+from domainpar.tracking.events.sources import EventFiles
+from domainpar.tracking.events.tables import Table
 
 SIGMAS, AXES = ("sigma_u", "sigma_v"), ("u_x", "u_y", "u_z", "v_x", "v_y", "v_z")
 """Columns that a table of hits may have, for any detector: errors in mm, and unit vectors along which they are."""
 
+MEASURED_COLUMNS = f"{', '.join(SIGMAS)}: f8 mm; {', '.join(AXES)}: f8"
+"""These columns, for a table of hits."""
+
 _ROTATIONS = tuple(f"rot_{axis}{of}" for of in "uv" for axis in "xyz")
+_KEY = ("volume_id", "layer_id", "module_id")
+_ROTATED = Table("detectors.csv", "", f"{', '.join(_ROTATIONS)}: f8; {', '.join(_KEY)}: i8; geometry_id: u8")
+"""The table of the modules, the same for all events of a directory, as TrackML and ACTS write it."""
+
 _UNIT = 1e-3  # how far from 1 the length of an axis may be, and from 0 the product of both
 
 
-def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, modules: Path | None
+def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, files: EventFiles | None
              ) -> FloatArray | None:  # fmt: skip
     """How each hit is measured, as far as files tell, float32 [N, 8]; None where they tell nothing.
 
@@ -28,7 +34,7 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
         variances: Along both axes in mm^2, [N, 2]; 0 of the second where the hit measures the first alone. None: as
             `SIGMAS` of the table tell.
         place: The event and the file of its hits.
-        modules: The table of modules, with their rotations (`detectors_file`); None without.
+        files: The files of the event, whose table of modules has their rotations; None: they are known.
 
     Raises:
         Problem: If an error is not positive, axes are not unit vectors at right angles, or modules are not listed.
@@ -36,17 +42,11 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
     told = np.full((len(hits), 8), np.nan, np.float32)
     if set(AXES) <= set(hits):
         told[:, :6] = hits[list(AXES)]
-    elif modules is not None and set(_ROTATIONS) <= set(columns_of(modules, place.event)):
-        key = ["geometry_id"] if "geometry_id" in hits else ["volume_id", "layer_id", "module_id"]
-        types = {name: np.uint64 if name == "geometry_id" else np.int64 for name in key}
-        table = read_table(modules, place.event, {**types, **dict.fromkeys(_ROTATIONS, np.float64)}, {}, tuple(key))
-        rows = pd.MultiIndex.from_frame(table[key]).get_indexer(pd.MultiIndex.from_frame(hits[key]))
-        if (rows < 0).any():
-            first = tuple(hits[key].to_numpy()[rows < 0][0].tolist())
-            what = f"{modules.name} does not list the module of {int((rows < 0).sum())} of {len(hits)} hits"
-            hint = "take the file of the same detector, or remove it"
-            raise place.problem(f"{what}, the first is {', '.join(key)} {', '.join(map(str, first))}", hint)
-        told[:, :6] = table[list(_ROTATIONS)].to_numpy()[rows]
+    elif files is not None:
+        key = ["geometry_id"] if "geometry_id" in hits else [*_KEY]
+        read = files.read(_ROTATED, unique=key)
+        if read is not None and set(_ROTATIONS) <= set(read[0]):
+            told[:, :6] = _axes_of_modules(*read, hits, key, place)
     u, v = told[:, :3].astype(np.float64), told[:, 3:6].astype(np.float64)
     lengths = np.stack([np.linalg.norm(u, axis=1) - 1, np.linalg.norm(v, axis=1) - 1, np.sum(u * v, axis=1)])
     if len(bad := np.flatnonzero((np.abs(lengths) > _UNIT).any(axis=0))):
@@ -66,6 +66,16 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
     return None if np.isnan(told).all() else told
 
 
-def detectors_file(directory: Path) -> Path | None:
-    """The table of the modules, the same for all events of a directory: `detectors.csv`, as TrackML and ACTS write."""
-    return next((path for suffix in SUFFIXES if (path := directory / f"detectors{suffix}").is_file()), None)
+def _axes_of_modules(
+    table: pd.DataFrame, modules: EventPlace, hits: pd.DataFrame, key: list[str], place: EventPlace
+) -> FloatArray:
+    """The axes of the module of each hit, [N, 6]."""
+    if absent := [name for name in key if name not in table]:
+        raise modules.problem(f"no column {', '.join(absent)}, by which hits name their module")
+    rows = pd.MultiIndex.from_frame(table[key]).get_indexer(pd.MultiIndex.from_frame(hits[key]))
+    if (rows < 0).any():
+        first = ", ".join(map(str, hits[key].to_numpy()[rows < 0][0].tolist()))
+        what = f"detectors.csv does not list the module of {int((rows < 0).sum())} of {len(hits)} hits"
+        hint = "take the file of the same detector, or remove it"
+        raise place.problem(f"{what}, the first is {', '.join(key)} {first}", hint)
+    return np.asarray(table[list(_ROTATIONS)].to_numpy()[rows])

@@ -16,7 +16,7 @@ from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
 from domainpar.tracking.events.features import NODE_FEATURES
 from domainpar.tracking.events.graph import EventGraph, Hits
 from domainpar.tracking.events.selection import Selection
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import LEARNED, EventRecord, EventStore, Settings, WholeEvent
 
 OF_EVENTS = ("field", "beam_spot", "surfaces")
@@ -26,7 +26,7 @@ OF_ALL = ("hard_cuts", "volumes", "filter")
 """Settings that may not: a store says them of all its events, and they decide what an event is."""
 
 
-def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection: Selection | None = None) -> Source:
+def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection: Selection | None = None) -> Events:
     """The events of several stores, in their splits: one of the first store, one of the second, and so on.
 
     Args:
@@ -84,7 +84,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         # Field and material of some follow from where they are from.
         return {**kept, "source": own["source"]} if own.get("source") in ("trackml", "simulate") else kept
 
-    return Source(
+    return Events(
         names=tuple(found),
         read=read,
         hits=hits,
@@ -104,7 +104,9 @@ def _common_settings(stores: Mapping[str, EventStore], made_by: Settings) -> dic
     """
     # Those of edges that are joined anew are another's.
     gone = {*Cuts().settings, *LEARNED, "edges_from", "filter"} if made_by else set()
-    each = {name: {key: store.settings[key] for key in store.settings.keys() - gone} for name, store in stores.items()}
+    each = {
+        name: {key: value for key, value in store.settings.items() if key not in gone} for name, store in stores.items()
+    }
     first, *others = each.values()
     for key in OF_ALL:
         if key not in made_by and any(first.get(key) != other.get(key) for other in others):

@@ -23,7 +23,7 @@ from domainpar.common.lock import STORE, Claim
 from domainpar.common.problems import EventPlace, Problem, as_problem
 from domainpar.common.words import several, some_of
 from domainpar.tracking.events.graph import Hits
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.splits import splits_of
 from domainpar.tracking.events.store import (
     MANIFEST,
@@ -53,7 +53,7 @@ Look = Callable[[Hits, IntArray, IntArray | None], Any]
 
 
 def prepare(
-    source: Source,
+    source: Events,
     directory: str | Path,
     *,
     partitioner: str | None = None,
@@ -153,7 +153,7 @@ def prepare(
 class _PrepareJob:
     """The work on each event."""
 
-    source: Source
+    source: Events
     directory: Path
     partitioner: str | None
     num_tiles: int | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import pickle
 import pickletools
 import pkgutil
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from domainpar.common.problems import EventPlace, Problem
+from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import (
     Array,
     EventGraph,
@@ -34,9 +33,10 @@ from domainpar.tracking.events.graph import (
     checked,
 )
 from domainpar.tracking.events.labels import MOST_CLASSES, check_labels
+from domainpar.tracking.events.sources import EventFiles, Source
+from domainpar.tracking.events.tables import Table
 from partitioners.topology import FloatArray
 
-_SUFFIXES = (".pt", ".pyg")
 _ALLOWED_PYG = (
     "torch_geometric.data.data.Data",
     "torch_geometric.data.data.DataTensorAttr",
@@ -54,62 +54,18 @@ _HARMLESS = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.Size", 
              "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray.", "numpy._core.multiarray.")  # fmt: skip
 
 
-def list_events(directory: str | Path) -> list[str]:
-    """The graphs of a directory, sorted: `7` for `event7.pt`, `top` for `top.pyg`.
+def _read(files: EventFiles) -> EventGraph:
+    """The graph of a PyG `Data`, or of a dict of tensors with the same names, in the order of the file.
 
-    Raises:
-        Problem: If the directory does not exist or holds no graph, or two files have one name.
+    `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge features, `pos` [N, 3] the positions in
+    mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for not known; else of nodes or, a single one,
+    of the whole graph, as their number tells. So are entries of names like `y_energy`, of nodes or the graph; `edge_y`,
+    `node_y`, `graph_y_energy` say of what. Integers are classes, -1 not known, floats are numbers, NaN not known.
+    `particle_id`, whole numbers [N], 0 for noise, are the particles of the nodes; `pt` in GeV and `eta`, [N], are
+    theirs where all nodes of a particle agree. `x_names` and `edge_attr_names` name the columns, else they are x0, x1,
+    ... Hit ids are the rows. Other entries are left alone.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise Problem(f"{directory} is not a directory", "give the one that holds the .pt or .pyg files")
-    names = sorted(_event_id(path) for path in directory.iterdir() if path.suffix in _SUFFIXES and path.is_file())
-    if not names:
-        raise Problem(f"{directory} holds no PyG graphs", "expected are files ending in .pt or .pyg")
-    for name, following in itertools.pairwise(names):  # sorted: equal ones are neighbours
-        if name == following:
-            raise Problem(f"{directory} holds two files of this event", "names of events are unique", event=name)
-    return names
-
-
-def event_path(directory: str | Path, event_id: str) -> Path:
-    """The file of an event of a directory.
-
-    Raises:
-        Problem: If there is none.
-    """
-    for stem in (f"event{event_id}", event_id):
-        for suffix in _SUFFIXES:
-            path = Path(directory) / f"{stem}{suffix}"
-            if path.is_file():
-                return path
-    raise Problem(f"no {event_id}.pt or .pyg in {directory}", event=event_id)
-
-
-def read_event(path: str | Path) -> EventGraph:
-    """Read one graph: a PyG `Data`, or a dict of tensors with the same names.
-
-    Args:
-        path: The file. Its name without `event` and suffix is the name of the event.
-
-    Returns:
-        The graph in the order of the file. `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge
-        features, `pos` [N, 3] the positions in mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for
-        not known; else of nodes or, a single one, of the whole graph, as their number tells. So are entries of names
-        like `y_energy`, of nodes or the graph; `edge_y`, `node_y`, `graph_y_energy` say of what. Integers are classes,
-        -1 not known, floats are numbers, NaN not known. `particle_id`, whole numbers [N], 0 for noise, are the
-        particles of the nodes; `pt` in GeV and `eta`, [N], are theirs where all nodes of a particle agree. `x_names`
-        and `edge_attr_names` name the columns, else they are x0, x1, ... Hit ids are the rows. Other entries are left
-        alone.
-
-    Raises:
-        Problem: Naming event and file: if the file asks for more than tensors and `Data` (with the names of what it
-            asks for), is damaged, or lacks x or edge_index; if a shape does not fit, an edge names a node that does
-            not exist, a value is not finite, labels are no labels, a particle is negative, or names are not those of
-            columns.
-    """
-    path = Path(path)
-    place = EventPlace(_event_id(path), path)
+    place = files.place
     entries = read_entries(place)
     features = _features(entries, "x", "nodes", place)
     num_nodes = len(features)
@@ -136,8 +92,13 @@ def read_event(path: str | Path) -> EventGraph:
     return checked(graph, place)
 
 
-def _event_id(path: Path) -> str:
-    return path.stem.removeprefix("event") or path.stem
+SOURCE = Source(
+    _read,
+    (Table(("event{}.pt", "event{}.pyg", "{}.pt", "{}.pyg"), "x: f4; edge_index: i8", "edge_attr: f4; pos: f4 mm"),),
+    "PyG graphs",
+    settings=lambda options: {"labels": "y, y_NAME"},
+    learns_surfaces=False,
+)
 
 
 _AS_A_DICT = "save the graph as a dict of tensors: torch.save({'x': x, 'edge_index': edge_index}, 'event7.pt')"

@@ -9,6 +9,7 @@ evenly on modules.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,11 @@ from domainpar.tracking.events.detector import MATERIAL
 from domainpar.tracking.events.field import Field, forces
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.motion import HIGHLAND, advance, arc_to_radius, twisted
+from domainpar.tracking.events.sources import Events, Options, Source
 from partitioners.topology import FloatArray, IntArray
+
+USUAL_EVENTS = 10
+"""Events that are simulated where no number is given."""
 
 MIN_HITS = 20
 """Smallest `num_hits` that makes an event."""
@@ -135,6 +140,21 @@ def simulate_event(
         weight=(counted / max(1, counted.sum())).astype(np.float32),
         particles=particles,
     )
+
+
+def _opened(directory: Path, options: Options) -> Events:
+    """The events of seeds that follow each other."""
+    first, num_hits, conditions = options["seed"], options["num_hits"], options["conditions"]
+    count = USUAL_EVENTS if options["num_events"] is None else options["num_events"]
+    seeds = {f"{seed:09d}": seed for seed in range(first, first + count)}
+
+    def read(name: str) -> Any:
+        return simulate_event(seeds[name], num_hits, name, conditions.field, conditions.beam_spot)
+
+    return Events(tuple(seeds), read, lambda name: [], {"num_hits": num_hits, **conditions.settings})
+
+
+SOURCE = Source(None, options={"num_hits": 100_000, "seed": 0}, opens=_opened, learns_surfaces=False)
 
 
 # --- particles -------------------------------------------------------------------------------------------------------

@@ -1,52 +1,53 @@
-"""Sources of events: the built-in simulation, and directories of files of one format each."""
+"""The way from the files of a source to events: listing, tables, and what its module makes of them, then selection and
+candidate edges. `source_table` names the sources; the module of each has its `SOURCE`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from domainpar.common.problems import Problem
+from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Candidates, Cuts, build_graph
-from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, FIELD_ELSEWHERE, LayerPair
+from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, LayerPair
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
-from domainpar.tracking.events.kinds import SourceKind
 from domainpar.tracking.events.selection import Selection
+from domainpar.tracking.events.source_table import SOURCES
 from domainpar.tracking.events.store import Settings, Split
 from domainpar.tracking.events.surfaces import SurfaceRow
+from domainpar.tracking.events.tables import Table, list_files
 
 if TYPE_CHECKING:
-    from domainpar.tracking.events.acorn import AcornOptions
+    from domainpar.tracking.events.csv_tables import Frame
 
-DEFAULT_SIMULATED_EVENTS = 10
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
-    """The events of one origin.
+class Events:
+    """The events of one origin, ready to be prepared.
 
     Attributes:
         names: Names of the events, in order.
         read: Reads or makes one, with candidate edges.
+        files: The input files of one, empty for a simulated one.
+        settings: All that decides what `read` returns, besides the files; plain JSON values.
+        splits: Split of each event where the source itself tells; None: events are dealt into splits.
+        whole: Name of the event of which the one of a name is all or a sector.
         hits: Reads or makes the hits of one; None where the files are graphs.
         surveyed: The hits of one, with errors as far as files tell them, that the surfaces of the detector are learned
             from (`surfaces.learned_surfaces`) unless they are given; None where they are known.
         learned_from: See `EventStore`.
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
-        files: The input files of one, empty for a simulated one.
-        settings: All that decides what `read` returns, besides the files; plain JSON values.
         of_event: Settings of one event alone, by its name, which its file keeps as well: its field. None of a name
             that is not of the source.
-        splits: Split of each event where the source itself tells; None: events are dealt into splits.
-        whole: Name of the event of which the one of a name is all or a sector.
     """
 
     names: tuple[str, ...]
@@ -62,207 +63,225 @@ class Source:
     of_event: Callable[[str], Settings] = lambda _: {}
 
 
+class EventFiles(NamedTuple):
+    """The files of one event, as the module of a source reads them.
+
+    Attributes:
+        event: Its name.
+        directory: Where they lie.
+        listed: The file by which it was listed, of the first table.
+    """
+
+    event: str
+    directory: Path
+    listed: Path
+
+    @property
+    def place(self) -> EventPlace:
+        """The event and this file, for errors."""
+        return EventPlace(self.event, self.listed)
+
+    def read(
+        self, table: Table, needed: Sequence[str] = (), unique: Sequence[str] = ()
+    ) -> tuple[Frame, EventPlace] | None:
+        """The columns of a CSV file and its place for errors (`csv_tables.read_table`); None where there is none."""
+        from domainpar.tracking.events.csv_tables import read_table  # which loads pandas
+
+        if (path := table.find(self.directory, self.event)) is None:
+            return None
+        return read_table(table, path, self.event, needed, unique), EventPlace(self.event, path)
+
+
+def _unchanged(files: Sequence[EventFiles], options: Options) -> Options:
+    return options
+
+
+@dataclass(frozen=True)
+class Source:
+    """How events of one format are listed and read.
+
+    Attributes:
+        read: Given the files of an event and the options by name, returns its `Hits`, or its `EventGraph` (through
+            `graph.checked`). What is wrong in a file is a `Problem` of its `EventPlace`. None where `opens` lists.
+        tables: The files of an event; the first, of which each event has one, lists them.
+        what: The events, in words: `TrackML events`.
+        options: Options of the reader with their defaults; flags of these names set them.
+        settings: What the store keeps of the options, all that decides the result: plain JSON values.
+        settle: The options where files decide some, alike for all events.
+        hint: What to do where a directory holds no event; "": the names of files that are expected.
+        folders: Folders that a directory may have, and the split of the events in each.
+        whole: See `Events`.
+        opens: The events, in place of all that, where they have no file each; None for other files. Besides the options
+            there are `num_events` and `conditions`. Sources of hits `read` hits.
+        layer_pairs: Pairs of layers that hits are joined between by default.
+        default_field: The field, unless one is given; None: as `detector.field_of` takes it to be.
+        learns_surfaces: Whether surfaces may be learned from its hits: not if they are known, or hits have no layers.
+    """
+
+    read: Callable[..., Any] | None
+    tables: tuple[Table, ...] = ()
+    what: str = "events"
+    options: Options = field(default_factory=dict)
+    settings: Callable[[Options], Settings] = lambda options: {}
+    settle: Callable[[Sequence[EventFiles], Options], Options] = _unchanged
+    hint: Callable[[Path], str] = lambda directory: ""
+    folders: Mapping[str, Split] = field(default_factory=dict)
+    whole: Callable[[str], str] = str
+    opens: Callable[[Path, Options], Events | None] = lambda directory, options: None
+    layer_pairs: tuple[LayerPair, ...] = DEFAULT_LAYER_PAIRS
+    default_field: Field | None = None
+    learns_surfaces: bool = True
+
+    def listed(self, directory: Path) -> tuple[dict[str, EventFiles], dict[str, Split]]:
+        """The files of each event of a directory by its name, and its split where a folder tells.
+
+        Raises:
+            Problem: If the directory does not exist or holds no events, or two files are of one event.
+        """
+        if not directory.is_dir():
+            raise Problem(f"{directory} is not a directory", f"name the one that holds the {self.what}")
+        folders = {directory / name: split for name, split in self.folders.items() if (directory / name).is_dir()}
+        found = [(folder, *it) for folder in folders or [directory] for it in list_files(folder, self.tables)]
+        events: dict[str, EventFiles] = {}
+        for folder, event, path in found:
+            if event in events:
+                what = f"{path} and {events[event].listed} are of one event by their names"
+                raise Problem(what, "remove one of the two", event=event)
+            events[event] = EventFiles(event, folder, path)
+        if not events:
+            expected = " or ".join(name.format("000001001") for name in self.tables[0].names)
+            hint = self.hint(directory) or f"expected are files like {expected}"
+            raise Problem(f"{', '.join(map(str, folders or [directory]))} holds no {self.what}", hint)
+        return events, {event: folders[folder] for folder, event, _ in found if folders}
+
+    def open(self, directory: Path, options: Options, **further: Any) -> Events:
+        """The events of a directory; those of sources of hits are not selected and joined yet."""
+        if (opened := self.opens(directory, {**options, **further})) is not None:
+            return opened
+        read = self.read
+        assert read is not None  # else `opens` lists
+        events, splits = self.listed(directory)
+        settled = self.settle([*events.values()], options)
+
+        def files(name: str) -> list[Path]:
+            tables = [table for table in self.tables[1:] if table.only_with is None or settled[table.only_with]]
+            found = [table.find(events[name].directory, name) for table in tables]
+            return [events[name].listed, *filter(None, found)]
+
+        return Events(
+            tuple(events),
+            lambda name: read(events[name], **settled),
+            files,
+            self.settings(settled),
+            splits or None,
+            self.whole,
+        )
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is given of the detector, and kept by a store; None: not given.
+
+    Attributes:
+        field: The field around the hits.
+        beam_spot: Where collisions lie along the beam; else it is measured where there is truth.
+        surfaces: The surfaces of the detector; else those of TrackML, or if hits lie elsewhere, learned ones.
+        beam_line: x and y of the beam in mm, for sources of hits: positions are taken from there on.
+    """
+
+    field: Field | None = None
+    beam_spot: BeamSpot | None = None
+    surfaces: Sequence[SurfaceRow] | None = None
+    beam_line: tuple[float, float] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that are given, as plain JSON values."""
+        values: dict[str, Any] = {
+            "beam_line": self.beam_line and [*self.beam_line],
+            "field": self.field and self.field.to_json(),
+            "beam_spot": self.beam_spot and [*self.beam_spot],
+            "surfaces": self.surfaces and [[*row] for row in self.surfaces],
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def from_beam(self, hits: Hits) -> Hits:
+        """Hits and vertices with positions from the beam on."""
+        if self.beam_line is None:
+            return hits
+        away = np.array([*self.beam_line, 0.0])
+        assert hits.position is not None, "sources of hits have positions"
+        position = (hits.position - away).astype(hits.position.dtype)
+        if (particles := hits.particles) is not None:
+            vertex = (particles.vertex - away).astype(particles.vertex.dtype)
+            particles = replace(particles, vertex=vertex)
+        return replace(hits, position=position, particles=particles)
+
+
+def find_source(name: str) -> Source:
+    """The source of a name, except those that read stores.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    known = [it for it, row in SOURCES.items() if row.gives != "stores"]
+    if name not in known:
+        raise ValueError(f"unknown source {name!r}; known: {', '.join(known)}.")
+    # Modules are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
+    source: Source = import_module(f"domainpar.tracking.events.{name}").SOURCE
+    return source
+
+
 def open_source(
-    kind: SourceKind,
-    *,
+    name: str,
     directory: str | Path | None = None,
+    *,
     num_events: int | None = None,
     cuts: Candidates | None = None,
     selection: Selection | None = None,
-    num_hits: int = 100_000,
-    seed: int = 0,
-    num_phi_sectors: int = 1,
-    acorn: AcornOptions | None = None,
-    clusters: bool = False,
-    field: Field | None = None,
-    beam_spot: BeamSpot | None = None,
-    beam_line: tuple[float, float] | None = None,
-    surfaces: Sequence[SurfaceRow] | None = None,
-) -> Source:
+    conditions: Conditions | None = None,
+    **options: Any,
+) -> Events:
     """List the events of a source.
 
     Args:
-        kind: Of hits or of graphs, see `events.kinds`.
+        name: Of `source_table.SOURCES`.
         directory: Where the files are; needed but for `simulate`.
         num_events: Take the first `num_events`. Default: all, or 10 simulated ones.
         cuts: Candidate edges, for sources of hits; by default `Cuts()`, of the source's layer pairs.
         selection: Hits to keep, for sources of hits; by default all.
-        num_hits: Hits of a simulated event, about.
-        seed: Event i is simulated from seed + i.
-        num_phi_sectors: Sectors that a heptrkx event was cut into.
-        acorn: Options for acorn files.
-        clusters: Features of clusters as well, from the cells of TrackML files.
-        field: The field around the hits; None: as `detector.field_of` takes it to be; 2 T of `acts` and `colliderml`.
-        beam_spot: Where collisions lie along the beam; None: measured where there is truth.
-        beam_line: x and y of the beam in mm, for sources of hits: positions are taken from there on; None: 0, 0.
-        surfaces: The surfaces of the detector; None: those of TrackML, or if hits lie elsewhere, `prepare` learns them.
+        conditions: What is given of the detector.
+        options: Of the source (`Source.options`).
 
     Raises:
-        ValueError: If the source is unknown, its directory holds no events, or fewer than were asked for.
+        ValueError: If the source or an option is unknown, its directory holds no events, or fewer than `num_events`.
     """
-    cuts, selection = cuts or Cuts(layer_pairs=layer_pairs_of(kind)), selection or Selection()
-    if kind in ("acts", "colliderml"):  # simulated with ACTS: on TrackML's layers, but never in TrackML's field
-        field = field or Field.of(FIELD_ELSEWHERE)
-    if kind == "simulate":
-        count = DEFAULT_SIMULATED_EVENTS if num_events is None else num_events
-        return _simulated(count, seed, num_hits, selection, cuts, field, beam_spot)
-    if directory is None:
-        raise Problem(f"source {kind} needs the directory of its files", "name it with --input")
-    path = Path(directory)
-    # Readers are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
-    if kind == "trackml":
-        from domainpar.tracking.events import trackml
-
-        source = _of_hits(
-            tuple(trackml.list_events(path)),
-            lambda name: trackml.read_event(path, name, clusters),
-            lambda name: trackml.event_files(path, name, clusters),
-            {"source": kind, **({"cluster_features": True} if clusters else {})},
-            selection,
-            cuts,
-            beam_line,
-        )
-    elif kind == "acts" and (any(path.glob("event*-measurements.csv*")) or not any(path.rglob("*.parquet"))):
-        from domainpar.tracking.events import acts
-
-        names = tuple(acts.list_events(path))
-        at_true = acts.at_true_positions(path, names[0])
-        source = _of_hits(
-            names,
-            lambda name: acts.read_event(path, name, at_true),
-            lambda name: acts.event_files(path, name),
-            {"source": kind, **({"positions": "of true hits"} if at_true else {})},
-            selection,
-            cuts,
-            beam_line,
-        )
-    elif kind in ("acts", "colliderml"):
-        from domainpar.tracking.events.colliderml import ColliderMLEvents
-
-        sample = ColliderMLEvents(path, measured=kind == "acts")
-        of_sample = sample.names, sample.read, sample.files, {"source": kind}
-        source = _of_hits(*of_sample, selection, cuts, beam_line, sample.with_errors)
-    elif kind == "heptrkx":
-        from domainpar.tracking.events import heptrkx
-
-        source = Source(
-            tuple(heptrkx.list_events(path)),
-            lambda name: heptrkx.read_event(path, name, num_phi_sectors),
-            lambda name: heptrkx.event_files(path, name),
-            {"source": kind, "num_phi_sectors": num_phi_sectors},
-            whole=heptrkx.whole_event,
-        )
-    elif kind == "pyg":
-        from domainpar.tracking.events import pyg
-
-        source = Source(
-            tuple(pyg.list_events(path)),
-            lambda name: pyg.read_event(pyg.event_path(path, name)),
-            lambda name: [pyg.event_path(path, name)],
-            {"source": kind, "labels": "y, y_NAME"},
-        )
-    elif kind == "acorn":
-        source = _acorn(path, acorn)
-    else:
-        raise ValueError(f"unknown source {kind!r}; known: {', '.join(get_args(SourceKind))}.")
-    if num_events is not None and num_events > len(source.names):
+    source, conditions = find_source(name), conditions or Conditions()
+    conditions = replace(conditions, field=conditions.field or source.default_field)
+    if unknown := sorted(options.keys() - source.options.keys()):
+        raise ValueError(f"source {name} has no option {unknown[0]}; it has {', '.join(source.options) or 'none'}.")
+    if source.tables and directory is None:
+        raise Problem(f"source {name} needs the directory of its files", "name it with --input")
+    directory = Path(directory or "")
+    opened = source.open(directory, {**source.options, **options}, num_events=num_events, conditions=conditions)
+    if num_events is not None and num_events > len(opened.names):
         asked = several(num_events, "event")
-        raise Problem(f"{asked} asked for, but {directory} holds {len(source.names)}", "ask for fewer --events")
-    settings = {**source.settings, **given_conditions(field, beam_spot, surfaces)}
-    return replace(source, names=source.names[:num_events], settings=settings)
+        raise Problem(f"{asked} asked for, but {directory} holds {len(opened.names)}", "ask for fewer --events")
+    select, join = selection or Selection(), cuts or Cuts(layer_pairs=source.layer_pairs)
+    of_hits, survey = SOURCES[name].gives == "hits", opened.surveyed or opened.read
 
+    def kept(event: str, read: Callable[[str], Any] = opened.read) -> Hits:
+        return select.of(conditions.from_beam(read(event)))
 
-def given_conditions(
-    field: Field | None, beam_spot: BeamSpot | None, surfaces: Sequence[SurfaceRow] | None = None
-) -> dict[str, Any]:
-    """What a store's settings keep of the field, the beam spot and the surfaces, where they were given."""
-    given: dict[str, Any] = {}
-    if field is not None:
-        given["field"] = field.to_json()
-    if beam_spot is not None:
-        given["beam_spot"] = list(beam_spot)
-    if surfaces is not None:
-        given["surfaces"] = [list(row) for row in surfaces]
-    return given
+    def surveyed(event: str) -> Hits:
+        return kept(event, survey) if of_hits else opened.read(event).hits
 
-
-def layer_pairs_of(kind: str) -> tuple[LayerPair, ...]:
-    """The pairs of layers that hits of a source are joined between by default."""
-    if kind == "colliderml":
-        from domainpar.tracking.events.colliderml import LAYER_PAIRS
-
-        return LAYER_PAIRS
-    return DEFAULT_LAYER_PAIRS
-
-
-def _of_hits(
-    names: tuple[str, ...],
-    hits: Callable[[str], Hits],
-    files: Callable[[str], list[Path]],
-    settings: Settings,
-    selection: Selection,
-    cuts: Candidates,
-    beam_line: tuple[float, float] | None = None,
-    surveyed: Callable[[str], Hits] | None = None,
-) -> Source:
-    """A source of hits that are selected and joined here."""
-
-    def kept(name: str, read: Callable[[str], Hits] = hits) -> Hits:
-        return selection.of(read(name) if beam_line is None else _from_beam(read(name), beam_line))
-
-    settings = {**settings, **selection.settings, **cuts.settings}
-    if beam_line is not None:
-        settings["beam_line"] = list(beam_line)
-    survey = partial(kept, read=surveyed or hits)
-    return Source(names, lambda name: build_graph(kept(name), cuts), files, settings, hits=kept, surveyed=survey)
-
-
-def _from_beam(hits: Hits, beam_line: tuple[float, float]) -> Hits:
-    """Hits and vertices with positions from the beam on."""
-    away = np.array([*beam_line, 0.0])
-    assert hits.position is not None, "sources of hits have positions"
-    position = (hits.position - away).astype(hits.position.dtype)
-    if (particles := hits.particles) is not None:
-        vertex = (particles.vertex - away).astype(particles.vertex.dtype)
-        particles = replace(particles, vertex=vertex)
-    return replace(hits, position=position, particles=particles)
-
-
-def _simulated(
-    num_events: int,
-    seed: int,
-    num_hits: int,
-    selection: Selection,
-    cuts: Candidates,
-    field: Field | None,
-    beam_spot: BeamSpot | None,
-) -> Source:
-    from domainpar.tracking.events.simulate import simulate_event
-
-    seeds = {f"{seed + i:09d}": seed + i for i in range(num_events)}
-
-    def hits(name: str) -> Hits:
-        return simulate_event(seeds[name], num_hits, name, field, beam_spot)
-
-    settings = {"source": "simulate", "num_hits": num_hits, **given_conditions(field, beam_spot)}
-    return replace(_of_hits(tuple(seeds), hits, lambda _: [], settings, selection, cuts), surveyed=None)
-
-
-def _acorn(directory: Path, options: AcornOptions | None) -> Source:
-    from domainpar.tracking.events import acorn
-
-    events = acorn.find_events(directory)
-    paths = {name: event.path for name, event in events.items()}
-    options = options or acorn.AcornOptions()
-    if options.pt_unit is None:
-        # One unit for all events: guessed anew for each, a small event could differ.
-        options = replace(options, pt_unit=acorn.guess_pt_unit(paths.values()))
-    splits = {name: event.split for name, event in events.items() if event.split is not None}
-    return Source(
-        tuple(paths),
-        lambda name: acorn.read_event(paths[name], options),
-        lambda name: [paths[name]],
-        {"source": "acorn", **json.loads(json.dumps(asdict(options)))},  # tuples become lists, as in a manifest
-        splits or None,
-        surveyed=lambda name: acorn.read_event(paths[name], options).hits,
+    made = {**select.settings, **join.settings} if of_hits else {}
+    return replace(
+        opened,
+        names=opened.names[:num_events],
+        read=(lambda event: build_graph(kept(event), join)) if of_hits else opened.read,
+        settings={"source": name, **opened.settings, **made, **conditions.settings},
+        hits=kept if of_hits else None,
+        surveyed=surveyed if source.learns_surfaces else None,
     )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -17,11 +17,12 @@ import yaml
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
 from domainpar.tracking.events.acts import LINKS, MEASUREMENTS, PARTICLES, TRUE_HITS
-from domainpar.tracking.events.acts_program import acts_field, generic_detector, import_acts, sequence
-from domainpar.tracking.events.csv_tables import find, read_table
+from domainpar.tracking.events.acts_maker import acts_field, generic_detector, import_acts, sequence
+from domainpar.tracking.events.csv_tables import read_table
 from domainpar.tracking.events.detector import FIELD_ELSEWHERE
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks
+from domainpar.tracking.events.tables import Table
 
 SHIPPED = Path(__file__).with_name("acts_finder.yaml")
 """Working points of the finder."""
@@ -35,70 +36,83 @@ _PARTS = {
 # ACTS's full chain starts its filter with these: mm, mm, rad, rad, 1/GeV, ns.
 _FIRST_ERRORS = {"initialSigmaQoverPt": 0.1, "initialSigmaPtRel": 0.1, "initialVarInflation": [1.0] * 6}
 
+_SIMULATED = Table(PARTICLES.names[0])
+_LOCAL = Table(MEASUREMENTS.file, "measurement_id, geometry_id: u8; local0, local1: f4 mm")
+
 _COUNTED = "counted"
 """Folder with the measurements in ACTS's own order."""
 
 _OF_SECONDS = {"Seeding": "seeds", "TrackFinding": "filter", "Ambiguity": "ambiguity"}
 
 
-def read_points(path: Path) -> dict[str, dict[str, Any]]:
-    """The working points of a file by name.
+class Finder(NamedTuple):
+    """Finds the tracks of events that ACTS wrote.
 
-    Raises:
-        Problem: If it cannot be read, or lacks a part of one.
-    """
-    try:
-        points = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Problem(f"no working points of ACTS: {error}", f"a file like {SHIPPED}", file=path) from error
-    wanted = ["layers", *_PARTS, "kept"]
-    for name, point in points.items() if isinstance(points, dict) else [("", points)]:
-        if not isinstance(point, dict) or set(point) != set(wanted):
-            raise Problem(f"{name or 'it'} is no working point: {', '.join(wanted)}", f"see {SHIPPED}", file=path)
-    return dict(points)
-
-
-def find_tracks(
-    directory: Path,
-    events: Sequence[str],
-    field: Field | None,
-    point: Mapping[str, Any],
-    on_event: Callable[..., object],
-) -> tuple[dict[str, GivenTracks], dict[str, float]]:
-    """Have ACTS find the tracks of events, one after the other.
-
-    Args:
-        directory: Their CSV files, as ACTS wrote them.
+    Attributes:
+        directory: Their CSV files.
         field: The field that it goes by; None: 2 T.
-
-    Returns:
-        Tracks of each event, by `plain_name`; seconds an event of seeds, filter and ambiguity resolution.
-
-    Raises:
-        Problem: If ACTS is not there, an event lacks a table, or ACTS refuses a setting or the event.
     """
-    import_acts()
-    found: dict[str, GivenTracks] = {}
-    seconds: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as of_field:
-        in_field = acts_field(field, Path(of_field))
-        for event in events:
-            with tempfile.TemporaryDirectory() as folder:
-                number = _gather(directory, event, Path(folder))
-                try:
-                    _chain(Path(folder), in_field, field, point).run()
-                except (RuntimeError, TypeError, AttributeError) as error:
-                    raise EventPlace(event, directory).problem(f"ACTS could not find its tracks: {error}") from error
-                found[plain_name(event)] = _tracks(Path(folder), number)
-                seconds.update(_seconds(Path(folder)))
-            on_event()
-    return found, {part: total / max(1, len(events)) for part, total in seconds.items()}
+
+    directory: Path
+    field: Field | None
+
+    def points(self, settings: str | None) -> dict[str, dict[str, Any]]:
+        """The working points of a file by name; None: those that are shipped.
+
+        Raises:
+            Problem: If it cannot be read, or lacks a part of one.
+        """
+        path, wanted = Path(settings or SHIPPED), {"layers", *_PARTS, "kept"}
+        try:
+            points = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise Problem(f"no working points of ACTS: {error}", f"a file like {SHIPPED}", file=path) from error
+        for name, point in points.items() if isinstance(points, dict) else [("it", points)]:
+            if not isinstance(point, dict) or set(point) != wanted:
+                what = f"{name} is no working point: {', '.join(sorted(wanted))}"
+                raise Problem(what, f"see {SHIPPED}", file=path)
+        return dict(points)
+
+    def find(
+        self, events: Sequence[str], point: Mapping[str, Any], on_event: Callable[..., object]
+    ) -> tuple[dict[str, GivenTracks], dict[str, float]]:
+        """Find the tracks of events, one after the other.
+
+        Args:
+            events: Names, as the store has them.
+            point: A working point.
+            on_event: Called after each.
+
+        Returns:
+            Tracks of each event, by `plain_name`; seconds an event of seeds, filter and ambiguity resolution.
+
+        Raises:
+            Problem: If ACTS is not there, an event lacks a table, or ACTS refuses a setting or the event.
+        """
+        import_acts()
+        found: dict[str, GivenTracks] = {}
+        seconds: Counter[str] = Counter()
+        with tempfile.TemporaryDirectory() as of_field:
+            in_field = acts_field(self.field, Path(of_field))
+            for event in events:
+                with tempfile.TemporaryDirectory() as folder:
+                    number = _gather(self.directory, event, Path(folder))
+                    try:
+                        _chain(Path(folder), in_field, self.field, point).run()
+                    except (RuntimeError, TypeError, AttributeError) as error:
+                        raise EventPlace(event, self.directory).problem(
+                            f"ACTS could not find its tracks: {error}"
+                        ) from error
+                    found[plain_name(event)] = _tracks(Path(folder), number)
+                    seconds.update(_seconds(Path(folder)))
+                on_event()
+        return found, {part: total / max(1, len(events)) for part, total in seconds.items()}
 
 
 def _gather(directory: Path, event: str, folder: Path) -> str:
     """Links to the tables of one event in a folder of its own, which ACTS reads whole; its name in the files."""
     number = f"{int(event):09d}" if event.isdecimal() else event
-    paths = {table: find(directory, number, table) for table in (MEASUREMENTS, LINKS, TRUE_HITS, PARTICLES[0])}
+    paths = {table.what: table.find(directory, number) for table in (MEASUREMENTS, LINKS, TRUE_HITS, _SIMULATED)}
     if missing := [table for table, path in paths.items() if path is None or path.suffix == ".gz"]:
         what = f"{directory} has no {some_of([f'event{number}-{table}.csv' for table in missing])}, which ACTS reads"
         raise Problem(what, "name the folder with the CSV files of the store's events: --input", event=event)
@@ -114,12 +128,11 @@ def _tracks(folder: Path, number: str) -> GivenTracks:
 
     ACTS's reader sorts the measurements of each sensor anew and counts them so; it has written them in this order.
     """
-    columns = {"measurement_id": np.uint64, "geometry_id": np.uint64, "local0": np.float32, "local1": np.float32}
     own, counted = (
-        read_table(place / f"event{number}-{MEASUREMENTS}.csv", number, columns, {}).astype(columns)
+        read_table(_LOCAL, place / f"event{number}-{MEASUREMENTS.what}.csv", number)
         for place in (folder, folder / _COUNTED)
     )
-    where = list(columns)[1:]
+    where = _LOCAL.must[1:]
     both = counted[where].merge(own, how="left", on=where)
     if len(both) != len(own) or both["measurement_id"].isna().any():
         what = "measurements of one sensor at one place: ACTS's count of them is not known"
@@ -151,9 +164,9 @@ def _chain(folder: Path, in_field: Any, field: Field | None, point: Mapping[str,
     errors = [1 * unit.mm, 1 * unit.mm, 1 * unit.degree, 1 * unit.degree, 0.0, 1 * unit.ns]
     chain, names = sequence(folder), {"level": quiet, "inputDir": str(folder)}
     # ACTS matches its tracks to particles, whatever is asked of it.
-    chain.addReader(examples.CsvParticleReader(**names, inputStem=PARTICLES[0], outputParticles="particles"))
+    chain.addReader(examples.CsvParticleReader(**names, inputStem=_SIMULATED.what, outputParticles="particles"))
     chain.addWhiteboardAlias("particles_selected", "particles")
-    chain.addReader(examples.CsvSimHitReader(**names, inputStem=TRUE_HITS, outputSimHits="simhits"))
+    chain.addReader(examples.CsvSimHitReader(**names, inputStem=TRUE_HITS.what, outputSimHits="simhits"))
     chain.addReader(
         examples.CsvMeasurementReader(
             **names,

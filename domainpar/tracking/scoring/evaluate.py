@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -89,21 +90,21 @@ def evaluate(config: EvaluateConfig) -> list[str]:
 
 
 def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
-    """The tracks of each row of the table by events: of the files that are named, or found by ACTS now."""
+    """The tracks of each row of the table by events: of the files that are named, or found now."""
     if config.compare is None:
         given = read_tracks(str(config.tracks))
         return {config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", ""): given}
-    from domainpar.tracking.scoring.acts_finder import SHIPPED, find_tracks, read_points
-
     told = asked.store.settings.get("field")
-    field = None if told is None else Field.of(told)
+    made_by = import_module(f"domainpar.tracking.scoring.{config.compare}_finder").Finder
+    finder = made_by(Path(str(config.input)), None if told is None else Field.of(told))
     events = [record.event for record in asked.records]
     rows = {}
-    for name, point in read_points(Path(config.acts_settings or SHIPPED)).items():
-        with progress(f"ACTS, {name}", len(events), "event", True) as advance:
-            rows[f"acts-{name}"], seconds = find_tracks(Path(str(config.input)), events, field, point, advance)
+    for point, settings in finder.points(config.acts_settings).items():
+        name = f"{config.compare}-{point}"
+        with progress(name, len(events), "event", True) as advance:
+            rows[name], seconds = finder.find(events, settings, advance)
         parts = ", ".join(f"{part} {spent:.2f}" for part, spent in seconds.items())
-        lines.append(f"acts-{name}: {sum(seconds.values()):.2f} s per event ({parts}), one thread")
+        lines.append(f"{name}: {sum(seconds.values()):.2f} s per event ({parts}), one thread")
     return rows
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import EventGraph, Hits, IntArray
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import WholeEvent, read_arrays
 from domainpar.tracking.scoring.filtering import kept_by
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores
 
 
-def scored_events(path: str | Path, min_score: float) -> Source:
+def scored_events(path: str | Path, min_score: float) -> Events:
     """The events that `infer` scored, in the splits of their store, with the edges of at least a score.
 
     The segments that are left out are missing from then on: efficiencies count against all particles, but a report
@@ -54,7 +54,7 @@ def scored_events(path: str | Path, min_score: float) -> Source:
         by["after"] = {name: record.filter[name] for name in ("parameters_sha256", "min_score")}
     if record.mode == "naive":
         by["sectors"] = record.sectors
-    return Source(
+    return Events(
         names=tuple(records),
         read=read,
         files=lambda name: [directory / events[name].path],

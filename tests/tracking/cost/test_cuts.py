@@ -17,7 +17,7 @@ from domainpar.tracking.cost.cuts import (
     tilings_of,
 )
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import EventStore
 from partitioners import PARTITIONERS, Contiguous, Topology, group, number_along_phi
 from partitioners.quality import measure, measure_truth
@@ -27,7 +27,7 @@ def store_of(directory, num_events=4, **options) -> EventStore:
     def read(name):
         return random_event(int(name), 60, 200 + 10 * int(name), event_id=name, **options)
 
-    source = Source(tuple("0123")[:num_events], read, lambda _: [], {})
+    source = Events(tuple("0123")[:num_events], read, lambda _: [], {})
     return prepare(source, directory, partitioner="contiguous", num_tiles=6, val_split=0.25, test_split=0)
 
 
@@ -37,7 +37,7 @@ def test_cuts_are_measured_on_the_users_own_graph(tmp_path):
     graph = random_event(0, 60, 200)
     position = np.stack([np.cos(phi), np.sin(phi), 0 * phi], axis=1).astype(np.float32)
     graph = replace(graph, hits=replace(graph.hits, position=position))
-    prepare(Source(("0",), lambda _: graph, lambda _: [], {}), tmp_path, partitioner="random", num_tiles=6)
+    prepare(Events(("0",), lambda _: graph, lambda _: [], {}), tmp_path, partitioner="random", num_tiles=6)
     store = EventStore(tmp_path)
     with store.open(store.events()[0]) as event:
         (tiling,) = tilings_of(event, ["contiguous"], seed=0)
@@ -76,7 +76,7 @@ def test_one_part_cuts_nothing(tmp_path):
 
 def test_the_event_of_the_table_is_the_one_of_median_size(tmp_path):
     assert median_event(store_of(tmp_path, 3)).event == "1"
-    assert median_event(prepare(Source((), random_event, lambda _: [], {}), tmp_path / "empty")) is None
+    assert median_event(prepare(Events((), random_event, lambda _: [], {}), tmp_path / "empty")) is None
 
 
 def as_many_bytes(nodes, edges):
@@ -100,7 +100,7 @@ def test_the_printed_report_is_the_description_and_the_table(tmp_path, capsys):
 
 
 def test_an_empty_store_is_described(tmp_path):
-    empty = prepare(Source((), random_event, lambda _: [], {}), tmp_path)
+    empty = prepare(Events((), random_event, lambda _: [], {}), tmp_path)
     assert "0 events" in describe_store(empty, as_many_bytes, "a network")
     assert "no events" in compare_cuts(empty)
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 from acorn_files import EDGES, LABEL, PHI, TRUE_EDGES, R, Z, columns, save
 from marks import fault
 from refused import refused
+from source_files import pt_unit_of, read_file
 from test_pyg import payloads
 
 torch = pytest.importorskip("torch")
 
 from domainpar.tracking.events import construct, features  # noqa: E402
-from domainpar.tracking.events.acorn import AcornOptions, find_events, guess_pt_unit, read_event  # noqa: E402
 from domainpar.tracking.events.preparation import prepare  # noqa: E402
-from domainpar.tracking.events.sources import open_source  # noqa: E402
+from domainpar.tracking.events.sources import find_source, open_source  # noqa: E402
 from domainpar.tracking.events.targets import target_particles  # noqa: E402
 
 INF = float("inf")
+read_event = partial(read_file, "acorn")
+listed = find_source("acorn").listed
 
 
 def test_hits_lie_where_r_phi_and_z_say_and_y_is_derived(tmp_path):
@@ -96,7 +99,7 @@ def test_true_edges_of_particle_0_are_noise(tmp_path):
 
 @pytest.mark.parametrize(("unit", "scale"), [("MeV", 1e-3), ("GeV", 1.0)])
 def test_pt_becomes_gev_from_the_unit_that_is_stated(tmp_path, unit, scale):
-    table = read_event(save(tmp_path), AcornOptions(pt_unit=unit)).hits.particles
+    table = read_event(save(tmp_path), pt_unit=unit).hits.particles
     np.testing.assert_allclose(table.pt, [2000 * scale, 400 * scale], rtol=1e-6)
 
 
@@ -107,11 +110,11 @@ def test_the_unit_of_pt_is_guessed_over_the_events_and_refused_where_it_may_be_e
     in_mev = save(tmp_path, "event2.pyg")
     in_gev = save(tmp_path, "event3.pyg", pt=torch.tensor([2.0, 2.0, 0.4]))
     either = save(tmp_path, "event4.pyg", pt=torch.tensor([30.0, 30.0, 30.0]))
-    assert guess_pt_unit([nothing, in_mev]) == "MeV"
-    assert guess_pt_unit([in_gev, in_mev]) == "GeV"
-    assert guess_pt_unit([nothing]) is None
+    assert pt_unit_of([nothing, in_mev]) == "MeV"
+    assert pt_unit_of([in_gev, in_mev]) == "GeV"
+    assert pt_unit_of([nothing]) is None
     with refused("median pt is 30; is that MeV or GeV", "4", either):
-        guess_pt_unit([either])
+        pt_unit_of([either])
 
 
 def test_default_features_are_those_of_graphs_built_here(tmp_path):
@@ -124,8 +127,12 @@ def test_default_features_are_those_of_graphs_built_here(tmp_path):
 
 
 def test_features_are_the_columns_that_are_asked_for_over_their_scales(tmp_path):
-    options = AcornOptions(("z", "hit_r", "eta", "y", "count"), (2.0, 4.0, 0.5, 10.0, 1.0), ())
-    graph = read_event(save(tmp_path, count=torch.tensor([1, 2, 3, 4, 5, 6])), options)
+    options = {
+        "node_features": ("z", "hit_r", "eta", "y", "count"),
+        "node_scales": (2.0, 4.0, 0.5, 10.0, 1.0),
+        "edge_features": (),
+    }
+    graph = read_event(save(tmp_path, count=torch.tensor([1, 2, 3, 4, 5, 6])), **options)
     assert graph.feature_names == ("z", "r", "eta", "y", "count")
     assert graph.edge_features.shape == (6, 0)
     for hit in range(6):
@@ -137,7 +144,7 @@ def test_features_are_the_columns_that_are_asked_for_over_their_scales(tmp_path)
 def test_edge_features_are_differences_of_scaled_values_with_phi_wrapped(tmp_path):
     names = ("rphislope", "dr", "dphi", "dz", "edge_deta", "phislope")
     scales = (1000.0, math.pi, 1000.0)
-    graph = read_event(save(tmp_path), AcornOptions(node_scales=scales, edge_features=names))
+    graph = read_event(save(tmp_path), node_scales=scales, edge_features=names)
     assert graph.edge_feature_names == ("rphislope", "dr", "dphi", "dz", "deta", "phislope")
     for edge, (src, dst) in enumerate(zip(*EDGES)):
         dphi = math.remainder(PHI[dst] - PHI[src], 2 * math.pi) / math.pi
@@ -153,18 +160,17 @@ def test_edge_features_are_differences_of_scaled_values_with_phi_wrapped(tmp_pat
 def test_edge_features_of_the_file_win_and_slopes_are_tamed(tmp_path):
     given = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     slopes = torch.tensor([INF, -INF, math.nan, 200.0, 1.0, -1.0])
-    options = AcornOptions(edge_features=("dr", "phislope"), edge_scales=(2.0, 1.0))
-    graph = read_event(save(tmp_path, dr=given, phislope=slopes), options)
+    options = {"edge_features": ("dr", "phislope"), "edge_scales": (2.0, 1.0)}
+    graph = read_event(save(tmp_path, dr=given, phislope=slopes), **options)
     assert graph.edge_features[:, 0].tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
     assert graph.edge_features[:, 1].tolist() == [100.0, -100.0, 0.0, 100.0, 1.0, -1.0]
 
 
 def test_hits_of_strip_endcaps_take_their_own_place_for_that_of_clusters(tmp_path):
     clusters = {f"cluster_{name}_{i}": torch.full((6,), 7.0 * i) for name in ("r", "z") for i in (1, 2)}
-    options = AcornOptions(
-        ("r", "z", "cluster_r_1", "cluster_z_1", "cluster_r_2", "cluster_z_2"), (1000.0, 500.0) * 3, ()
-    )
-    graph = read_event(save(tmp_path, region=torch.tensor([1, 2, 3, 4, 5, 6]), **clusters), options)
+    names = ("r", "z", "cluster_r_1", "cluster_z_1", "cluster_r_2", "cluster_z_2")
+    path = save(tmp_path, region=torch.tensor([1, 2, 3, 4, 5, 6]), **clusters)
+    graph = read_event(path, node_features=names, node_scales=(1000.0, 500.0) * 3, edge_features=())
     for hit in range(6):
         own = [R[hit] / 1000, Z[hit] / 500]
         others = own * 2 if hit in (1, 5) else [0.007, 0.014, 0.014, 0.028]
@@ -186,7 +192,7 @@ def test_hits_of_strip_endcaps_take_their_own_place_for_that_of_clusters(tmp_pat
 )
 def test_hard_cuts_keep_edges_whose_two_hits_lie_on_passing_true_edges(tmp_path, cuts, passing):
     everything = read_event(save(tmp_path))
-    graph = read_event(save(tmp_path), AcornOptions(hard_cuts=cuts))
+    graph = read_event(save(tmp_path), hard_cuts=cuts)
     hits_that_pass = {hit for edge in passing for hit in (TRUE_EDGES[0][edge], TRUE_EDGES[1][edge])}
     kept = [e for e in range(6) if EDGES[0][e] in hits_that_pass and EDGES[1][e] in hits_that_pass]
     assert graph.edge_index.tolist() == everything.edge_index[:, kept].tolist()
@@ -205,9 +211,9 @@ def test_hard_cuts_keep_edges_whose_two_hits_lie_on_passing_true_edges(tmp_path,
 )
 def test_hard_cuts_that_cannot_be_made_are_refused(tmp_path, cuts, message):
     with refused(message, "000000007", tmp_path / "event000000007.pyg"):
-        read_event(save(tmp_path), AcornOptions(hard_cuts=cuts))
+        read_event(save(tmp_path), hard_cuts=cuts)
     with pytest.raises(ValueError, match="hard_cuts need the truth"):
-        read_event(save(tmp_path, track_edges=None), AcornOptions(hard_cuts={"pt": [1, INF]}))
+        read_event(save(tmp_path, track_edges=None), hard_cuts={"pt": [1, INF]})
 
 
 def test_an_event_needs_no_truth_no_ids_and_no_detector(tmp_path):
@@ -259,7 +265,7 @@ NO_TRUTH = {name: torch.zeros(0) for name in
 def test_an_empty_event_is_read(tmp_path):
     for cuts in (None, {"pt": [1, INF]}):
         path = save(tmp_path, **EMPTY, **NO_TRUTH, edge_index=NO_EDGES, track_edges=NO_EDGES)
-        graph = read_event(path, AcornOptions(hard_cuts=cuts, edge_features=("dr", "phislope")))
+        graph = read_event(path, hard_cuts=cuts, edge_features=("dr", "phislope"))
         assert (graph.num_nodes, graph.num_edges, len(graph.hits.particles.particle_id)) == (0, 0, 0)
         assert graph.edge_features.shape == (0, 2)
 
@@ -296,25 +302,25 @@ def test_noise_only_and_no_edges_are_read(tmp_path):
 )
 def test_bad_events_are_refused_with_event_and_file(tmp_path, changes, message):
     path = save(tmp_path, **changes)
-    options = AcornOptions(edge_features=("deta",))
     with refused(message, "000000007", path):
-        read_event(path, options)
+        read_event(path, edge_features=("deta",))
 
 
 def test_a_feature_that_nobody_knows_is_refused_with_those_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"cell_count .*\['hit_id', 'layer_id'"):
-        read_event(save(tmp_path), AcornOptions(("r", "cell_count"), (1.0, 1.0)))
+        read_event(save(tmp_path), node_features=("r", "cell_count"), node_scales=(1.0, 1.0))
     with pytest.raises(ValueError, match="dR .*dr, dphi"):
-        read_event(save(tmp_path), AcornOptions(edge_features=("dR",)))
+        read_event(save(tmp_path), edge_features=("dR",))
 
 
-def test_features_and_scales_belong_together():
+def test_features_and_scales_belong_together(tmp_path):
+    save(tmp_path)
     with pytest.raises(ValueError, match="2 node_features but 3 node_scales"):
-        AcornOptions(("r", "z"))
+        open_source("acorn", tmp_path, node_features=("r", "z"))
     with pytest.raises(ValueError, match="0 edge_features but 1 edge_scales"):
-        AcornOptions(edge_scales=(1.0,))
+        open_source("acorn", tmp_path, edge_scales=(1.0,))
     with pytest.raises(ValueError, match="node_scales are .*other than 0"):
-        AcornOptions(("r",), (0.0,))
+        open_source("acorn", tmp_path, node_features=("r",), node_scales=(0.0,))
 
 
 @fault(20)
@@ -327,7 +333,7 @@ def test_a_hostile_file_is_not_run_either_where_the_unit_of_pt_is_guessed(tmp_pa
     path, mark = tmp_path / "event7.pyg", tmp_path / "was-run"
     torch.save({**columns(), "config": [payloads(mark)["system"]]}, path)
     with refused(r"^refused.*asks for .*\.system", "7", path):
-        guess_pt_unit([path])
+        pt_unit_of([path])
     assert not mark.exists()
 
 
@@ -339,26 +345,24 @@ def test_folders_tell_the_splits_and_names_lose_what_acorn_adds(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "valset" / "event3-truth.csv").touch()
-    events = find_events(tmp_path)
-    assert {name: event.split for name, event in events.items()} == {"1": "train", "2": "train", "0": "val",
-                                                                      "9": "test"}  # fmt: skip
-    assert find_events(tmp_path / "trainset").keys() == {"1", "2"}
-    assert {event.split for event in find_events(tmp_path / "trainset").values()} == {None}
+    assert listed(tmp_path)[1] == {"1": "train", "2": "train", "0": "val", "9": "test"}
+    events, splits = listed(tmp_path / "trainset")
+    assert (events.keys(), splits) == ({"1", "2"}, {})
 
 
 def test_directories_without_events_and_events_of_one_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match="not a directory"):
-        find_events(tmp_path / "nowhere")
-    with refused("no acorn events in .*expected are files like event"):
-        find_events(tmp_path)
+        listed(tmp_path / "nowhere")
+    with refused("holds no acorn events; expected are files like event"):
+        listed(tmp_path)
     (tmp_path / "event1.pyg").touch()
     (tmp_path / "event1-graph.pyg").touch()
-    with refused("are one event by their names", "1"):
-        find_events(tmp_path)
+    with refused("are of one event by their names", "1"):
+        listed(tmp_path)
 
 
 def prepared(tmp_path, **options):
-    source = open_source("acorn", directory=tmp_path / "files", acorn=AcornOptions(**options))
+    source = open_source("acorn", directory=tmp_path / "files", **options)
     return source, prepare(source, tmp_path / "store", partitioner="contiguous", num_tiles=2)
 
 

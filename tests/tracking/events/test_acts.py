@@ -5,19 +5,24 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import acts_files
 import numpy as np
 import pytest
+import source_files
 from acts_files import files_of, one_number, tables, write_event
 from refused import refused
 
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.acts import event_files, list_events, read_event
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import open_source
+
+names_in, paths_of, read_event = (
+    partial(call, "acts") for call in (source_files.names_in, source_files.paths_of, source_files.read_event)
+)
 
 NAME = "000000003"
 OF_HITS = [1, 2, 1, 2, 4, 1, 2, 4, 1, 2, 4, 0]
@@ -77,8 +82,8 @@ def test_gzipped_files_read_the_same_and_files_are_named(tmp_path):
     write_event(plain)
     write_event(packed, suffix=".csv.gz")
     same(read_event(plain, NAME), read_event(packed, NAME))
-    assert list_events(packed) == [NAME]
-    assert [path.name for path in event_files(packed, NAME)] == [
+    assert names_in(packed) == [NAME]
+    assert [path.name for path in paths_of(packed, NAME)] == [
         f"event{NAME}-{part}.csv.gz"
         for part in ("measurements", "measurement-simhit-map", "hits", "particles_simulated")
     ]
@@ -140,7 +145,7 @@ def test_without_measured_positions_those_of_true_hits_stand_in_and_prepare_says
     write_event(tmp_path, "000000004")
     path = tmp_path / "event000000004-measurements.csv"
     with refused("it has measured positions, and the first event has none", path.name[5:14], path):
-        source.hits("000000004")
+        open_source("acts", directory=tmp_path).hits("000000004")
     write_event(tmp_path)
     assert "positions" not in open_source("acts", directory=tmp_path).settings
 

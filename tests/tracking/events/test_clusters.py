@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from source_files import read_event
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.config import ConfigError, PrepareConfig
-from domainpar.tracking.events import trackml
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.features import CLUSTER_FEATURES
 from domainpar.tracking.events.selection import Selection
@@ -32,7 +32,7 @@ def place(tmp_path):
 
 
 def test_each_hit_has_the_size_charge_and_angle_of_its_own_cells(place):
-    clusters = trackml.read_event(place, "1", clusters=True).clusters
+    clusters = read_event("trackml", place, "1", cluster_features=True).clusters
     assert clusters.dtype == np.float32
     assert clusters.shape == (3, len(CLUSTER_FEATURES))
     expected = [
@@ -41,11 +41,11 @@ def test_each_hit_has_the_size_charge_and_angle_of_its_own_cells(place):
         [0, np.log(2), 0.08, 1.2, np.arctan(0.08 / 0.5), np.arctan(1.2 / 0.5)],
     ]
     np.testing.assert_allclose(clusters, expected, rtol=1e-6, atol=1e-7)
-    assert trackml.read_event(place, "1").clusters is None
+    assert read_event("trackml", place, "1").clusters is None
 
 
 def test_they_follow_the_other_features_and_their_hits(place):
-    hits = trackml.read_event(place, "1", clusters=True)
+    hits = read_event("trackml", place, "1", cluster_features=True)
     graph = build_graph(hits, Cuts())
     assert graph.feature_names == ("r", "phi", "z", *CLUSTER_FEATURES)
     assert np.array_equal(graph.features[:, 3:], hits.clusters)
@@ -57,7 +57,7 @@ def test_they_follow_the_other_features_and_their_hits(place):
 
 
 def test_a_source_tells_the_files_that_it_reads_and_its_setting(place):
-    source = open_source("trackml", directory=place, clusters=True)
+    source = open_source("trackml", directory=place, cluster_features=True)
     assert [path.name for path in source.files("1")] == ["event1-hits.csv", "event1-cells.csv", "detectors.csv"]
     assert source.settings["cluster_features"] is True
     plain = open_source("trackml", directory=place)
@@ -84,7 +84,7 @@ def test_cells_that_do_not_fit_are_refused(place, name, content, what):
     path = place / f"{name}.csv"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(Problem, match=what) as refused:
-        trackml.read_event(place, "1", clusters=True)
+        read_event("trackml", place, "1", cluster_features=True)
     assert refused.value.event == "1"
 
 
@@ -94,7 +94,7 @@ def test_hits_without_cells_are_not_asked_for_them():
 
 
 def test_the_order_of_the_cells_changes_nothing(place):
-    before = trackml.read_event(place, "1", clusters=True).clusters
+    before = read_event("trackml", place, "1", cluster_features=True).clusters
     table = pd.read_csv(place / "event1-cells.csv")
     table.iloc[::-1].to_csv(place / "event1-cells.csv", index=False)
-    assert np.array_equal(trackml.read_event(place, "1", clusters=True).clusters, before)
+    assert np.array_equal(read_event("trackml", place, "1", cluster_features=True).clusters, before)

@@ -20,7 +20,7 @@ from domainpar.tracking.events.detector import DEFAULT_LAYER_PAIRS, field_of
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.sources import layer_pairs_of, open_source
+from domainpar.tracking.events.sources import find_source, open_source
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_lines_cross_its_layers_as_they_do_trackmls_but_for_the_first_disks():
     more = set(LAYER_PAIRS) - set(DEFAULT_LAYER_PAIRS)
     assert more == {((7, 14), (12, 12)), ((9, 2), (14, 2))}
     assert len(set(DEFAULT_LAYER_PAIRS) - set(LAYER_PAIRS)) == 2
-    assert layer_pairs_of("colliderml") == LAYER_PAIRS
+    assert find_source("colliderml").layer_pairs == LAYER_PAIRS
 
 
 def test_the_folder_of_the_hits_names_one_of_several_samples(sample, tmp_path):

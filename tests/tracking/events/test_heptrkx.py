@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import source_files
 from marks import fault
 from refused import refused
 
-from domainpar.tracking.events.heptrkx import event_files, list_events, read_event
+names_in, paths_of, read_event = (
+    partial(call, "heptrkx") for call in (source_files.names_in, source_files.paths_of, source_files.read_event)
+)
 
 # Three hits, edges 0 -> 1, 1 -> 2 and 0 -> 2, the ends listed in different orders.
 GRAPH = {
@@ -52,8 +57,8 @@ def test_hit_ids_are_read_from_the_file_beside(tmp_path):
     save(tmp_path)
     np.savez(tmp_path / "event000001000_g000_ID.npz", ID=np.array([17, 4, 99]))
     assert read_event(tmp_path, "000001000_g000").hits.hit_id.tolist() == [17, 4, 99]
-    assert list_events(tmp_path) == ["000001000_g000"]
-    assert [path.name[-7:] for path in event_files(tmp_path, "000001000_g000")] == ["000.npz", "_ID.npz"]
+    assert names_in(tmp_path) == ["000001000_g000"]
+    assert [path.name[-7:] for path in paths_of(tmp_path, "000001000_g000")] == ["000.npz", "_ID.npz"]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +103,8 @@ def test_truncated_files_are_refused(tmp_path, size):
 
 def test_directories_without_graphs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no heptrkx graphs"):
-        list_events(tmp_path)
+        names_in(tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
-        list_events(tmp_path / "nowhere")
+        names_in(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="FileNotFoundError"):
         read_event(tmp_path, "1")

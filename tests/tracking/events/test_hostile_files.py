@@ -16,11 +16,11 @@ from marks import fault
 from random_events import random_assignment, random_event
 from random_store import edit_manifest
 from refused import refused
+from source_files import read_file
 from test_pyg import GRAPH, payloads, save_bare, save_old
 
 torch = pytest.importorskip("torch")
 
-from domainpar.tracking.events import acorn, heptrkx, pyg  # noqa: E402
 from domainpar.tracking.events.store import (  # noqa: E402  # noqa: E402
     EventStore,
     StoredEvent,
@@ -82,16 +82,12 @@ def test_of_all_hostile_files_none_is_run_and_what_pickles_ask_for_is_named(tmp_
                 "cannot be read" if reader == "heptrkx" else rf"refused, nothing of it was run: it asks for .*\.{kind}"
             )
             with refused(named, "7", path):
-                {"pyg": pyg.read_event, "acorn": acorn.read_event, "heptrkx": heptrkx_event}[reader](path)
+                read_file(reader, path)
             executed, tried = executed + mark.exists(), tried + 1
             mark.unlink(missing_ok=True)
             path.unlink()
     print(f"hostile files executed: {executed} of {tried}")
     assert (executed, tried) == (0, 5 * len(WAYS))
-
-
-def heptrkx_event(path):
-    return heptrkx.read_event(path.parent, "7")
 
 
 # --- names that lead elsewhere ---------------------------------------------------------------------------------------
@@ -314,13 +310,13 @@ def test_an_npz_array_that_claims_more_than_its_member_holds_is_refused_before_i
         for name, content in members.items():
             archive.writestr(name, content)
     with little_memory(), refused("X.npy .* 26388279066624 .* 72", "7", path):
-        heptrkx_event(path)
+        read_file("heptrkx", path)
 
 
-@pytest.mark.parametrize("reader", [pyg.read_event, acorn.read_event])
+@pytest.mark.parametrize("reader", ["pyg", "acorn"])
 @pytest.mark.parametrize("value", [torch.zeros(1).expand(2**40), torch.zeros(1, 1).expand(2**40, 2)])
 def test_a_tensor_that_repeats_one_value_without_end_is_refused_before_it_is_copied(tmp_path, reader, value):
     path = tmp_path / "event7.pyg"
     torch.save({**GRAPH, "x": value}, path)
     with little_memory(), refused("x claims .* values", "7", path):
-        reader(path)
+        read_file(reader, path)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from random_events import random_assignment, random_event
 from refused import refused
+from source_files import read_file
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.labels import MOST_CLASSES, OF_PARTICLES, Label, is_known, of_particles
-from domainpar.tracking.events.pyg import read_event
 from domainpar.tracking.events.store import EventStore, StoredEvent, WholeEvent, write_event, write_manifest
 
 GRAPH = {
@@ -25,7 +25,7 @@ GRAPH = {
 def read(directory, **entries):
     path = directory / "event7.pt"
     torch.save(GRAPH | entries, path)
-    return read_event(path)
+    return read_file("pyg", path)
 
 
 def test_labels_are_told_apart_by_their_number(tmp_path):

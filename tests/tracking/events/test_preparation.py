@@ -23,22 +23,22 @@ from domainpar.common.agreement import Gathering
 from domainpar.common.lock import STORE, Claim, Holder
 from domainpar.common.problems import Problem
 from domainpar.testing import patient
-from domainpar.tracking.events.heptrkx import whole_event
+from domainpar.tracking.events.heptrkx import SOURCE as HEPTRKX
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Source, open_source
+from domainpar.tracking.events.sources import Events, open_source
 from domainpar.tracking.events.store import EventStore, StoredEvent, StoreError, event_file_name
 
 
-def source_of(num_events: int = 5, **changes) -> Source:
+def source_of(num_events: int = 5, **changes) -> Events:
     names = tuple(f"{i:03d}" for i in range(num_events))
 
     def read(name: str):
         return random_event(int(name), 40 + int(name), 100, event_id=name)
 
-    return replace(Source(names, read, lambda _: [], {"source": "random"}), **changes)
+    return replace(Events(names, read, lambda _: [], {"source": "random"}), **changes)
 
 
-def prepared(source: Source, directory: Path, **options) -> EventStore:
+def prepared(source: Events, directory: Path, **options) -> EventStore:
     return prepare(source, directory, **{"partitioner": "contiguous", "num_tiles": 3, **options})
 
 
@@ -255,7 +255,7 @@ def test_other_shares_or_another_seed_are_refused_and_drawn_anew_with_overwrite(
 
 def test_sectors_of_one_event_stay_in_one_split_also_when_some_of_them_come_later(tmp_path):
     names = tuple(f"{event:09d}_g{sector:03d}" for event in range(8) for sector in range(3))
-    source = source_of(read=lambda name: random_event(int(name[:9]), 40, 100, event_id=name), whole=whole_event)
+    source = source_of(read=lambda name: random_event(int(name[:9]), 40, 100, event_id=name), whole=HEPTRKX.whole)
     prepared(replace(source, names=names[:14]), tmp_path, val_split=0.3, test_split=0.3)
     splits = splits_of(prepared(replace(source, names=names), tmp_path, val_split=0.3, test_split=0.3))
     assert [len({splits[name] for name in names[first : first + 3]}) for first in range(0, 24, 3)] == [1] * 8

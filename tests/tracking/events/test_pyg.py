@@ -6,15 +6,18 @@ import os
 import pickle
 import subprocess
 import timeit
+from functools import partial
 
 import numpy as np
 import pytest
 from marks import fault
 from refused import refused
+from source_files import names_in, paths_of, read_file
 
 torch = pytest.importorskip("torch")
 
-from domainpar.tracking.events.pyg import event_path, list_events, read_event  # noqa: E402
+
+read_event = partial(read_file, "pyg")
 
 GRAPH = {
     "x": torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
@@ -202,18 +205,15 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_events_of_a_directory_are_listed_and_found(tmp_path):
     for name in ("event7.pt", "top.pyg", "notes.txt"):
         (tmp_path / name).touch()
-    assert list_events(tmp_path) == ["7", "top"]
-    assert event_path(tmp_path, "7").name == "event7.pt"
-    assert event_path(tmp_path, "top").name == "top.pyg"
-    with refused("^no 8.pt or .pyg", "8"):
-        event_path(tmp_path, "8")
+    assert names_in("pyg", tmp_path) == ["7", "top"]
+    assert [paths_of("pyg", tmp_path, name)[0].name for name in ("7", "top")] == ["event7.pt", "top.pyg"]
     (tmp_path / "7.pyg").touch()
-    with refused("two files of this event", "7"):
-        list_events(tmp_path)
+    with refused("of one event by their names", "7"):
+        names_in("pyg", tmp_path)
 
 
 def test_directories_without_graphs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no PyG graphs"):
-        list_events(tmp_path)
+        names_in("pyg", tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
-        list_events(tmp_path / "nowhere")
+        names_in("pyg", tmp_path / "nowhere")

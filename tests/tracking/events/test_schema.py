@@ -13,7 +13,7 @@ from refused import refused
 
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Source
+from domainpar.tracking.events.sources import Events
 from domainpar.tracking.events.store import (
     EventStore,
     StoredEvent,
@@ -137,7 +137,7 @@ def test_a_store_of_another_version_is_refused_and_to_be_prepared_again(tmp_path
 
 def test_a_store_of_another_version_is_replaced_when_that_is_asked_for_and_never_else(tmp_path):
     graph = random_event(3)
-    source = Source((graph.hits.event_id,), lambda _: graph, lambda _: [], {"source": "random"})
+    source = Events((graph.hits.event_id,), lambda _: graph, lambda _: [], {"source": "random"})
     store = prepare(source, tmp_path, num_tiles=2, partitioner="contiguous")
     path = tmp_path / store.records[0].path
     new = path.read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domainpar.tracking.events.heptrkx import whole_event
+from domainpar.tracking.events.heptrkx import SOURCE as HEPTRKX
 from domainpar.tracking.events.splits import splits_of
 
 names = st.lists(st.text("ab01_-.", min_size=1, max_size=6), min_size=1, max_size=25, unique=True)
@@ -77,13 +77,13 @@ def test_a_single_event_is_trained_on_and_two_are_train_and_val():
 def test_sectors_are_dealt_as_their_event_is(num_events, num_sectors, shares, seed):
     of_events = dealt([f"{event:09d}" for event in range(num_events)], shares, seed)
     sectors = [f"{event:09d}_g{sector:03d}" for sector in range(num_sectors) for event in range(num_events)]
-    found = dealt(sectors, shares, seed, whole=whole_event)
-    assert all(found[name] == of_events[whole_event(name)] for name in sectors)
+    found = dealt(sectors, shares, seed, whole=HEPTRKX.whole)
+    assert all(found[name] == of_events[HEPTRKX.whole(name)] for name in sectors)
 
 
 def test_a_sector_joins_those_of_its_event_that_were_trained_on():
     recorded = {"1_g000": "test", "1_g001": "train", "1_g002": "val", "2_g000": "test"}
-    splits = dealt(["1_g000", "1_g003", "2_g001"], (0.3, 0.3), recorded=recorded, whole=whole_event)
+    splits = dealt(["1_g000", "1_g003", "2_g001"], (0.3, 0.3), recorded=recorded, whole=HEPTRKX.whole)
     assert splits == {"1_g000": "test", "1_g003": "train", "2_g001": "test"}
 
 

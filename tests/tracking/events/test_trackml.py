@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
+import source_files
 from marks import fault
 from refused import refused
 
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.trackml import event_files, list_events, read_event
+
+names_in, paths_of, read_event = (
+    partial(call, "trackml") for call in (source_files.names_in, source_files.paths_of, source_files.read_event)
+)
 
 HITS = """hit_id,x,y,z,volume_id,layer_id,module_id
 1,-69.5,-0.8,-1502.5,7,2,1
@@ -99,6 +104,11 @@ def test_a_first_column_of_row_numbers_without_a_name_is_left_alone(tmp_path):
     assert read_event(tmp_path, "000000042").hit_id.tolist() == [1, 2, 5]
 
 
+def test_blanks_around_names_of_columns_are_no_part_of_them(event):
+    write(event, hits=HITS.replace("y,z", " y , z"))
+    assert read_event(event, "000000042").position[1].tolist() == [30, 40, 12.5]
+
+
 def test_an_event_without_hits_is_an_event(tmp_path):
     write(tmp_path, hits=HITS.splitlines()[0] + "\n", truth="hit_id,particle_id\n")
     assert len(read_event(tmp_path, "000000042")) == 0
@@ -107,17 +117,17 @@ def test_an_event_without_hits_is_an_event(tmp_path):
 def test_events_of_a_directory_are_listed_sorted(event):
     (event / "event7-hits.csv.gz").write_bytes(b"")
     (event / "detectors.csv").write_text("")
-    assert list_events(event) == ["000000042", "7"]
-    assert [path.name for path in event_files(event, "000000042")] == [
+    assert names_in(event) == ["000000042", "7"]
+    assert [path.name for path in paths_of(event, "000000042")] == [
         f"event000000042-{part}.csv" for part in ("hits", "truth", "particles")
     ]
 
 
 def test_directories_without_events_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no TrackML events"):
-        list_events(tmp_path)
+        names_in(tmp_path)
     with pytest.raises(ValueError, match="not a directory"):
-        list_events(tmp_path / "nowhere")
+        names_in(tmp_path / "nowhere")
     with refused("^no hits in", "9"):
         read_event(tmp_path, "9")
 
@@ -126,7 +136,7 @@ def test_events_one_folder_down_are_named_with_their_folder(event, tmp_path):
     shutil.copytree(event, tmp_path / "outer" / "train_1")
     (tmp_path / "outer" / "notes").mkdir()
     with pytest.raises(Problem) as found:
-        list_events(tmp_path / "outer")
+        names_in(tmp_path / "outer")
     assert found.value.hint.endswith(f"--input {tmp_path / 'outer' / 'train_1'}")
 
 
@@ -135,11 +145,11 @@ def test_truth_whose_hits_have_other_numbers_is_named_and_a_part_without_truth_i
         (tmp_path / f"event{hits}-hits.csv").write_text(HITS)
         (tmp_path / f"event{truth}-truth.csv").write_text("hit_id,particle_id\n")
     with pytest.raises(Problem, match=r"2 events of .* no truth \(0, 1\), .* truth of 2 events without .*1000, 1001"):
-        list_events(tmp_path)
+        names_in(tmp_path)
     for truth in (1000, 1001):
         (tmp_path / f"event{truth}-truth.csv").unlink()
     (tmp_path / "event1-truth.csv").write_text("")
-    assert list_events(tmp_path) == ["0", "1"]
+    assert names_in(tmp_path) == ["0", "1"]
 
 
 @fault(22)
@@ -193,7 +203,7 @@ def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
     write(tmp_path, **{"hits": HITS, part: f"{columns}\n"})
     (tmp_path / "detectors.csv").write_text("volume_id\n")
     with pytest.raises(Problem) as refused:
-        read_event(tmp_path, "000000042", clusters=part == "cells")
+        read_event(tmp_path, "000000042", cluster_features=part == "cells")
     assert f"{part} of ACTS" in str(refused.value)
     assert "--source acts" in refused.value.hint
     assert refused.value.file == str(tmp_path / f"event000000042-{part}.csv")
@@ -203,7 +213,7 @@ def test_csv_of_acts_is_called_that_with_what_to_do(tmp_path, name):
 def test_a_directory_of_acts_without_hits_is_called_that(tmp_path, part):
     (tmp_path / f"event000000000-{part}.csv").write_text("measurement_id,geometry_id\n")
     with pytest.raises(Problem, match="--source acts"):
-        list_events(tmp_path)
+        names_in(tmp_path)
 
 
 HINTS = {
@@ -234,7 +244,6 @@ HINTS = {
         "expected are -2147483648 to 2147483647",
     ),
     "a comment": (b"# made by me\n" + HITS.encode(), ".csv", "the first line is a comment: remove it"),
-    "blanks": (HITS.replace("y,z", "y, z").encode(), ".csv", "blanks around names in the first line"),
     "nothing": (b"", ".csv", "the file is empty"),
     "nothing, gzipped": (b"", ".csv.gz", "the file is empty"),
     "UTF-16": (HITS.encode("utf-16"), ".csv", "iconv -f UTF-16 -t UTF-8 event000000042-hits.csv"),

@@ -2,21 +2,25 @@
 
 import re
 from collections import Counter
+from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from source_files import read_event
 
 from domainpar import evaluate, prepare
 from domainpar.common.problems import Problem
-from domainpar.tracking.events.acts import read_event
-from domainpar.tracking.events.acts_program import import_acts
+from domainpar.tracking.events.acts_maker import import_acts
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.scoring import acts_finder
-from domainpar.tracking.scoring.acts_finder import SHIPPED, find_tracks, read_points
+from domainpar.tracking.scoring.acts_finder import Finder
 
 pytest.importorskip("acts", reason="ACTS has wheels for Linux on x86-64 alone")
+
+POINTS = Finder(Path(), None).points(None)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def folder(place, tmp_path):
 
 
 def find(folder, point="scanned", events=("000000000",)):
-    return find_tracks(folder, events, None, read_points(SHIPPED)[point], lambda: None)
+    return Finder(folder, None).find(events, POINTS[point], lambda: None)
 
 
 def test_what_acts_has_fitted_is_the_particle_whose_hits_are_counted(place, monkeypatch):
@@ -50,7 +54,7 @@ def test_what_acts_has_fitted_is_the_particle_whose_hits_are_counted(place, monk
 
     monkeypatch.setattr(acts_finder, "_seconds", looked_at)
     found, _ = find(place / "acts")
-    hits, given, (table,) = read_event(place / "acts", "000000000"), found["0"], tables
+    hits, given, (table,) = read_event("acts", place / "acts", "000000000"), found["0"], tables
     particle = dict(zip(hits.hit_id.tolist(), hits.particle_id.tolist()))
     columns = (getattr(hits.particles, it).tolist() for it in ("particle_id", "pt", "eta"))
     truth = {number: of for number, *of in zip(*columns)}
@@ -74,7 +78,7 @@ def test_seeds_are_sought_in_the_field_of_the_events(place, monkeypatch):
     monkeypatch.setattr(
         acts.examples.reconstruction, "SeedFinderOptionsArg", lambda **given: told.append(given) or options(**given)
     )
-    find_tracks(place / "acts", ["000000000"], Field.of(3.0), read_points(SHIPPED)["scanned"], lambda: None)
+    Finder(place / "acts", Field.of(3.0)).find(["000000000"], POINTS["scanned"], lambda: None)
     assert [given["bFieldInZ"] for given in told] == [3.0 * acts.UnitConstants.T]
 
 
@@ -82,7 +86,7 @@ def test_the_command_prints_a_row_for_each_working_point_with_seconds(place, cap
     words = ["--compare", "acts", "--input", str(place / "acts"), "--store", str(place / "store")]
     assert evaluate.main(words) == 0
     out = capsys.readouterr().out
-    for point in read_points(SHIPPED):
+    for point in POINTS:
         assert re.search(rf"acts-{point}: [\d.]+ s per event \(seeds [\d.]+, filter [\d.]+, ambiguity [\d.]+\)", out)
         row = next(line for line in out.splitlines() if line.startswith(f"acts-{point} "))
         assert float(row.split()[2]) > 0.6  # efficiency: a count of wrong hits finds none
@@ -90,7 +94,7 @@ def test_the_command_prints_a_row_for_each_working_point_with_seconds(place, cap
 
 
 def test_a_working_point_of_ones_own_is_one_row(place, tmp_path, capsys):
-    points = read_points(SHIPPED)
+    points = deepcopy(POINTS)
     points["scanned"]["kept"] = {"nMeasurementsMin": 10}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"long": points["scanned"]}))
     words = ["--compare", "acts", "--input", str(place / "acts"), "--store", str(place / "store")]
@@ -98,22 +102,22 @@ def test_a_working_point_of_ones_own_is_one_row(place, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "acts-long" in out
     assert "acts-example" not in out
-    found, _ = find_tracks(place / "acts", ["000000000"], None, points["scanned"], lambda: None)
+    found, _ = Finder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
     assert np.bincount(found["0"].track).min() >= 10
 
 
 def test_working_points_that_lack_a_part_or_have_one_that_acts_does_not_know_are_refused(place, tmp_path):
-    points = read_points(SHIPPED)
+    points = deepcopy(POINTS)
     path = tmp_path / "points.yaml"
     path.write_text(yaml.safe_dump({"half": {"seeds": {}}}))
     with pytest.raises(Problem, match="half is no working point"):
-        read_points(path)
+        Finder(place, None).points(str(path))
     path.write_text("a: [")
     with pytest.raises(Problem, match="no working points of ACTS"):
-        read_points(path)
+        Finder(place, None).points(str(path))
     points["scanned"]["seeds"]["minimum_pt"] = 1
     with pytest.raises(Problem, match="could not find its tracks: .*minimum_pt"):
-        find_tracks(place / "acts", ["000000000"], None, points["scanned"], lambda: None)
+        Finder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
 
 
 @pytest.mark.parametrize("name", ["hits", "measurement-simhit-map", "particles_simulated", "measurements"])

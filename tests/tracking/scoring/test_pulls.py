@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from pulls_of_csv import NAMES, pulls, widths
+from source_files import read_event
 
-from domainpar.tracking.events import acts
-from domainpar.tracking.events.acts_making import _WRITTEN, _simulate
-from domainpar.tracking.events.acts_program import acts_field
+from domainpar.tracking.events.acts_maker import _WRITTEN, _simulate, acts_field
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import surface_numbers
@@ -43,7 +42,7 @@ def test_pulls_of_muons_of_acts_are_as_wide_as_the_errors_that_are_written(tmp_p
         muons(folder, pt, number)
         for path in folder.glob("event*.csv"):
             path.rename(tmp_path / path.name)
-        hits = acts.read_event(tmp_path, f"{number:09d}")
+        hits = read_event("acts", tmp_path, f"{number:09d}")
         field, layout = Field.of(2.0), layout_of({"source": "acts"})
         columns = hits.position, hits.volume, hits.layer, hits.module
         tracks = find_tracks(*columns, field, BeamSpot(0, 55), layout, measured=hits.measured)

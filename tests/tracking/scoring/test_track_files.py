@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_run import drawn, simulated, write_store
+from source_files import pt_unit_of, read_file
 
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.reco.performance.rates import NETWORK
@@ -251,12 +252,10 @@ def test_acorns_list_of_tracks_knows_shared_hits(written):
 
 
 def test_our_reader_gets_back_what_was_written(written):
-    from domainpar.tracking.events.acorn import AcornOptions, guess_pt_unit, read_event
-
     event = tracked()
     path, _ = written(event)
-    assert guess_pt_unit([path]) == "MeV"
-    graph = read_event(path, AcornOptions(edge_features=("scores",)))
+    assert pt_unit_of([path]) == "MeV"
+    graph = read_file("acorn", path, edge_features=("scores",))
     hits, table = graph.hits, graph.hits.particles
     assert hits.event_id == event.hits.event_id
     for name in ("hit_id", "particle_id", "volume", "layer", "module"):
@@ -274,9 +273,7 @@ def test_our_reader_gets_back_what_was_written(written):
 
 @pytest.mark.parametrize("event", [nothing(), noise_only(), without_truth(), one_hit()])
 def test_events_with_little_in_them_come_back_too(written, event):
-    from domainpar.tracking.events.acorn import read_event
-
-    graph = read_event(written(event)[0])
+    graph = read_file("acorn", written(event)[0])
     assert graph.hits.hit_id.tolist() == event.hits.hit_id.tolist()
     assert graph.edge_index.tolist() == event.scores.edge_index.tolist()
     if event.hits.particle_id is None:

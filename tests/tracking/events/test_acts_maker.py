@@ -7,24 +7,24 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from source_files import read_event
 
 from domainpar.common.agreement import Gathering, Refused
 from domainpar.common.problems import Problem
 from domainpar.testing import find_mpiexec, run_command
-from domainpar.tracking.events import acts, acts_making
-from domainpar.tracking.events.acts_making import MADE, Making, make_events
-from domainpar.tracking.events.acts_program import acts_field, import_acts
+from domainpar.tracking.events import acts_maker
+from domainpar.tracking.events.acts_maker import MADE, Maker, acts_field, import_acts
 from domainpar.tracking.events.detector import challenge_field
 from domainpar.tracking.events.field import Field
 
 pytest.importorskip("acts", reason="ACTS has wheels for Linux on x86-64 alone")
 
-ALL_SEEN = Making("ttbar", (3.0, 3.0), (0.0, 55.0, 55.0), None, lost=0.0, dead=0.0, noise=0.0, seed=0)
+ALL_SEEN = Maker("ttbar", (3.0, 3.0), (0.0, 55.0, 55.0), None, lost=0.0, dead=0.0, noise=0.0, seed=0)
 SPOILT = ALL_SEEN._replace(lost=0.1, dead=0.2, noise=0.3)
 
 
 def make(directory, numbers, making):
-    make_events(directory, numbers, making, Gathering(), lambda: None)
+    making.make(directory, numbers, Gathering(), lambda: None)
     return directory
 
 
@@ -74,7 +74,7 @@ def test_events_of_another_making_or_of_somebody_are_not_mixed_with_these(spoilt
 
 def silent_modules():
     """The definition: a number drawn for each module of the detector, by the seed of the making alone."""
-    modules = np.array(sorted(acts_making._sensors()), np.uint64)
+    modules = np.array(sorted(acts_maker._sensors()), np.uint64)
     return set(modules[np.random.default_rng([SPOILT.seed, 3]).random(len(modules)) < SPOILT.dead].tolist())
 
 
@@ -109,7 +109,7 @@ def test_each_spoils_alone(seen, tmp_path, spoilt_by):
 
 
 def test_the_events_are_read_with_their_truth(spoilt):
-    hits = acts.read_event(spoilt, "000000001")
+    hits = read_event("acts", spoilt, "000000001")
     noise = hits.particle_id == 0
     assert 0.2 < noise.mean() < 0.4
     assert hits.particles is not None
@@ -124,7 +124,7 @@ OF_ID = ["particle_id_pv", "particle_id_sv", "particle_id_part", "particle_id_ge
 
 
 def test_particles_and_their_hits_are_those_that_another_reading_counts(seen):
-    hits = acts.read_event(seen, "000000000")
+    hits = read_event("acts", seen, "000000000")
     tables = ("measurements", "hits", "particles_simulated", "measurement-simhit-map")
     measured, true, particles, links = (table(seen, 0, name) for name in tables)
     first = links.drop_duplicates("measurement_id").set_index("measurement_id")["hit_id"]
@@ -146,13 +146,13 @@ def test_particles_and_their_hits_are_those_that_another_reading_counts(seen):
 def test_collisions_lie_as_the_beam_spot_says(tmp_path):
     rng = np.random.default_rng
     wide = ALL_SEEN._replace(pile_up=(300.0, 300.0), beam_spot=(20.0, 30.0, 30.0))
-    z = acts_making._collisions(wide, 4, rng(0)).drop_duplicates("particle_id_pv")["vz"]
+    z = acts_maker._collisions(wide, 4, rng(0)).drop_duplicates("particle_id_pv")["vz"]
     assert z.std() == pytest.approx(30, rel=0.15)
     assert z.mean() == pytest.approx(20, abs=6)
     drawn = ALL_SEEN._replace(pile_up=(30.0, 200.0), beam_spot=(0.0, 5.0, 60.0))
     counts, widths = [], []
     for number in range(4):
-        collisions = acts_making._collisions(drawn, number, rng(number)).drop_duplicates("particle_id_pv")
+        collisions = acts_maker._collisions(drawn, number, rng(number)).drop_duplicates("particle_id_pv")
         counts.append(len(collisions))
         widths.append(collisions["vz"].std())
     assert max(counts) > 1.3 * min(counts) > 20

@@ -1,5 +1,7 @@
 """Events that Pythia and ACTS make: collisions, Fatras and Gaussian smearing in the generic detector, written as CSV.
 
+`prepare --simulate` calls the `Maker`. The finder of `evaluate --compare acts` runs ACTS by the last part, too.
+
 An event is named by its number, and the number decides all that is random in it: it is the same whichever rank makes
 it, and whatever was made before. Its tables are those that ACTS writes, and `-particles.csv` with what Pythia made.
 """
@@ -7,8 +9,9 @@ it, and whatever was made before. Its tables are those that ACTS writes, and `-p
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +23,7 @@ from domainpar.common.agreement import Ranks, on_all, on_root
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.acts import LINKS, MEASUREMENTS, TRUE_HITS
-from domainpar.tracking.events.acts_program import acts_field, generic_detector, import_acts, sequence
-from domainpar.tracking.events.csv_tables import find
+from domainpar.tracking.events.detector import FIELD_ELSEWHERE
 from domainpar.tracking.events.field import Field
 from partitioners.topology import IntArray
 
@@ -38,12 +40,16 @@ _ENERGY = 14_000.0
 _BEAM_WIDTH, _BEAM_TIME = 0.0125, 5.0  # mm across the beam, and ns: those of ACTS's full chain
 _ETA, _PT, _RADIUS, _Z = 4.0, 0.15, 1_000.0, 3_000.0  # of particles that enter the detector
 _LIGHT = 299.792458  # mm/ns
+_R, _Z_OF_MAP = np.arange(0.0, 1_225.0, 12.0), np.arange(-3_200.0, 3_201.0, 20.0)
+"""Nodes of the map that ACTS is given, in mm. The detector ends at 1,027 and 3,000, and no field is known beyond."""
+
 _PARTICLES = "particles"
-_WRITTEN = (_PARTICLES, TRUE_HITS, "particles_simulated", LINKS, MEASUREMENTS)  # an event is there with its last table
+# An event is there with its last table.
+_WRITTEN = (_PARTICLES, TRUE_HITS.what, "particles_simulated", LINKS.what, MEASUREMENTS.what)
 
 
-class Making(NamedTuple):
-    """What events are made with.
+class Maker(NamedTuple):
+    """Makes events: what they are made with.
 
     Attributes:
         process: Of `PROCESSES`, or settings of Pythia with semicolons between them.
@@ -63,40 +69,49 @@ class Making(NamedTuple):
     noise: float
     seed: int
 
+    @classmethod
+    def of_flags(cls, flags: Mapping[str, Any]) -> Maker:
+        """The one of flags by their names; without a beam spot its collisions lie about 0 with a width of 55 mm."""
+        spot = flags["beam_spot"] or (0.0, 55.0)
+        others: list[Any] = [flags[name] for name in ("field", "hit_inefficiency", "dead_modules", "noise", "seed")]
+        return cls(flags["process"], flags["pile_up"], (spot[0], spot[1], spot[-1]), *others)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the events, where none is named."""
+        pile_up = "-".join(f"{mean:g}" for mean in dict.fromkeys(self.pile_up))
+        return Path("acts", re.sub(r"[^\w.]+", "-", f"{self.process}-{pile_up}"))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         field = None if self.field is None else self.field.to_json()
         return json.loads(json.dumps({**self._asdict(), "field": field}))  # type: ignore[no-any-return]
 
+    def make(self, directory: Path, numbers: Sequence[int], ranks: Ranks, on_event: Callable[..., object]) -> None:
+        """Make the events of these numbers that a folder lacks, dealt to ranks. *Collective*.
 
-def make_events(
-    directory: Path, numbers: Sequence[int], making: Making, ranks: Ranks, on_event: Callable[..., object]
-) -> None:
-    """Make the events of these numbers that a folder lacks, dealt to ranks. *Collective*.
+        Args:
+            directory: The folder; made where it is missing.
+            numbers: Below 10^9.
+            ranks: The ranks, which see the same folder.
+            on_event: Called on every rank for every event.
 
-    Args:
-        directory: The folder; made where it is missing.
-        numbers: Below 10^9.
-        making: What they are made with.
-        ranks: The ranks, which see the same folder.
-        on_event: Called on every rank for every event.
-
-    Raises:
-        Refused: On all ranks alike, if ACTS is not there, if the folder holds other events, if one cannot be made.
-    """
-    on_all(ranks, import_acts)
-    missing = on_root(ranks, lambda: _begun(directory, numbers, making))
-    for _ in range(len(numbers) - len(missing)):
-        on_event()
-    for start in range(0, len(missing), ranks.size):  # one event a rank, then all meet
-        now = missing[start : start + ranks.size]
-        mine = now[ranks.rank] if ranks.rank < len(now) else None
-        on_all(ranks, partial(_make, directory, mine, making))
-        for _ in now:
+        Raises:
+            Refused: On all ranks alike, if ACTS is not there, if the folder holds other events, if one cannot be made.
+        """
+        on_all(ranks, import_acts)
+        missing = on_root(ranks, lambda: _begun(directory, numbers, self))
+        for _ in range(len(numbers) - len(missing)):
             on_event()
+        for start in range(0, len(missing), ranks.size):  # one event a rank, then all meet
+            now = missing[start : start + ranks.size]
+            mine = now[ranks.rank] if ranks.rank < len(now) else None
+            on_all(ranks, partial(_make, directory, mine, self))
+            for _ in now:
+                on_event()
 
 
-def _begun(directory: Path, numbers: Sequence[int], making: Making) -> list[int]:
+def _begun(directory: Path, numbers: Sequence[int], making: Maker) -> list[int]:
     """The events that are missing in a folder that is ready for them."""
     settings, path = making.to_json(), directory / MADE
     directory.mkdir(parents=True, exist_ok=True)
@@ -109,10 +124,10 @@ def _begun(directory: Path, numbers: Sequence[int], making: Making) -> list[int]
     elif any(directory.glob("event*.csv*")):
         raise Problem(f"{directory} holds events, and no {MADE} that says how they were made", "name another --input")
     write_whole(path, (json.dumps(settings, indent=1) + "\n").encode())
-    return [number for number in numbers if find(directory, f"{number:09d}", MEASUREMENTS) is None]
+    return [number for number in numbers if MEASUREMENTS.find(directory, f"{number:09d}") is None]
 
 
-def _make(directory: Path, number: int | None, making: Making) -> None:
+def _make(directory: Path, number: int | None, making: Maker) -> None:
     if number is None:
         return
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=directory) as name:
@@ -147,7 +162,7 @@ def _pythia(settings: str) -> Any:
     return pythia
 
 
-def _collisions(making: Making, number: int, rng: np.random.Generator) -> pd.DataFrame:
+def _collisions(making: Maker, number: int, rng: np.random.Generator) -> pd.DataFrame:
     """The particles that enter the detector, in the columns of ACTS."""
     hard, soft = _pythia(PROCESSES.get(making.process, making.process)), _pythia("SoftQCD:all = on")
     for pythia, seed in zip((hard, soft), np.random.SeedSequence([number, 2]).generate_state(2)):
@@ -229,9 +244,9 @@ def _smearing() -> dict[str, Any]:
     return {"acts-geometry-hierarchy-map": header, "entries": entries}
 
 
-def _spoil(event: Path, making: Making, rng: np.random.Generator) -> None:
+def _spoil(event: Path, making: Maker, rng: np.random.Generator) -> None:
     """Lose hits, silence modules and add noise, in the measurements of an event and in their links to true hits."""
-    paths = [event.with_name(f"{event.name}-{table}.csv") for table in (MEASUREMENTS, LINKS)]
+    paths = [event.with_name(f"{event.name}-{table}.csv") for table in (MEASUREMENTS.what, LINKS.what)]
     # As text: digits stay as they are, and so does the raw byte that ACTS writes.
     measured, links = (pd.read_csv(path, dtype=str, encoding="latin-1", na_filter=False) for path in paths)
     sensors = _sensors()
@@ -283,3 +298,65 @@ def _noise(measured: pd.DataFrame, working: IntArray, number: int, rng: np.rando
         places.append([str(sensor.geometryId.value), *(f"{np.float32(value):.9g}" for value in (*local, *at))])
     noise[["geometry_id", "local0", "local1", "global_x", "global_y", "global_z"]] = places
     return noise
+
+
+# --- ACTS itself -----------------------------------------------------------------------------------------------------
+
+
+def import_acts() -> Any:
+    """The module `acts`, with `acts.examples` and all that is used of it.
+
+    Raises:
+        Problem: If the package is not there.
+    """
+    try:
+        import acts
+        import acts.examples
+        import acts.examples.json
+        import acts.examples.reconstruction
+        import acts.examples.simulation
+    except ImportError as error:
+        what = f"this takes the packages pyacts and pythia8mc, and one is not here ({error})"
+        raise Problem(what, "pip install 'domainpar[acts]' (Linux, x86-64)") from error
+    return acts
+
+
+@cache
+def generic_detector() -> Any:
+    """The generic detector of ACTS, which is that of TrackML. Its geometry lives as long as it does."""
+    acts = import_acts()
+    config = acts.examples.GenericDetector.Config()
+    for name in ("logLevel", "surfaceLogLevel", "layerLogLevel", "volumeLogLevel"):
+        setattr(config, name, acts.logging.WARNING)
+    return acts.examples.GenericDetector(config)
+
+
+def acts_field(field: Field | None, scratch: Path) -> Any:
+    """A field as ACTS has it; None: 2 T. Maps pass through a file in `scratch`.
+
+    Raises:
+        Problem: If the axis of a map is not the beam.
+    """
+    if field is not None and (field.x or field.y):
+        what = f"ACTS takes a map about the beam, and the axis of this one lies at x {field.x:g} and y {field.y:g} mm"
+        raise Problem(what, "take a map without x and y")
+    acts = import_acts()
+    told = FIELD_ELSEWHERE if field is None else field.to_json()
+    if isinstance(told, float | int):
+        return acts.ConstantBField(acts.Vector3(0, 0, told * acts.UnitConstants.T))
+    assert field is not None  # of None it was a number
+    # ACTS takes rows in this order, the radius fastest, on trust.
+    r, z = (axis.ravel() for axis in np.meshgrid(_R, _Z_OF_MAP))
+    bz, br = field.at(np.stack([r, np.zeros_like(r), z], axis=1))
+    path = scratch / "field.txt"
+    np.savetxt(path, np.stack([r, z, br, bz], axis=1), fmt="%.9g")
+    return acts.MagneticFieldMapRz(str(path), acts.UnitConstants.mm, acts.UnitConstants.T)
+
+
+def sequence(scratch: Path) -> Any:
+    """An empty chain of ACTS's algorithms, to read its one event from `scratch`, where it writes its times, too."""
+    acts = import_acts()
+    # Without `skip`: a folder's first event is its own, and its number decides what is random.
+    return acts.examples.Sequencer(
+        events=1, numThreads=1, logLevel=acts.logging.WARNING, trackFpes=False, outputDir=str(scratch)
+    )
