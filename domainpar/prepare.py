@@ -200,7 +200,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
     from domainpar.tracking.events.beam_spot import BeamSpot
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.selection import Selection
-    from domainpar.tracking.events.sources import Conditions, find_source, open_source
+    from domainpar.tracking.events.sources import DetectorConditions, find_source, open_source
 
     values = {**_values(config), "num_events": _num_events(config, directory), "num_hits": config.hits, **other}
     volumes = None if config.volumes is None else tuple(map(int, values["volumes"]))
@@ -222,7 +222,7 @@ def _source(config: PrepareConfig, directory: Path, cuts: "Candidates", **other:
         num_events=values.pop("num_events"),
         cuts=cuts,
         selection=selection,
-        conditions=Conditions(values["field"], spot, values["surfaces"], values["beam_line"]),
+        conditions=DetectorConditions(values["field"], spot, values["surfaces"], values["beam_line"]),
         **{name: values[name] for name in find_source(config.source).options if values.get(name) is not None},
     )
     if not isinstance(cuts, GivenEdges):

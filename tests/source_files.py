@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domainpar.tracking.events.sources import EventFiles, find_source
+from domainpar.tracking.events.sources import InputFiles, find_source
 
 
 def names_in(source: str, directory: Path) -> list[str]:
@@ -21,13 +21,13 @@ def read_event(source: str, directory: Path, event: str, **options):
     """What the module of a source makes of the files of one event, listed or not."""
     table, directory = find_source(source).tables[0], Path(directory)
     listed = table.find(directory, event) or directory / table.names[0].format(event)
-    return find_source(source).read(EventFiles(event, directory, listed), **{**find_source(source).options, **options})
+    return find_source(source).read(InputFiles(event, directory, listed), **{**find_source(source).options, **options})
 
 
 def read_file(source: str, path: Path, **options):
     """The same of the file that lists an event."""
     return find_source(source).read(
-        EventFiles(find_source(source).tables[0].event_of(path), path.parent, path),
+        InputFiles(find_source(source).tables[0].event_of(path), path.parent, path),
         **{**find_source(source).options, **options},
     )
 
@@ -35,5 +35,5 @@ def read_file(source: str, path: Path, **options):
 def pt_unit_of(paths):
     """The unit of pt that the files of an acorn event tell together."""
     acorn = find_source("acorn")
-    events = [EventFiles(acorn.tables[0].event_of(path), path.parent, path) for path in paths]
+    events = [InputFiles(acorn.tables[0].event_of(path), path.parent, path) for path in paths]
     return acorn.settle(events, acorn.options)["pt_unit"]

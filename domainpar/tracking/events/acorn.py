@@ -22,15 +22,15 @@ from domainpar.tracking.events import acorn_columns, construct, features
 from domainpar.tracking.events.acorn_columns import Columns, short_name
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked, modules_of_32_bits
 from domainpar.tracking.events.pyg import read_entries
-from domainpar.tracking.events.sources import EventFiles, Options, Source
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.sources import InputFiles, Options, Source
+from domainpar.tracking.events.tables import InputTable
 from domainpar.tracking.events.targets import MEV_ABOVE, passes
 from partitioners.topology import FloatArray, IntArray
 
 _IN_GEV = {"MeV": 1e-3, "GeV": 1.0, None: 1e-3}  # acorn itself writes MeV
 
 
-def _settled(events: Sequence[EventFiles], options: Options) -> Options:
+def _settled(events: Sequence[InputFiles], options: Options) -> Options:
     """The options with the unit of pt, guessed once for all events: guessed anew for each, a small one could differ.
 
     Raises:
@@ -47,7 +47,7 @@ def _settled(events: Sequence[EventFiles], options: Options) -> Options:
     return {**options, "pt_unit": options["pt_unit"] or _guessed_pt_unit(events)}
 
 
-def _guessed_pt_unit(events: Sequence[EventFiles]) -> str | None:
+def _guessed_pt_unit(events: Sequence[InputFiles]) -> str | None:
     """Unit of pt by the median over the true edges of the first file that has any: above 50 only MeV make sense.
 
     None if no file knows a pt. Between 20 and 50, which may be either, it is refused.
@@ -68,7 +68,7 @@ def _guessed_pt_unit(events: Sequence[EventFiles]) -> str | None:
 
 
 def _read(
-    files: EventFiles,
+    files: InputFiles,
     node_features: Sequence[str],
     node_scales: Sequence[float],
     edge_features: Sequence[str] | None,
@@ -122,7 +122,7 @@ def _read(
 
 SOURCE = Source(
     _read,
-    (Table(("event{}-graph.pyg", "event{}.pyg", "{}-graph.pyg", "{}.pyg")),),
+    (InputTable(("event{}-graph.pyg", "event{}.pyg", "{}-graph.pyg", "{}.pyg")),),
     "acorn events",
     options={
         "node_features": features.NODE_FEATURES,

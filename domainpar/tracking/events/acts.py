@@ -28,8 +28,8 @@ from domainpar.tracking.events.csv_tables import read_columns
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.measured import measured
-from domainpar.tracking.events.sources import EventFiles, Events, Options, Source
-from domainpar.tracking.events.tables import Table, list_files
+from domainpar.tracking.events.sources import Events, InputFiles, Options, Source
+from domainpar.tracking.events.tables import InputTable, list_files
 from partitioners.topology import IntArray
 
 _FIVE = tuple(f"particle_id_{part}" for part in ("pv", "sv", "part", "gen", "subpart"))
@@ -40,17 +40,19 @@ _TRUE_P = ("tpx", "tpy", "tpz")
 _VARIANCES = ("var_local0", "var_local1")
 _OF_ANOTHER = "is one of the files truncated, or of another event or another run?"
 
-MEASUREMENTS = Table(
+MEASUREMENTS = InputTable(
     "event{}-measurements.csv",
     "measurement_id, geometry_id: u8",
     "global_x, global_y, global_z: f8 mm; var_local0, var_local1: f8 mm^2",
     unique=("measurement_id",),
 )
-LINKS = Table("event{}-measurement-simhit-map.csv", "measurement_id, hit_id: u8", unique=("measurement_id", "hit_id"))
-TRUE_HITS = Table(
+LINKS = InputTable(
+    "event{}-measurement-simhit-map.csv", "measurement_id, hit_id: u8", unique=("measurement_id", "hit_id")
+)
+TRUE_HITS = InputTable(
     "event{}-hits.csv", "geometry_id: u8", f"{_IDS}; tx, ty, tz: f8 mm; tpx, tpy, tpz: f8 GeV", either=_EITHER
 )
-PARTICLES = Table(
+PARTICLES = InputTable(
     tuple(f"event{{}}-{part}.csv" for part in ("particles_simulated", "particles_initial", "particles")),
     "",
     f"{_IDS}; vx, vy, vz: f8 mm; px, py, pz: f8 GeV; q: f8; particle_type: i8",
@@ -63,9 +65,9 @@ MOST_RISING = 0.05
 
 def _hint(directory: Path) -> str:
     """What to do about a directory without measurements."""
-    if list_files(directory, [Table("event{}-truth.csv")]):
+    if list_files(directory, [InputTable("event{}-truth.csv")]):
         return "there are files of TrackML's format: --source trackml"
-    if beside := list_files(directory, [TRUE_HITS]) or list_files(directory, [Table("event{}-spacepoints.csv")]):
+    if beside := list_files(directory, [TRUE_HITS]) or list_files(directory, [InputTable("event{}-spacepoints.csv")]):
         event, _ = beside[0]
         return f"event {event} has other tables; have ACTS write measurements, too (CsvMeasurementWriter)"
     return "expected are event000000000-measurements.csv[.gz], or *.parquet in folders tracker_hits or simhits"
@@ -78,12 +80,12 @@ def _in_parquet(directory: Path, options: Options) -> Events | None:
     return colliderml.rows_of(directory, measured=True)
 
 
-def _settled(events: Sequence[EventFiles], options: Options) -> Options:
+def _settled(events: Sequence[InputFiles], options: Options) -> Options:
     """Whether the first event has no measured positions, so that those of true hits stand in for them in all."""
     return {"at_true": not set(_MEASURED) & set(read_columns(events[0].listed, events[0].event))}
 
 
-def _read(files: EventFiles, at_true: bool) -> Hits:
+def _read(files: InputFiles, at_true: bool) -> Hits:
     """The measurements in the order of the file; `hit_id` is `measurement_id`.
 
     Volumes and layers are as `numbered_as_trackml` says. Of five columns, particles are numbered from 1 as the rows of
@@ -148,7 +150,7 @@ def _decoded(geometry_id: IntArray, place: EventPlace) -> tuple[IntArray, IntArr
     return volume, layer, surface
 
 
-def _read_truth(files: EventFiles, table: pd.DataFrame) -> tuple[pd.DataFrame, IntArray] | None:
+def _read_truth(files: InputFiles, table: pd.DataFrame) -> tuple[pd.DataFrame, IntArray] | None:
     """The true hits, and the row of the first of each measurement, -1 where there is none; None without truth."""
     of_links, of_hits = files.read(LINKS), files.read(TRUE_HITS)
     if of_links is None or of_hits is None:
@@ -179,12 +181,15 @@ def _read_truth(files: EventFiles, table: pd.DataFrame) -> tuple[pd.DataFrame, I
     return hits, first
 
 
-def _read_particles(files: EventFiles, hits: pd.DataFrame, first: IntArray) -> tuple[IntArray, Particles | None]:
+def _read_particles(files: InputFiles, hits: pd.DataFrame, first: IntArray) -> tuple[IntArray, Particles | None]:
     """The particle of each measurement, and all particles."""
     columns = next([*names] for names in _EITHER if set(names) <= set(hits))
     at_hits = hits[columns].iloc[first[first >= 0]]
     table, place = files.read(PARTICLES, columns, columns) or (at_hits[:0], None)
-    if place is None and (ends := Table("event{}-particles_final.csv").find(files.directory, files.event)) is not None:
+    if (
+        place is None
+        and (ends := InputTable("event{}-particles_final.csv").find(files.directory, files.event)) is not None
+    ):
         what = f"of particles there is only {ends.name}, which holds where and how they ended"
         hint = f"write {PARTICLES.what}; or name it event{files.event}-particles.csv, if it will do; or remove it"
         raise Problem(what, hint, event=files.event, file=ends)

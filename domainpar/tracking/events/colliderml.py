@@ -27,7 +27,7 @@ from domainpar.tracking.events.detector import FIELD_ELSEWHERE, SURFACES, Barrel
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from domainpar.tracking.events.sources import Events, Source
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.tables import InputTable
 from partitioners.topology import FloatArray, IntArray
 
 HITS, PARTICLES = "tracker_hits", "particles"
@@ -35,13 +35,13 @@ _FOLDERS = {HITS: (HITS, "simhits"), PARTICLES: (PARTICLES,)}
 """How names of folders end that hold a table; simhits is what ACTS's full chain says."""
 
 TABLES = {
-    HITS: Table(
+    HITS: InputTable(
         tuple(f"*{end}/*.parquet" for end in _FOLDERS[HITS]),
         "x, y, z: f4 mm",
         "volume_id, layer_id, detector, surface_id, particle_id: u8",
         either=(("volume_id",), ("detector",)),
     ),
-    PARTICLES: Table(
+    PARTICLES: InputTable(
         f"*{PARTICLES}/*.parquet",
         "particle_id: u8; px, py, pz: f4 GeV",
         "vx, vy, vz: f4 mm; charge, num_tracker_hits, pdg_id: i8; primary: b1",

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.tables import InputTable
 
 Frame = pd.DataFrame
 _OTHER_MARKS = {";": "';'", "\t": "tabs", "|": "'|'"}
@@ -30,7 +30,7 @@ class MissingColumns(Problem):
 
 
 def read_table(
-    table: Table, path: Path, event: str, needed: Sequence[str] = (), unique: Sequence[str] = ()
+    table: InputTable, path: Path, event: str, needed: Sequence[str] = (), unique: Sequence[str] = ()
 ) -> pd.DataFrame:
     """The columns of a table from a CSV file; others are left alone, whatever they hold.
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import Hits, check_ends
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.tables import InputTable
 from partitioners.topology import FloatArray, IntArray
 
-GRAPH = Table("event{}-graph.csv", "edge0, edge1: i8")
+GRAPH = InputTable("event{}-graph.csv", "edge0, edge1: i8")
 
 
 class GivenEdges:

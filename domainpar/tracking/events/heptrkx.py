@@ -20,18 +20,18 @@ from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.construct import edge_features
 from domainpar.tracking.events.features import EDGE_FEATURES, NODE_FEATURES, NODE_SCALE
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, check_array, check_finite, checked
-from domainpar.tracking.events.sources import EventFiles, Source
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.sources import InputFiles, Source
+from domainpar.tracking.events.tables import InputTable
 from partitioners.topology import IntArray
 
 LARGEST_ARRAY = 2**34
 """Bytes that one array of a file may have: 16 GiB."""
 
-GRAPH = Table("event{}.npz", "X: f4; y: f4; Ri_rows, Ri_cols, Ro_rows, Ro_cols: i8")
-IDS = Table("event{}_ID.npz", "ID: i8")
+GRAPH = InputTable("event{}.npz", "X: f4; y: f4; Ri_rows, Ri_cols, Ro_rows, Ro_cols: i8")
+IDS = InputTable("event{}_ID.npz", "ID: i8")
 
 
-def _read(files: EventFiles, num_phi_sectors: int) -> EventGraph:
+def _read(files: InputFiles, num_phi_sectors: int) -> EventGraph:
     """The graph in the order of the file.
 
     Features are r, phi, z over (1000 mm, pi, 1000 mm) whatever the number of sectors was, so that a model does not
@@ -76,7 +76,7 @@ SOURCE = Source(
 )
 
 
-def _hit_ids(files: EventFiles, num_hits: int) -> IntArray:
+def _hit_ids(files: InputFiles, num_hits: int) -> IntArray:
     """The numbers of the hits; without a file of them, the rows."""
     if (path := IDS.find(files.directory, files.event)) is None:
         return np.arange(num_hits)

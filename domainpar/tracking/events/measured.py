@@ -7,8 +7,8 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.graph import FloatArray
-from domainpar.tracking.events.sources import EventFiles
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.sources import InputFiles
+from domainpar.tracking.events.tables import InputTable
 
 SIGMAS, AXES = ("sigma_u", "sigma_v"), ("u_x", "u_y", "u_z", "v_x", "v_y", "v_z")
 """Columns that a table of hits may have, for any detector: errors in mm, and unit vectors along which they are."""
@@ -18,13 +18,13 @@ MEASURED_COLUMNS = f"{', '.join(SIGMAS)}: f8 mm; {', '.join(AXES)}: f8"
 
 _ROTATIONS = tuple(f"rot_{axis}{of}" for of in "uv" for axis in "xyz")
 _KEY = ("volume_id", "layer_id", "module_id")
-_ROTATED = Table("detectors.csv", "", f"{', '.join(_ROTATIONS)}: f8; {', '.join(_KEY)}: i8; geometry_id: u8")
+_ROTATED = InputTable("detectors.csv", "", f"{', '.join(_ROTATIONS)}: f8; {', '.join(_KEY)}: i8; geometry_id: u8")
 """The table of the modules, the same for all events of a directory, as TrackML and ACTS write it."""
 
 _UNIT = 1e-3  # how far from 1 the length of an axis may be, and from 0 the product of both
 
 
-def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, files: EventFiles | None
+def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, files: InputFiles | None
              ) -> FloatArray | None:  # fmt: skip
     """How each hit is measured, as far as files tell, float32 [N, 8]; None where they tell nothing.
 

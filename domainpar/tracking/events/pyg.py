@@ -33,8 +33,8 @@ from domainpar.tracking.events.graph import (
     checked,
 )
 from domainpar.tracking.events.labels import MOST_CLASSES, check_labels
-from domainpar.tracking.events.sources import EventFiles, Source
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.sources import InputFiles, Source
+from domainpar.tracking.events.tables import InputTable
 from partitioners.topology import FloatArray
 
 _ALLOWED_PYG = (
@@ -54,7 +54,7 @@ _HARMLESS = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.Size", 
              "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray.", "numpy._core.multiarray.")  # fmt: skip
 
 
-def _read(files: EventFiles) -> EventGraph:
+def _read(files: InputFiles) -> EventGraph:
     """The graph of a PyG `Data`, or of a dict of tensors with the same names, in the order of the file.
 
     `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge features, `pos` [N, 3] the positions in
@@ -94,7 +94,11 @@ def _read(files: EventFiles) -> EventGraph:
 
 SOURCE = Source(
     _read,
-    (Table(("event{}.pt", "event{}.pyg", "{}.pt", "{}.pyg"), "x: f4; edge_index: i8", "edge_attr: f4; pos: f4 mm"),),
+    (
+        InputTable(
+            ("event{}.pt", "event{}.pyg", "{}.pt", "{}.pyg"), "x: f4; edge_index: i8", "edge_attr: f4; pos: f4 mm"
+        ),
+    ),
     "PyG graphs",
     settings=lambda options: {"labels": "y, y_NAME"},
     learns_surfaces=False,

@@ -22,7 +22,7 @@ from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.source_table import SOURCES
 from domainpar.tracking.events.store import Settings, Split
 from domainpar.tracking.events.surfaces import SurfaceRow
-from domainpar.tracking.events.tables import Table, list_files
+from domainpar.tracking.events.tables import InputTable, list_files
 
 if TYPE_CHECKING:
     from domainpar.tracking.events.csv_tables import Frame
@@ -63,7 +63,7 @@ class Events:
     of_event: Callable[[str], Settings] = lambda _: {}
 
 
-class EventFiles(NamedTuple):
+class InputFiles(NamedTuple):
     """The files of one event, as the module of a source reads them.
 
     Attributes:
@@ -82,7 +82,7 @@ class EventFiles(NamedTuple):
         return EventPlace(self.event, self.listed)
 
     def read(
-        self, table: Table, needed: Sequence[str] = (), unique: Sequence[str] = ()
+        self, table: InputTable, needed: Sequence[str] = (), unique: Sequence[str] = ()
     ) -> tuple[Frame, EventPlace] | None:
         """The columns of a CSV file and its place for errors (`csv_tables.read_table`); None where there is none."""
         from domainpar.tracking.events.csv_tables import read_table  # which loads pandas
@@ -92,7 +92,7 @@ class EventFiles(NamedTuple):
         return read_table(table, path, self.event, needed, unique), EventPlace(self.event, path)
 
 
-def _unchanged(files: Sequence[EventFiles], options: Options) -> Options:
+def _unchanged(files: Sequence[InputFiles], options: Options) -> Options:
     return options
 
 
@@ -119,11 +119,11 @@ class Source:
     """
 
     read: Callable[..., Any] | None
-    tables: tuple[Table, ...] = ()
+    tables: tuple[InputTable, ...] = ()
     what: str = "events"
     options: Options = field(default_factory=dict)
     settings: Callable[[Options], Settings] = lambda options: {}
-    settle: Callable[[Sequence[EventFiles], Options], Options] = _unchanged
+    settle: Callable[[Sequence[InputFiles], Options], Options] = _unchanged
     hint: Callable[[Path], str] = lambda directory: ""
     folders: Mapping[str, Split] = field(default_factory=dict)
     whole: Callable[[str], str] = str
@@ -132,7 +132,7 @@ class Source:
     default_field: Field | None = None
     learns_surfaces: bool = True
 
-    def listed(self, directory: Path) -> tuple[dict[str, EventFiles], dict[str, Split]]:
+    def listed(self, directory: Path) -> tuple[dict[str, InputFiles], dict[str, Split]]:
         """The files of each event of a directory by its name, and its split where a folder tells.
 
         Raises:
@@ -142,12 +142,12 @@ class Source:
             raise Problem(f"{directory} is not a directory", f"name the one that holds the {self.what}")
         folders = {directory / name: split for name, split in self.folders.items() if (directory / name).is_dir()}
         found = [(folder, *it) for folder in folders or [directory] for it in list_files(folder, self.tables)]
-        events: dict[str, EventFiles] = {}
+        events: dict[str, InputFiles] = {}
         for folder, event, path in found:
             if event in events:
                 what = f"{path} and {events[event].listed} are of one event by their names"
                 raise Problem(what, "remove one of the two", event=event)
-            events[event] = EventFiles(event, folder, path)
+            events[event] = InputFiles(event, folder, path)
         if not events:
             expected = " or ".join(name.format("000001001") for name in self.tables[0].names)
             hint = self.hint(directory) or f"expected are files like {expected}"
@@ -179,7 +179,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class DetectorConditions:
     """What is given of the detector, and kept by a store; None: not given.
 
     Attributes:
@@ -239,7 +239,7 @@ def open_source(
     num_events: int | None = None,
     cuts: Candidates | None = None,
     selection: Selection | None = None,
-    conditions: Conditions | None = None,
+    conditions: DetectorConditions | None = None,
     **options: Any,
 ) -> Events:
     """List the events of a source.
@@ -256,7 +256,7 @@ def open_source(
     Raises:
         ValueError: If the source or an option is unknown, its directory holds no events, or fewer than `num_events`.
     """
-    source, conditions = find_source(name), conditions or Conditions()
+    source, conditions = find_source(name), conditions or DetectorConditions()
     conditions = replace(conditions, field=conditions.field or source.default_field)
     if unknown := sorted(options.keys() - source.options.keys()):
         raise ValueError(f"source {name} has no option {unknown[0]}; it has {', '.join(source.options) or 'none'}.")

@@ -14,7 +14,7 @@ from domainpar.common.problems import Problem
 
 
 @dataclass(frozen=True)
-class Table:
+class InputTable:
     """A file of each event, or of all events of a folder, and the columns that are read of it.
 
     Columns are a text, `hit_id: i8; x, y, z: f8 mm`: names, the type as numpy has it, and the unit. Whole numbers keep
@@ -94,7 +94,7 @@ class Table:
         return self.names[0].rpartition(".")[0].removeprefix("event{}").strip("-_") or "graph"
 
 
-def list_files(directory: Path, tables: Sequence[Table]) -> list[tuple[str, Path]]:
+def list_files(directory: Path, tables: Sequence[InputTable]) -> list[tuple[str, Path]]:
     """The events of the first table in a directory with their files, sorted by name; no file of the other tables."""
     listed, *others = tables
     found = [(listed.event_of(path), path) for path in sorted(directory.iterdir())]

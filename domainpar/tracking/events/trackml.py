@@ -21,25 +21,25 @@ from domainpar.tracking.events.csv_tables import MissingColumns
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from domainpar.tracking.events.measured import MEASURED_COLUMNS, measured
-from domainpar.tracking.events.sources import EventFiles, Options, Source
-from domainpar.tracking.events.tables import Table, list_files
+from domainpar.tracking.events.sources import InputFiles, Options, Source
+from domainpar.tracking.events.tables import InputTable, list_files
 from partitioners.topology import FloatArray, IntArray
 
-HITS = Table(
+HITS = InputTable(
     "event{}-hits.csv",
     "hit_id: i8; x, y, z: f8 mm; volume_id, layer_id: i4; module_id: i8",
     MEASURED_COLUMNS,
     unique=("hit_id",),
 )
-TRUTH = Table("event{}-truth.csv", "hit_id: i8; particle_id: u8", "weight: f8", unique=("hit_id",))
-PARTICLES = Table(
+TRUTH = InputTable("event{}-truth.csv", "hit_id: i8; particle_id: u8", "weight: f8", unique=("hit_id",))
+PARTICLES = InputTable(
     "event{}-particles.csv",
     "particle_id: u8",
     "vx, vy, vz: f8 mm; px, py, pz: f8 GeV; q, nhits: i8",
     unique=("particle_id",),
 )
-CELLS = Table("event{}-cells.csv", "hit_id, ch0, ch1: i8; value: f8", only_with="cluster_features")
-MODULES = Table(
+CELLS = InputTable("event{}-cells.csv", "hit_id, ch0, ch1: i8; value: f8", only_with="cluster_features")
+MODULES = InputTable(
     "detectors.csv",
     "volume_id, layer_id, module_id: i8; module_t, pitch_u, pitch_v: f8 mm",
     only_with="cluster_features",
@@ -50,7 +50,7 @@ _ACTS = {"geometry_id", "measurement_id", "particle_id_pv", "tx"}
 _OF_ACTS = "read the directory with --source acts (docs/recipes/data_acts.md)"
 
 
-def _read(files: EventFiles, cluster_features: bool) -> Hits:
+def _read(files: InputFiles, cluster_features: bool) -> Hits:
     """The hits in the order of the file, with truth and particles where their files exist.
 
     `nhits` of a particle is the table's; where that does not tell, what truth counts. Particles that left hits but are
@@ -84,7 +84,7 @@ def _hint(directory: Path) -> str:
     return f"there are some one folder down: --input {some_of([str(path) for path in below])}" if below else ""
 
 
-def _numbers_agree(events: Sequence[EventFiles], options: Options) -> Options:
+def _numbers_agree(events: Sequence[InputFiles], options: Options) -> Options:
     """Refuse files of truth whose hits have other numbers."""
     names, directory = {event.event for event in events}, events[0].directory
     truth = {event for event, _ in list_files(directory, [TRUTH])}
@@ -107,7 +107,7 @@ SOURCE = Source(
 )
 
 
-def _table(files: EventFiles, table: Table) -> tuple[pd.DataFrame, EventPlace] | None:
+def _table(files: InputFiles, table: InputTable) -> tuple[pd.DataFrame, EventPlace] | None:
     """A table; one of ACTS is called that."""
     try:
         return files.read(table)
@@ -118,7 +118,7 @@ def _table(files: EventFiles, table: Table) -> tuple[pd.DataFrame, EventPlace] |
         raise Problem(what, _OF_ACTS, event=error.event, file=error.file) from error
 
 
-def _clusters(files: EventFiles, hits: pd.DataFrame) -> FloatArray:
+def _clusters(files: InputFiles, hits: pd.DataFrame) -> FloatArray:
     """The features of the cluster of each hit, in the order of the hits."""
     cells, modules = _table(files, CELLS), _table(files, MODULES)
     if cells is None or modules is None:
@@ -127,7 +127,7 @@ def _clusters(files: EventFiles, hits: pd.DataFrame) -> FloatArray:
     return cluster_features(hits, cells[0], modules[0], cells[1])
 
 
-def _truth(files: EventFiles, hit_id: IntArray, hits: EventPlace) -> tuple[IntArray | None, FloatArray | None]:
+def _truth(files: InputFiles, hit_id: IntArray, hits: EventPlace) -> tuple[IntArray | None, FloatArray | None]:
     """Particle and weight of each hit, in the order of the hits: the two files may be ordered differently."""
     if (read := _table(files, TRUTH)) is None:
         return None, None
@@ -151,7 +151,7 @@ def _truth(files: EventFiles, hit_id: IntArray, hits: EventPlace) -> tuple[IntAr
     return table["particle_id"].to_numpy().view(np.int64), weight
 
 
-def _particles(files: EventFiles, particle_id: IntArray | None) -> Particles | None:
+def _particles(files: InputFiles, particle_id: IntArray | None) -> Particles | None:
     if (read := _table(files, PARTICLES)) is None:
         return None
     table, place = read

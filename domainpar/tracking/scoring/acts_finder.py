@@ -22,7 +22,7 @@ from domainpar.tracking.events.csv_tables import read_table
 from domainpar.tracking.events.detector import FIELD_ELSEWHERE
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks
-from domainpar.tracking.events.tables import Table
+from domainpar.tracking.events.tables import InputTable
 
 SHIPPED = Path(__file__).with_name("acts_finder.yaml")
 """Working points of the finder."""
@@ -36,8 +36,8 @@ _PARTS = {
 # ACTS's full chain starts its filter with these: mm, mm, rad, rad, 1/GeV, ns.
 _FIRST_ERRORS = {"initialSigmaQoverPt": 0.1, "initialSigmaPtRel": 0.1, "initialVarInflation": [1.0] * 6}
 
-_SIMULATED = Table(PARTICLES.names[0])
-_LOCAL = Table(MEASUREMENTS.file, "measurement_id, geometry_id: u8; local0, local1: f4 mm")
+_SIMULATED = InputTable(PARTICLES.names[0])
+_LOCAL = InputTable(MEASUREMENTS.file, "measurement_id, geometry_id: u8; local0, local1: f4 mm")
 
 _COUNTED = "counted"
 """Folder with the measurements in ACTS's own order."""
@@ -45,7 +45,7 @@ _COUNTED = "counted"
 _OF_SECONDS = {"Seeding": "seeds", "TrackFinding": "filter", "Ambiguity": "ambiguity"}
 
 
-class Finder(NamedTuple):
+class TrackFinder(NamedTuple):
     """Finds the tracks of events that ACTS wrote.
 
     Attributes:

@@ -95,7 +95,7 @@ def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[st
         given = read_tracks(str(config.tracks))
         return {config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", ""): given}
     told = asked.store.settings.get("field")
-    made_by = import_module(f"domainpar.tracking.scoring.{config.compare}_finder").Finder
+    made_by = import_module(f"domainpar.tracking.scoring.{config.compare}_finder").TrackFinder
     finder = made_by(Path(str(config.input)), None if told is None else Field.of(told))
     events = [record.event for record in asked.records]
     rows = {}

@@ -10,7 +10,7 @@ from domainpar.tracking.events import detector, trackml
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.sources import Conditions, Events, open_source
+from domainpar.tracking.events.sources import DetectorConditions, Events, open_source
 from domainpar.tracking.events.store import WholeEvent
 
 ASIDE = (-1.5, 0.75)  # exact in float32, as the positions below
@@ -29,7 +29,7 @@ def prepared(tmp_path, monkeypatch):
     def prepared(name, moved, beam_line):
         events = Events(("1",), lambda name: hits(moved), lambda name: [], {})
         monkeypatch.setattr(trackml, "SOURCE", replace(trackml.SOURCE, opens=lambda *_: events))
-        conditions = Conditions(beam_line=beam_line)
+        conditions = DetectorConditions(beam_line=beam_line)
         source = open_source("trackml", directory=tmp_path, cuts=Cuts(), conditions=conditions)
         return prepare(source, tmp_path / name)
 

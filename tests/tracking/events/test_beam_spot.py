@@ -12,7 +12,7 @@ from domainpar.tracking.events.detector import BEAM_SPOT
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.sources import Conditions, open_source
+from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.ckf.finder import BEAM_MARGIN, SEARCHES, find_tracks, reach_of
 
@@ -50,7 +50,7 @@ def test_of_several_events_the_spot_holds_all():
 def test_a_store_keeps_what_was_told_and_measures_what_was_not(tmp_path):
     def store_of(name, **told):
         prepare(
-            open_source("simulate", num_events=2, num_hits=1500, cuts=Cuts(), conditions=Conditions(**told)),
+            open_source("simulate", num_events=2, num_hits=1500, cuts=Cuts(), conditions=DetectorConditions(**told)),
             tmp_path / name,
         )
         return EventStore(tmp_path / name)

@@ -19,7 +19,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.mixing import mixed_events
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.selection import Selection
-from domainpar.tracking.events.sources import Conditions, open_source
+from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore, WholeEvent, outside, write_manifest
 from domainpar.tracking.reco.ckf.layout import layout_of, trackml
 
@@ -28,7 +28,7 @@ WIDE, SHARP = Cuts(z0=200.0), Cuts(z0=30.0)
 
 def simulated(place, events, seed, cuts=WIDE, field=None):
     source = open_source(
-        "simulate", num_events=events, seed=seed, num_hits=800, cuts=cuts, conditions=Conditions(field)
+        "simulate", num_events=events, seed=seed, num_hits=800, cuts=cuts, conditions=DetectorConditions(field)
     )
     return prepare(source, place, val_split=0.4, test_split=0)
 
@@ -121,7 +121,7 @@ def test_joined_anew_of_some_of_their_hits(place, tmp_path):
 
 def test_each_event_keeps_the_beam_spot_that_its_store_was_given(place, tmp_path):
     source = open_source(
-        "simulate", num_events=1, seed=5, num_hits=800, conditions=Conditions(beam_spot=BeamSpot(0.0, 30.0))
+        "simulate", num_events=1, seed=5, num_hits=800, conditions=DetectorConditions(beam_spot=BeamSpot(0.0, 30.0))
     )
     prepare(source, tmp_path / "c", val_split=0, test_split=0)
     store = prepare(mixed_events([str(place / "a"), str(tmp_path / "c")]), tmp_path / "store")

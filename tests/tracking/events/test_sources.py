@@ -11,7 +11,7 @@ from domainpar.common.problems import Problem
 from domainpar.tracking.events.csv_tables import read_table
 from domainpar.tracking.events.source_table import SOURCES
 from domainpar.tracking.events.sources import find_source, open_source
-from domainpar.tracking.events.tables import Table, list_files
+from domainpar.tracking.events.tables import InputTable, list_files
 
 OF_FILES = [name for name, row in SOURCES.items() if row.gives != "stores" and name != "simulate"]
 
@@ -41,7 +41,9 @@ def test_an_option_that_a_source_has_not_is_refused_with_those_it_has():
         open_source("simulate", clusters=True)
 
 
-TABLE = Table("event{}-hits.csv", "hit_id: i8; x, y: f8 mm", "of: u8; by, at: i4", ("hit_id",), (("of",), ("by", "at")))
+TABLE = InputTable(
+    "event{}-hits.csv", "hit_id: i8; x, y: f8 mm", "of: u8; by, at: i4", ("hit_id",), (("of",), ("by", "at"))
+)
 
 
 def test_columns_have_names_types_and_units():
@@ -55,7 +57,9 @@ def test_files_are_listed_by_the_first_table_and_never_those_of_another(tmp_path
     for name in ("event7-hits.csv", "event8-hits.csv.gz", "event9_ID.npz", "event9.npz", "event1.npz.gz"):
         (tmp_path / name).touch()
     assert [event for event, _ in list_files(tmp_path, [TABLE])] == ["7", "8"]
-    assert [event for event, _ in list_files(tmp_path, [Table("event{}.npz"), Table("event{}_ID.npz")])] == ["9"]
+    assert [event for event, _ in list_files(tmp_path, [InputTable("event{}.npz"), InputTable("event{}_ID.npz")])] == [
+        "9"
+    ]
 
 
 @pytest.mark.parametrize(

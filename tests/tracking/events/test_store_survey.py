@@ -12,7 +12,7 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.construct import Cuts
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.preparation import prepare
-from domainpar.tracking.events.sources import Conditions, open_source
+from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore, outside, write_manifest
 
 TRAINED = {
@@ -68,7 +68,12 @@ def test_of_small_events_no_more_is_said_than_chance_allows():
 
 def simulated(place, seed, **conditions):
     source = open_source(
-        "simulate", num_events=1, seed=seed, num_hits=6_000, cuts=Cuts(z0=200.0), conditions=Conditions(**conditions)
+        "simulate",
+        num_events=1,
+        seed=seed,
+        num_hits=6_000,
+        cuts=Cuts(z0=200.0),
+        conditions=DetectorConditions(**conditions),
     )
     return prepare(source, place / f"{seed}{len(conditions)}", val_split=0, test_split=0).survey
 

@@ -14,7 +14,7 @@ from domainpar.tracking.events.detector import Barrel
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.events.sources import Conditions, open_source
+from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.events.surfaces import SurfaceRow, learned_surfaces, read_surfaces
 from domainpar.tracking.reco.ckf.extending import extend_tracks
@@ -131,7 +131,7 @@ def test_the_store_keeps_the_surfaces(tmp_path):
     table = np.column_stack([hits.hit_id, elsewhere, hits.volume, hits.layer, hits.module])
     heading = "hit_id,x,y,z,volume_id,layer_id,module_id"
     np.savetxt(files / "event000000001-hits.csv", table, "%.9g", ",", header=heading, comments="")
-    prepare(open_source("trackml", directory=files, conditions=Conditions(surfaces=rows)), tmp_path / "store")
+    prepare(open_source("trackml", directory=files, conditions=DetectorConditions(surfaces=rows)), tmp_path / "store")
     store = EventStore(tmp_path / "store")
     assert [SurfaceRow(*row) for row in store.settings["surfaces"]] == rows
     assert_same_surfaces(layout_of(store.settings))

@@ -16,11 +16,11 @@ from domainpar.common.problems import Problem
 from domainpar.tracking.events.acts_maker import import_acts
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.scoring import acts_finder
-from domainpar.tracking.scoring.acts_finder import Finder
+from domainpar.tracking.scoring.acts_finder import TrackFinder
 
 pytest.importorskip("acts", reason="ACTS has wheels for Linux on x86-64 alone")
 
-POINTS = Finder(Path(), None).points(None)
+POINTS = TrackFinder(Path(), None).points(None)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def folder(place, tmp_path):
 
 
 def find(folder, point="scanned", events=("000000000",)):
-    return Finder(folder, None).find(events, POINTS[point], lambda: None)
+    return TrackFinder(folder, None).find(events, POINTS[point], lambda: None)
 
 
 def test_what_acts_has_fitted_is_the_particle_whose_hits_are_counted(place, monkeypatch):
@@ -78,7 +78,7 @@ def test_seeds_are_sought_in_the_field_of_the_events(place, monkeypatch):
     monkeypatch.setattr(
         acts.examples.reconstruction, "SeedFinderOptionsArg", lambda **given: told.append(given) or options(**given)
     )
-    Finder(place / "acts", Field.of(3.0)).find(["000000000"], POINTS["scanned"], lambda: None)
+    TrackFinder(place / "acts", Field.of(3.0)).find(["000000000"], POINTS["scanned"], lambda: None)
     assert [given["bFieldInZ"] for given in told] == [3.0 * acts.UnitConstants.T]
 
 
@@ -102,7 +102,7 @@ def test_a_working_point_of_ones_own_is_one_row(place, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "acts-long" in out
     assert "acts-example" not in out
-    found, _ = Finder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
+    found, _ = TrackFinder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
     assert np.bincount(found["0"].track).min() >= 10
 
 
@@ -111,13 +111,13 @@ def test_working_points_that_lack_a_part_or_have_one_that_acts_does_not_know_are
     path = tmp_path / "points.yaml"
     path.write_text(yaml.safe_dump({"half": {"seeds": {}}}))
     with pytest.raises(Problem, match="half is no working point"):
-        Finder(place, None).points(str(path))
+        TrackFinder(place, None).points(str(path))
     path.write_text("a: [")
     with pytest.raises(Problem, match="no working points of ACTS"):
-        Finder(place, None).points(str(path))
+        TrackFinder(place, None).points(str(path))
     points["scanned"]["seeds"]["minimum_pt"] = 1
     with pytest.raises(Problem, match="could not find its tracks: .*minimum_pt"):
-        Finder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
+        TrackFinder(place / "acts", None).find(["000000000"], points["scanned"], lambda: None)
 
 
 @pytest.mark.parametrize("name", ["hits", "measurement-simhit-map", "particles_simulated", "measurements"])
