@@ -129,7 +129,7 @@ def rates(store: EventStore, runs: Path) -> dict[tuple[str, str], list[Rates]]:
         if kind == "trained":
             record = json.loads((runs / f"{kind}-{cut}-{seed}" / "scores.json").read_text())
             perfect = record["tracks"]["performance"]["test"]["perfect_scores"]
-            of["perfect scores", cut].append(_rates(TrackCounts.from_json(perfect)))
+            of["perfect scores", cut].append(_rates(TrackCounts.read(perfect)))
     return of
 
 

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in ([], ["--help"], ["-h"]):
         print(_help())
         return 0
+    if words[0] == "--completion":
+        return _print_completion(words[1] if len(words) > 1 else "")
     if words[0] not in COMMANDS:
         print(
             f"domainpar: error: there is no command {words[0]!r}\nhint: {', '.join(COMMANDS)}; domainpar --help says "
@@ -53,8 +55,23 @@ def _help() -> str:
             "",
             "Each command explains its flags: domainpar train --help",
             "On several ranks: mpiexec -n 8 domainpar train",
+            "Completion of commands and flags in bash (or zsh, fish, tcsh, powershell):",
+            '  eval "$(domainpar --completion bash)"',
         ]
     )
+
+
+def _print_completion(shell: str) -> int:
+    from domainpar.tracking import config
+    from domainpar.tracking.command_line import completion
+
+    classes = {name: vars(config)[f"{name.title().replace('_', '')}Config"] for name in COMMANDS}
+    try:
+        print(completion(shell, {name: (classes[name], purpose) for name, purpose in COMMANDS.items()}))
+    except config.ConfigError as error:
+        print(f"domainpar: error: {error.what}\nhint: {error.hint}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from domainpar.tracking.config import DoctorConfig
 NEEDED = {
     **{"numpy": "numpy", "llvmlite": "llvmlite", "numba": "numba", "torch": "torch", "pymetis": "pymetis"},
     **{"zarr": "zarr", "numcodecs": "numcodecs", "google_crc32c": "google-crc32c", "safetensors": "safetensors"},
-    **{"yaml": "PyYAML", "pandas": "pandas", "tqdm": "tqdm", "rich": "rich", "psutil": "psutil"},
+    **{"yaml": "PyYAML", "msgspec": "msgspec", "pandas": "pandas", "tqdm": "tqdm", "rich": "rich"},
+    **{"psutil": "psutil", "shtab": "shtab"},
 }
 """What domainpar imports of others, in this order, and the package that it comes with."""
 

@@ -100,7 +100,7 @@ def export(config: ExportConfig) -> Path:
         raise Problem(f"the network of {run} has no exact export: {error}", "train one that has") from error
     metadata = _metadata(run, store, module, parameters_sha256(network), state.step)
     out = Path(config.out or run / f"model.{config.format}")
-    seen = {name for name, _ in (kept.events or {}).get("train", ())}
+    seen = {name for name, _ in kept.events["train"]} if kept.events else set()
     with store.open(_event(config, store, seen)) as event:
         inputs = _inputs(event)
         exact = Exact.of(module, inputs, config.tolerance, event)

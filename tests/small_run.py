@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from domainpar.common.models import plain
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import geometry, known_surfaces
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles, surface_numbers
@@ -144,7 +145,7 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
             for name, track_id in found.items():
                 counted.setdefault(event.split, {}).setdefault(name, []).append(count_tracks(track_id, truth))
     performance = {
-        split: {name: total(counts).to_json() for name, counts in found.items()} for split, found in counted.items()
+        split: {name: plain(total(counts)) for name, counts in found.items()} for split, found in counted.items()
     }
     content = {
         "mode": "naive" if naive else "halo",

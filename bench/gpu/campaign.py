@@ -328,7 +328,7 @@ def faults(notes: Notes, options: argparse.Namespace) -> None:
         def fail(fault: str = fault) -> dict[str, Any]:
             train = ["domainpar.train", "--store", str(options.small), "--overwrite", "--device", "cuda"]
             train += ["--out", str(options.out / "fault"), "--transport", "nccl", "--share-gpu"]
-            how = ["--timeout", "10", "--first-timeout", "60"]
+            how = ["--timeout", "10"]
             other = OTHER_MEMORY if notes.known.get(("ranks", "2 ranks"), {}).get("with") else {}
             codes, output, ended = on_ranks([*train, *SIZES, *how], 2, 120, f"rank=1,{fault}", **other)
             happened = re.findall(r"fault on purpose: .*, time ([\d.]+)", output)

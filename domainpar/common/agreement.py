@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from domainpar.common.models import as_json, read_as
 from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, problem_record
 
 T = TypeVar("T")
@@ -90,9 +91,10 @@ class Refused(Problem):
         return error_text(self.what, where, self.hint)
 
 
-def gather(ranks: Ranks, value: Any) -> list[Any]:
-    """The JSON values of all ranks, in their order."""
-    return [json.loads(text) for text in ranks.all_gather(json.dumps(value).encode())]
+def gather(ranks: Ranks, value: Any, kind: Any = Any) -> list[Any]:
+    """The values of all ranks, in their order: JSON, or models of one kind."""
+    payloads = ranks.all_gather(json.dumps(value, default=as_json).encode())
+    return [read_as(kind, json.loads(text)) for text in payloads]
 
 
 def agree(ranks: Ranks, problem: BaseException | str | None) -> None:
@@ -164,9 +166,10 @@ def on_all(
     return value
 
 
-def on_root(ranks: Ranks, make: Callable[[], T]) -> T:
-    """Have rank 0 make a JSON value, and give it to every rank; all refuse if it cannot, as in `on_all`."""
-    value: T = gather(ranks, on_all(ranks, lambda: make() if ranks.rank == 0 else None))[0]
+def on_root(ranks: Ranks, make: Callable[[], T], kind: Any = Any) -> T:
+    """Have rank 0 make a JSON value, or a model, and give it to every rank; all refuse if it cannot (`on_all`)."""
+    made = on_all(ranks, lambda: make() if ranks.rank == 0 else None)
+    value: T = read_as(kind, gather(ranks, made)[0])
     return value
 
 

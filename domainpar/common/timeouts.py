@@ -100,5 +100,5 @@ JOIN = 300.0
 """Default wait until all ranks have come: `--join-timeout`. Nodes of a job start minutes apart."""
 
 FIRST_STEP = 300.0
-"""Default wait of a rank for the others: in a user's program, and as `--first-timeout` up to the end of the first step,
+"""Default wait of a rank for the others: in a user's program, and in a run up to the end of the first step,
 which reads, compiles and allocates; longer than `STEP` and `COMPILING`."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from domainpar.common.agreement import gather
 from domainpar.common.atomic_files import write_whole
+from domainpar.common.models import plain
 from domainpar.common.text_table import WIDTH_OF_A_FILE, drawn
 from domainpar.common.words import several
 from domainpar.parallel.launcher import detect
@@ -51,11 +52,6 @@ class Finding:
     found: str  # the observation, with values
     advice: str = ""  # what to do about it
     figures: Mapping[str, Any] = field(default_factory=dict)  # the observation in plain values, for the JSON
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Finding:
-        """A finding that travelled as JSON."""
-        return cls(**{**values, "verdict": Verdict(values["verdict"])})
 
 
 def works(check: str, found: str, advice: str = "", /, **figures: Any) -> Finding:
@@ -93,9 +89,9 @@ def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
     The worst verdict wins and its ranks are named; findings that are the same on all ranks are said once.
     """
     by_check: dict[str, dict[int, Finding]] = {}
-    for rank, rows in enumerate(gather(world.transport, [asdict(finding) for finding in findings])):
-        for values in rows:
-            by_check.setdefault(values["check"], {})[rank] = Finding.read(values)
+    for rank, of_rank in enumerate(gather(world.transport, findings, list[Finding])):
+        for finding in of_rank:
+            by_check.setdefault(finding.check, {})[rank] = finding
     merged = []
     for of_ranks in by_check.values():
         worst = max((finding.verdict for finding in of_ranks.values()), key=lambda verdict: verdict.badness)
@@ -140,7 +136,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 def as_record(findings: Sequence[Finding]) -> dict[str, Any]:
     """The table as plain values."""
-    return {"checks": [asdict(finding) for finding in findings], "exit_code": exit_code(findings)}
+    return {"checks": plain(findings), "exit_code": exit_code(findings)}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

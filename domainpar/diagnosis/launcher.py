@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from typing import Literal
 
 from domainpar.common import timeouts
 from domainpar.common.limits import cores_here
+from domainpar.common.models import as_json, read_as
 from domainpar.common.words import several
 from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skipped, works
 from domainpar.diagnosis.transport import check_halo, check_transport
@@ -140,7 +141,7 @@ def _probe(
             return failed(check, f"two ranks had not ended after {ended.seconds:.0f} s: {ended.last_lines}", advice)
         if ended.code != 0 or not file.exists():
             return failed(check, f"two ranks ended with exit code {ended.code}: {ended.last_lines}", advice)
-        findings = [Finding.read(values) for values in json.loads(file.read_text())]
+        findings = read_as(list[Finding], json.loads(file.read_text()))
     worst = max(findings, key=lambda finding: finding.verdict.badness)
     figures = {finding.check: dict(finding.figures) for finding in findings} | {"seconds": ended.seconds}
     if worst.verdict is not Verdict.PASS:
@@ -153,7 +154,7 @@ def run_rank(file: Path, transport: Literal["mpi", "gloo"], seconds: float) -> N
     with World.session(transport, timeout=timeouts.PROBE) as world:
         findings = gathered([check_transport(world.transport, seconds), *check_halo(world)], world)
         if world.is_root:
-            file.write_text(json.dumps([asdict(finding) for finding in findings]))
+            file.write_text(json.dumps(findings, default=as_json))
 
 
 if __name__ == "__main__":

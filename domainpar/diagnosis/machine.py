@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def places_of(world: World) -> list[RankPlace]:
     # All read their clocks at one moment, after everything that takes a time of its own.
     world.transport.barrier()
     own = RankPlace(world.rank, platform.node(), cpu_model(), len(limits.cores_here()), gpus, time.time())
-    return [RankPlace(**values) for values in gather(world.transport, asdict(own))]
+    return gather(world.transport, own, RankPlace)
 
 
 def local_ranks(places: Sequence[RankPlace], rank: int) -> int:

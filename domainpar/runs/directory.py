@@ -6,7 +6,7 @@ import contextlib
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -31,15 +31,6 @@ class RunDirectory:
     path: Path
     resume: bool  # whether the run continues from a checkpoint that lies there
     notes: tuple[str, ...] = ()  # for the user on the choice, a line each
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values, for the other ranks."""
-        return asdict(self) | {"path": str(self.path)}
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> RunDirectory:
-        """Read the output of `to_json`."""
-        return cls(Path(values["path"]), values["resume"], tuple(values["notes"]))
 
     def release(self) -> None:
         """Give the directory back: another run may continue in it."""
@@ -97,7 +88,7 @@ def began_with(out: str | None, resume: Resume) -> RunRecord | None:
     """The record of a run that continues; None for one that begins, or had not begun when it ended."""
     path = Path(out or "") / RUN_FILE
     record = run_record(path) if goes_on(out, resume) and path.is_file() else None
-    return record if record is not None and record.store.given else None
+    return record if record is not None and record.store.content else None
 
 
 def can_go_on(directory: Path) -> bool:
@@ -154,7 +145,7 @@ def read_run(directory: Path) -> RunRecord:
         raise ValueError(f"{directory} is not a run: it has no run.json; name the directory of one with --run.")
     record = run_record(path)
     for name in ("path", "digest", "feature_names", "edge_feature_names"):
-        if name not in record.store.given:
+        if name not in record.store.content:
             raise Problem(f"{path} cannot be read: it does not say store.{name}", "name another run")
     return record
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from domainpar.common.agreement import Ranks, on_root
 from domainpar.common.atomic_files import json_bytes, write_whole
+from domainpar.common.models import plain, read_as
 from domainpar.common.problems import Problem
 
 RUN_FILE, SCORES_FILE = "run.json", "scores.json"
@@ -24,84 +28,52 @@ Hashes = tuple[tuple[str, str], ...]
 """Name and sha256 of events, in order."""
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("Table", "Mapping", "StoreRecord"), dict),
-    **{"Sequence": list, "str": str, "int": int, "float": (int, float), "None": type(None)},
-}
-"""What JSON makes of the types of fields."""
+class Record(Struct, frozen=True, kw_only=True):
+    """Names with values, as a file has them. `content` is all that the file says, in plain values."""
 
-_ALL = frozenset({"*"})
-"""All fields are given: those of a record that is made and not read."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Names with values, as a file has them. `read` in a field's metadata makes its value of the file's, if any."""
-
-    given: frozenset[str] = field(default=_ALL, kw_only=True, repr=False)  # names of fields that the file has
-    others: Table = field(default_factory=dict, kw_only=True, repr=False)  # what it has besides, of another version
-
-    def __post_init__(self) -> None:
-        if self.given is _ALL:
-            object.__setattr__(self, "given", self.names())
-
-    @classmethod
-    def names(cls) -> frozenset[str]:
-        """Names of the fields that a file may have."""
-        return frozenset(it.name for it in fields(cls)) - {"given", "others"}
+    content: Table = {}
 
     @classmethod
     def of(cls, /, **values: Any) -> Self:
         """A record with these names, and no others."""
-        own = cls.names()
-        others = {name: value for name, value in values.items() if name not in own}
-        kept = {name: value for name, value in values.items() if name in own}
-        return cls(**kept, given=frozenset(kept), others=others)
+        return cls.read(_plain(values))
 
     @classmethod
     def read(cls, content: Table) -> Self:
-        """The record of a file's content; TypeError, ValueError or KeyError if a value is not as it was written."""
-        values = dict(content)
-        types = {it.name: str(it.type).split(" | ") for it in fields(cls)}
-        for name in cls.names() & values.keys():
-            kinds = [kind.partition("[")[0] for kind in types[name]]
-            if not any(isinstance(values[name], _KINDS[kind]) for kind in kinds):
-                raise TypeError(f"{name} is {values[name]!r}, expected {' or '.join(types[name])}")
-        for it in fields(cls):
-            if "read" in it.metadata and values.get(it.name) is not None:
-                values[it.name] = it.metadata["read"](values[it.name])
-        return cls.of(**values)
+        """The record of a file's content; ValueError if a value is not as it was written."""
+        record = read_as(cls, content)
+        _keep(record, content)
+        return record
 
     def changed(self, **values: Any) -> Self:
         """The same with other values; names that were not there are now."""
-        return replace(self, **values, given=frozenset(self.given | values.keys()))
+        return self.read({**self.content, **_plain(values)})
 
     def without(self, *names: str) -> Self:
         """The same as if some names had never been there."""
-        defaults: dict[str, Any] = {it.name: it.default for it in fields(self)}
-        return replace(self, **{name: defaults[name] for name in names}, given=self.given - set(names))
-
-    def plain(self) -> dict[str, Any]:
-        """What the file says, as plain values."""
-        return {**self.others, **{name: _plain(getattr(self, name)) for name in self.given}}
+        return self.read({name: value for name, value in self.content.items() if name not in names})
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.plain() if isinstance(value, Record) else value
+def _plain(values: Table) -> dict[str, Any]:
+    return {name: value.content if isinstance(value, Record) else plain(value) for name, value in values.items()}
 
 
-def _hashes(events: Mapping[str, Any]) -> dict[str, Hashes]:
-    return {split: tuple((str(name), str(sha256)) for name, sha256 in events[split]) for split in ("train", "val")}
+def _keep(record: Record, content: Table) -> None:
+    """Let a record that was just read, and those in it, keep what the file says."""
+    force_setattr(record, "content", content)
+    for name, value in content.items():
+        if isinstance(part := getattr(record, name, None), Record):
+            _keep(part, value)
 
 
-def _tables(listed: Sequence[Any]) -> list[Table]:
-    return [dict(each) for each in listed]
+class Events(TypedDict):
+    """The events of a run, of each split."""
+
+    train: Hashes
+    val: Hashes
 
 
-@dataclass(frozen=True)
-class StoreRecord(Record):
+class StoreRecord(Record, frozen=True, kw_only=True):
     """The events of a run or of scores, and the place of their store.
 
     Events are known by the hashes of their files, a store by its events. A path only says where to look: seen from the
@@ -111,8 +83,7 @@ class StoreRecord(Record):
     path: str = ""  # of the store, seen from the directory of the file; empty where it is not known
     absolute: str = ""  # the same from the root
     digest: str | None = None  # of the store when the run began
-    # Of each split, `train` and `val`; None where they are not known.
-    events: Mapping[str, Hashes] | None = field(default=None, metadata={"read": _hashes})
+    events: Events | None = None  # None where they are not known
     feature_names: Sequence[str] = ()  # of nodes
     edge_feature_names: Sequence[str] = ()
     filter: Table | None = None  # the network that left edges out, and the score that it asked for; None for none
@@ -122,20 +93,16 @@ class StoreRecord(Record):
     surveyed: Table | None = None  # what those to train on have in common, as the store's keeper says; None: not known
 
 
-_NO_STORE = StoreRecord.of()
-
-
-@dataclass(frozen=True)
-class Learning(Record):
+class Learning(Record, frozen=True, kw_only=True):
     """What both files say of the network."""
 
     # Of its events; of a run with no names given before it has begun.
-    store: StoreRecord = field(default=_NO_STORE, metadata={"read": StoreRecord.read})
+    store: StoreRecord = StoreRecord()
     tasks: Table | None = None  # what it learns (`Tasks`)
     parameters_sha256: str | None = None  # of the last parameters, or those that scored; None before a run has ended
     bitwise_problem: str | None = None  # why results are the same to rounding only; None where they are to the bit
     # What was left out: `sample`, `event` and why.
-    skipped: Sequence[Table] = field(default=(), metadata={"read": _tables})
+    skipped: Sequence[Table] = ()
 
     @property
     def learns_edges(self) -> bool:
@@ -143,8 +110,7 @@ class Learning(Record):
         return bool((self.tasks or {}).get("edge_weight", 1.0))
 
 
-@dataclass(frozen=True)
-class RunRecord(Learning):
+class RunRecord(Learning, frozen=True, kw_only=True):
     """`run.json`: how a run began, where it stands and how it ended.
 
     `argv`, `environment`, `git`, `host`, `machine`, `pid`, `started`, `versions` are those of its process (`origin`).
@@ -170,17 +136,16 @@ class RunRecord(Learning):
     allocator: str | None = None  # the C library's way with freed memory, in words
     imported: Table | None = None  # the file and the framework that the network came from
     argv: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     git: str | None = None
     host: str = ""
     machine: str = ""
     pid: int | None = None
     started: str = ""
-    versions: Mapping[str, str | None] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = {}
 
 
-@dataclass(frozen=True)
-class ScoredEvent(Record):
+class ScoredEvent(Struct, frozen=True):
     """An event in `scores.json`."""
 
     event: str = ""  # its name
@@ -193,8 +158,7 @@ class ScoredEvent(Record):
     event_sha256: str = ""  # of the event's own file; empty where it is not known
 
 
-@dataclass(frozen=True)
-class ScoresRecord(Learning):
+class ScoresRecord(Learning, frozen=True, kw_only=True):
     """`scores.json`: the network, how it scored which events, and how good that is.
 
     `filter` has the `run` of the network that left edges out before this one, seen from the scores, its
@@ -219,8 +183,8 @@ class ScoresRecord(Learning):
     joined_by: str | None = None  # the shipped network whose module map joined the run's events, and not these
     outside: Sequence[str] = ()  # in what the events lie outside of what the network was trained on, in words
     store_digest: str | None = None
-    events: Sequence[ScoredEvent] = field(default=(), metadata={"read": lambda them: [*map(ScoredEvent.read, them)]})
-    metrics: Mapping[str, Table] = field(default_factory=dict)  # of edges and labels, by split
+    events: Sequence[ScoredEvent] = ()
+    metrics: Mapping[str, Table] = {}  # of edges and labels, by split
     tracks: Table | None = None  # how they were built and counted; None without tracks
     trained_on: Mapping[str, Mapping[str, int]] | None = None  # events of each split in training; None: not known
 
@@ -244,7 +208,7 @@ class RunFile:
             OSError: If that is impossible; the file is as it was then.
         """
         self.record = self.record.changed(**changes)
-        write_whole(self.path, json_bytes(self.record.plain()))
+        write_whole(self.path, json_bytes(self.record.content))
 
 
 def run_record(path: Path) -> RunRecord:
@@ -277,5 +241,5 @@ def read_file(
 
 def record_of_root(ranks: Ranks, read: Callable[[], RunRecord | None]) -> RunRecord | None:
     """The record that rank 0 reads, on every rank; all refuse if it cannot be read. *Collective*."""
-    kept = on_root(ranks, lambda: None if (record := read()) is None else record.plain())
+    kept = on_root(ranks, lambda: None if (record := read()) is None else record.content)
     return None if kept is None else RunRecord.read(kept)

@@ -5,20 +5,19 @@ Imports neither torch nor MPI, so that help and mistakes cost a fraction of a se
 
 import argparse
 import ast
-import difflib
 import inspect
 import io
+import json
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
@@ -40,18 +39,18 @@ from domainpar.tracking.config import (
     title,
 )
 from domainpar.tracking.config.acorn import converted
+from domainpar.tracking.config.group import Field, fields_of, json_schema, nearest
 from domainpar.tracking.config.texts import loaded_yaml
 
 Config = TypeVar("Config", bound=Group)
 
 _COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
 _DRIVERS = Path("/dev")
-_ALIKE = 0.75  # of 1: above that two words are one, misspelt
 _DIRECTORIES = ("store", "out", "input", "run", "beside", "naive", "scores", "png", "verify")
 
 # How ranks are laid out on a machine: a run that is resumed may find another one.
 _OF_THE_MACHINE = ("ranks", "domain_size", "transport", "device", "share_gpu", "threads", "scratch",
-                   "join_timeout", "first_timeout", "timeout")  # fmt: skip
+                   "join_timeout", "timeout")  # fmt: skip
 
 
 def run_command(
@@ -148,9 +147,14 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 
     Raises:
         ConfigError: If a flag, a key or a value is unknown or impossible, or there is no run to resume.
-        SystemExit: With code 0 after `--help`, which only the first rank prints.
+        SystemExit: With code 0 after `--help` or `--schema`, which only the first rank prints.
     """
     command = _Command(config_class)
+    if "--schema" in argv:
+        if started_as_root():
+            texts = {name: it for group in groups(config_class) for name, it in _docstrings(group).items()}
+            print(json.dumps(json_schema(config_class, texts), indent=1))
+        raise SystemExit(0)
     if "-h" in argv or "--help" in argv:
         if started_as_root():
             command.print_help(text)
@@ -205,82 +209,30 @@ def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
         ConfigError: If there is no run, or its file cannot be read.
     """
     own, values = {} if model is None else {"model": model}, _Command(TrainConfig).read_run(run, model is not None)
-    for name in ("optimizer", "momentum", "betas"):
-        values.pop(name, None)
+    values.pop("optimizer", None)
     return TrainConfig(**values | own)
 
 
-class _Flag:
-    """A field as a flag: how it is spelt, read and explained.
-
-    Attributes:
-        choices: The words that it takes.
-        kinds: The types of other values that it takes.
-        spellings: One, or for a switch on and off.
-    """
-
-    def __init__(self, name: str, hint: Any) -> None:
-        parts = [hint] if get_origin(hint) is Literal else get_args(hint) or [hint]
-        self.name = name
-        self.choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-        self.kinds = [part for part in parts if isinstance(part, type)]
-        self.is_switch = hint is bool
-        off = ["--separate-weights" if name == "shared_weights" else f"--no{flag(name)[1:]}"]
-        self.spellings = [flag(name), *(off if self.is_switch else [])]
-
-    def read(self, given: Any) -> Any:
-        """The value of the field that a word on the command line, or a value in a file, stands for.
-
-        Raises:
-            ValueError: If it is none.
-        """
-        plain: Any = _WORDS.get(given.lower(), given) if isinstance(given, str) else given
-        if plain in self.choices:
-            return plain
-        if (plain is None and NoneType in self.kinds) or (isinstance(plain, bool) and bool in self.kinds):
-            return plain
-        for kind in (int, float):
-            # To a file 64.0 is no whole number, and yes is no number; 1e-2 is a text to YAML, and a number to all else.
-            if kind in self.kinds and (isinstance(plain, str) or type(plain) in (int, kind)):
-                with suppress(ValueError):
-                    return kind(plain)
-        if isinstance(given, str) and any(issubclass(kind, str) for kind in self.kinds):
-            return given
-        raise ValueError
-
-    @property
-    def expected(self) -> str:
-        """The values that it takes, in words."""
-        names = {int: "a whole number", float: "a number", bool: "true or false"}
-        kinds = [names.get(kind, "text") for kind in self.kinds if kind is not NoneType]
-        choices = ", ".join(self.choices)
-        return ", or ".join([*kinds, choices] if choices else kinds) if kinds else f"one of {choices}"
-
-    def arguments(self, text: str, default: Any) -> dict[str, Any]:
-        """How argparse reads it, and what it shows of it: `text` explains it, `default` is the value without it."""
-        if default is not None and default is not False:
-            text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
-        if self.is_switch:
-            return {"help": text, "action": _Switch, "nargs": 0}
-        words = ",".join(self.choices)
-        if bool in self.kinds:
-            return {"help": text, "metavar": words, "nargs": "?", "const": True}
-        if int in self.kinds:
-            metavar = "N|NxN" if str in self.kinds else "N"
-        elif self.choices:
-            metavar = "{" + words + "}"
-        elif float in self.kinds:
-            metavar = "X"
-        elif text.startswith("File"):
-            metavar = "FILE"
-        else:
-            metavar = "DIR" if self.name in _DIRECTORIES else self.name.split("_")[-1].upper()
-        return {"help": text, "metavar": metavar}
-
-
-_WORDS = {"null": None, "~": None, **dict.fromkeys(("true", "yes", "on"), True)}
-_WORDS |= dict.fromkeys(("false", "no", "off"), False)
-"""Words that YAML takes for something else."""
+def _arguments(field: Field, text: str, default: Any) -> dict[str, Any]:
+    """How argparse reads a field, and what it shows of it: `text` explains it, `default` is the value without it."""
+    if default is not None and default is not False:
+        text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
+    if field.is_switch:
+        return {"help": text, "action": _Switch, "nargs": 0}
+    words = ",".join(field.choices)
+    if bool in field.kinds:
+        return {"help": text, "metavar": words, "nargs": "?", "const": True}
+    if int in field.kinds:
+        metavar = "N|NxN" if str in field.kinds else "N"
+    elif field.choices:
+        metavar = "{" + words + "}"
+    elif float in field.kinds:
+        metavar = "X"
+    elif text.startswith("File"):
+        metavar = "FILE"
+    else:
+        metavar = "DIR" if field.name in _DIRECTORIES else field.name.split("_")[-1].upper()
+    return {"help": text, "metavar": metavar}
 
 
 class _Switch(argparse.Action):
@@ -304,9 +256,7 @@ class _Command:
         self.config_class = config_class
         self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", config_class.__name__.removesuffix("Config")).lower()
         self._help = f"python -m domainpar.{self.name} --help"
-        hints = get_type_hints(config_class)
-        names = [name for group in groups(config_class) for name in group.__annotations__]
-        self.flags = {name: _Flag(name, hints[name]) for name in names}
+        self.flags = fields_of(config_class)
 
     @property
     def spellings(self) -> list[str]:
@@ -341,11 +291,13 @@ class _Command:
             **about,
         )
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags; a flag given here wins.")
+        if about:
+            parser.add_argument("--schema", action="store_true", help="Print a JSON schema of such files, for editors.")
         for group in groups(self.config_class):
             heading, described = parser.add_argument_group(title(group)), texts(group)
             for name in group.__annotations__:
                 own, default = self.flags[name], getattr(self.config_class, name)
-                heading.add_argument(*own.spellings, **own.arguments(described.get(name, ""), default))
+                heading.add_argument(*own.spellings, **_arguments(own, described.get(name, ""), default))
         return parser
 
     def read_words(self, argv: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
@@ -370,7 +322,7 @@ class _Command:
                 words[name] = others.pop(0)
         if others:
             self._refuse_words(f"words that belong to no flag: {' '.join(others)}")
-        return path, {name: self._read(name, word, flag(name)) for name, word in words.items()}
+        return path, {name: self.flags[name].read(word) for name, word in words.items()}
 
     def _refuse_words(self, what: str) -> NoReturn:
         raise ConfigError(what, f"{self._help} lists the flags; each takes one value, quoted if it has spaces")
@@ -385,24 +337,7 @@ class _Command:
         if of:
             which = f"{some_of(words, 3)} {'is a flag' if len(words) == 1 else 'are flags'}"
             raise ConfigError(f"{where}{which} of {' and '.join(of)}, not of {self.name}", lists_them)
-        raise ConfigError(f"{where}{unknown} {words[0]}", _nearest(words[0], known(self), lists_them))
-
-    def _read(self, name: str, given: Any, spelt: str) -> Any:
-        """The value of a flag, or of a key of a file, which an error calls `spelt`.
-
-        Raises:
-            ConfigError: If it is none of the field's type.
-        """
-        own = self.flags[name]
-        try:
-            return own.read(given)
-        except ValueError:
-            value, hint = repr(given), _nearest(str(given), own.choices, f"{self._help} explains it")
-            if given is None:
-                value, hint = "null", "omit it to have the default"
-            elif own.expected == "text":
-                hint = f"quote it: {name}: '...'"
-            raise ConfigError(f"{spelt} is {value}; expected {own.expected}", hint) from None
+        raise ConfigError(f"{where}{unknown} {words[0]}", nearest(words[0], known(self), lists_them))
 
     def read_file(
         self, path: Path, own_model: bool = False, hint: str = "", left: Sequence[str] = ()
@@ -422,7 +357,7 @@ class _Command:
         if code := [name for name in CODE if ":" in str(keys.get(name))]:
             what = f"{path}: {code[0]} is {keys[code[0]]!r}: a file is data and never names code"
             raise ConfigError(what, f"give it as a flag: {flag(code[0])} {keys[code[0]]}")
-        return {key: self._read(key, value, f"{path}: {key}") for key, value in keys.items()}
+        return {key: self.flags[key].read(value, f"{path}: {key}") for key, value in keys.items()}
 
     def read_run(self, run: Path, own_model: bool = False) -> dict[str, Any]:
         """The values that a run began with.
@@ -453,6 +388,30 @@ class _Command:
         return values
 
 
+def completion(shell: str, commands: Mapping[str, tuple[type[Group], str]]) -> str:
+    """The completion of the program `domainpar` in a shell: its commands, their flags, words and files.
+
+    Args:
+        shell: `bash`, `zsh`, `fish`, `tcsh` or `powershell`.
+        commands: What each command can be asked to do, and its purpose.
+    """
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise ConfigError(f"there is no completion for {shell!r}", f"name one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+    program = argparse.ArgumentParser("domainpar", add_help=False)
+    parsers = program.add_subparsers()
+    for name, (config_class, purpose) in commands.items():
+        parser = parsers.add_parser(name, help=purpose, add_help=False)
+        parser.add_argument("--config").complete = shtab.FILE  # type: ignore[attr-defined]
+        for field in fields_of(config_class).values():
+            words = _arguments(field, "", None) | {"choices": field.choices or None}
+            action = parser.add_argument(*field.spellings, **({"action": "store_true"} if field.is_switch else words))
+            if words.get("metavar") in ("DIR", "FILE"):
+                action.complete = shtab.DIRECTORY if words["metavar"] == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    return str(shtab.complete(program, shell))
+
+
 def _joined(argv: Sequence[str]) -> list[str]:
     """Words, those that begin with - and a digit joined to their flag: argparse takes -1e-3 and -4,55 for flags."""
     words: list[str] = []
@@ -480,7 +439,10 @@ def _docstrings(group: type[Group]) -> dict[str, str]:
 _FORMULAS = ("residual", "aggregate", "standardise")
 """Flags that change what a network computes and none of its weights: a default would be taken for them in silence."""
 
-_LEFT = ("watts", "dollars_per_hour", "offload", "log: wandb", "log: mlflow")
+_LEFT = (
+    "watts", "dollars_per_hour", "offload", "log: wandb", "log: mlflow", "first_timeout", "betas: 0.9,0.999",
+    "momentum: 0.9", "event_size: None", "lr_factors: None", "false_weight: 1.0", "other_weight: 0.0",
+)  # fmt: skip
 """What runs of earlier versions name, and what decides nothing of their results."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
@@ -519,14 +481,3 @@ def _load_mapping(path: Path, hint: str = "") -> Mapping[Any, Any]:
         what = f"{path} holds a {type(loaded).__name__}, not keys with values"
         raise ConfigError(what, hint or "write one 'key: value' on a line", file=path)
     return loaded
-
-
-def _nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint that names what was meant, where one is so near that it is a slip; dashes make nothing alike."""
-    by_letters = {_letters(each): each for each in known}
-    close = difflib.get_close_matches(_letters(word), list(by_letters), n=1, cutoff=_ALIKE)
-    return f"did you mean {by_letters[close[0]]}?" if close else otherwise
-
-
-def _letters(word: str) -> str:
-    return word.lstrip("-").replace("_", "-")

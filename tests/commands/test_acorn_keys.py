@@ -445,6 +445,6 @@ def test_weights_that_are_no_rules_are_refused(text, error):
     assert "write it as '[{weight: 2" in refused.value.hint
 
 
-def test_rules_and_the_three_weights_exclude_each_other():
-    with pytest.raises(ConfigError, match="--false-weight .*with --weighting"):
-        TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", false_weight=0.5)
+def test_rules_and_the_weight_of_true_edges_exclude_each_other():
+    with pytest.raises(ConfigError, match="--true-weight .*with --weighting"):
+        TrainConfig(weighting="[{weight: 2, conditions: {y: true}}]", true_weight=0.5)

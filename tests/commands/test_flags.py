@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pickle
@@ -36,6 +37,7 @@ from domainpar.tracking.config import (
     resolved_yaml,
     session_arguments,
 )
+from domainpar.tracking.config.group import fields_of
 from domainpar.tracking.config.prepare import PartitionerName
 from domainpar.tracking.config.ranks import GroupingName
 from domainpar.tracking.events import source_table
@@ -89,7 +91,7 @@ REFUSED_FLAGS = {  # by what they are: words, further values that the error name
     "no memory": ("--memory-limit 0", "0.0", "omit --memory-limit"),
     "resume and overwrite": ("--resume --overwrite --out x", "--overwrite", "keep one"),
     "resume of no run": ("--resume", "without --out", "runs/0001"),
-    "weights that leave one class": ("--false-weight 0", "every edge", "small number"),
+    "a weight that leaves one class": ("--true-weight 0", "0.0 above 0", "omit --true-weight"),
     "a target that is no mapping": ("--target 3", "mapping", "pt: [1, .inf]"),
     "a target that is no YAML": ("--target pt:[1", "pt:[1", "pt: [1, .inf]"),
     "a model that is none": ("--model acron", "'acron' interaction", "acorn"),
@@ -214,7 +216,7 @@ def test_every_flag_of_the_commands_is_understood():
         *"--store s --out o --mode naive --sectors 8 --grouping metis --domain-size 2 --events-per-step 3".split(),
         *"--model interaction-node-first --hidden 32 --graph-iters 2 --epochs 7 --max-steps 9 --lr 1e-4".split(),
         *"--dtype float64 --transport gloo --device cpu --seed 5 --overwrite --weight-decay 0 --clip 1".split(),
-        *"--warmup 4 --lr-schedule cosine --true-weight 3 --false-weight 0.5 --other-weight 0.1".split(),
+        *"--warmup 4 --lr-schedule cosine --true-weight 3".split(),
         *"--shared-weights --log-every 1 --checkpoint-every 20 --threads 3 --dropout 0.25 --recompute-every 2".split(),
         *"--readouts all".split(),
         *("--target", "pt: [1, .inf]"),
@@ -223,11 +225,11 @@ def test_every_flag_of_the_commands_is_understood():
         store="s", out="o", mode="naive", sectors=8, grouping="metis", domain_size=2, events_per_step=3,
         model="interaction-node-first", hidden=32, graph_iters=2, epochs=7, max_steps=9, lr=1e-4,
         dtype="float64", transport="gloo", device="cpu", seed=5, overwrite=True, weight_decay=0.0, clip=1.0,
-        warmup=4, lr_schedule="cosine", true_weight=3.0, false_weight=0.5, other_weight=0.1,
+        warmup=4, lr_schedule="cosine", true_weight=3.0,
         shared_weights=True, log_every=1, checkpoint_every=20, threads=3, dropout=0.25, recompute_every=2,
         readouts="all", target="pt: [1, .inf]",
     )  # fmt: skip
-    assert trained_with("--shared-weights", "--separate-weights").shared_weights is False
+    assert trained_with("--shared-weights", "--no-shared-weights").shared_weights is False
     on_gpu = trained_with(*"--precision bf16 --device cuda --strict".split())
     assert (on_gpu.precision, on_gpu.strict) == ("bf16", True)
     assert trained_with("--strict", "--no-strict").strict is False
@@ -289,6 +291,50 @@ def test_help_explains_every_flag_under_a_heading_and_ends_with_examples(capsys,
     assert undocumented == []
 
 
+@pytest.mark.parametrize(("command", "config_class"), COMMANDS)
+def test_the_schema_has_every_key_with_its_type_bounds_and_meaning(capsys, command, config_class):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--schema"])
+    assert ended.value.code == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == {field.name for field in dataclasses.fields(config_class)}
+    assert schema["additionalProperties"] is False
+    assert all(it["description"] for it in schema["properties"].values())
+    if config_class is TrainConfig:
+        assert schema["properties"]["hidden"] | {"description": ""} == {
+            "type": "integer", "minimum": 1, "default": 64, "description": "",
+        }  # fmt: skip
+        assert schema["properties"]["mode"]["enum"] == ["halo", "naive"]
+        assert schema["properties"]["target"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [(["tra"], {"train"}), (["train", "--hidd"], {"--hidden"}), (["train", "--mode", ""], {"halo", "naive"})],
+)
+def test_a_shell_completes_commands_flags_and_words(tmp_path, words, offered):
+    from domainpar.__main__ import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["--completion", "bash"]) == 0
+    (tmp_path / "completion.bash").write_text(printed.getvalue())
+    typed = ["domainpar", *words]
+    line = (
+        f"source {tmp_path}/completion.bash; COMP_WORDS=({' '.join(map(repr, typed))}); COMP_CWORD={len(words)}; "
+        f"_shtab_domainpar domainpar '{typed[-1]}' {typed[-2]}; echo ${{COMPREPLY[@]}}"
+    )
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert set(ended.stdout.split()) == offered
+
+
+def test_a_shell_without_completion_is_refused_with_those_that_have_one(capsys):
+    from domainpar.__main__ import main
+
+    assert main(["--completion", "ksh"]) == 2
+    assert "'ksh'" in (said := capsys.readouterr().err)
+    assert "bash, zsh" in said
+
+
 def test_every_field_has_a_docstring_and_a_checked_group():
     for _, config_class in COMMANDS:
         for group in config_class.__bases__:
@@ -305,9 +351,9 @@ ALL = [
 @pytest.mark.parametrize("config_class", ALL)
 def test_rules_name_flags_and_values_that_there_are(config_class):
     """A slip in a rule would refuse nothing, or everything."""
-    flags = command_line._Command(config_class).flags
+    flags = fields_of(config_class)
     for rule in (rule for group in config_class.__mro__ for rule in vars(group).get("RULES", ())):
-        for terms in (getattr(rule, name, "") for name in ("flags", "without", "beside", "fields")):
+        for terms in (getattr(rule, name, "") for name in ("flags", "without", "beside")):
             for name, _, value in (term.partition(" ") for term in terms.split(", ") if term):
                 assert name in flags
                 assert value in ("", *flags[name].choices) or str in flags[name].kinds
@@ -319,9 +365,9 @@ def test_what_a_preset_sets_is_named_as_its_own_where_it_means_nothing():
 
 
 def test_a_text_with_a_meaning_stays_a_text_for_files_and_for_other_ranks():
-    config = TrainConfig(betas="0.8,0.9", target="pt: [1, .inf]")
-    assert (config.betas, config.betas.value) == ("0.8,0.9", (0.8, 0.9))
-    assert "betas: 0.8,0.9\n" in resolved_yaml(config)
+    config = TrainConfig(aux="pt:0.1", target="pt: [1, .inf]")
+    assert (config.aux, config.aux.value) == ("pt:0.1", {"pt": 0.1})
+    assert "aux: pt:0.1\n" in resolved_yaml(config)
     assert json.dumps(config.target) == '"pt: [1, .inf]"'
     for copy in (pickle.loads(pickle.dumps(config)), dataclasses.replace(config, seed=0)):
         assert copy == config
@@ -377,7 +423,7 @@ def test_what_the_work_refuses_ends_like_a_wrong_flag_and_its_exit_code_is_passe
         ({"val_split": 1.1}, "at least 0 and at most 1"),
         (
             {"source": "trackml", "input": "d", "module_map": "build", "val_split": 0, "test_split": 1},
-            "--module-map build .*--val-split 0 and --test-split 1 ",
+            "--module-map build .*--val-split 0.0 and --test-split 1.0 ",
         ),
         ({"phi_slope": 0.0}, "above 0"),
         ({"z0": float("nan")}, "above 0"),
@@ -395,8 +441,8 @@ def test_prepare_refuses_what_cannot_be_prepared(given, error):
 
 def test_the_first_step_has_no_less_time_than_the_others():
     """NCCL's own limit, which is set where ranks meet, holds for all of a run."""
-    assert session_arguments(TrainConfig(first_timeout=60.0, timeout=600.0))["timeout"] == 600.0
-    assert session_arguments(TrainConfig(first_timeout=300.0, timeout=5.0))["timeout"] == 300.0
+    assert session_arguments(TrainConfig(timeout=600.0))["timeout"] == 600.0
+    assert session_arguments(TrainConfig(timeout=5.0))["timeout"] == 300.0
 
 
 def test_layer_pairs_and_target_are_read_as_they_are_written():

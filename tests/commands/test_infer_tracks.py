@@ -49,7 +49,7 @@ def test_tracks_lie_beside_the_scores_and_the_list_tells_how_good_they_are(place
             assert hits.min() >= 3
         assert event["tracks"] == found["track_id"][...].max() + 1
     of_test = listed["tracks"]["performance"]["test"]
-    counts = {finder: TrackCounts.from_json(found) for finder, found in of_test.items()}
+    counts = {finder: TrackCounts.read(found) for finder, found in of_test.items()}
     reconstructed = {finder: one.styles["atlas"].reconstructed for finder, one in counts.items()}
     assert 0 < reconstructed["network"] <= reconstructed["perfect_scores"]
     assert (
@@ -264,7 +264,6 @@ def test_a_finder_that_some_events_lack_is_left_out_and_named(tmp_path, capsys):
         ({"ckf": True}, "--ckf .*without --tracks"),
         ({"format": "csv"}, "--format csv .*without --tracks"),
         ({"tracks": "greedy", "score_cut": 1.0}, "--score-cut is 1.0"),
-        ({"tracks": "greedy", "min_hits": 0}, "--min-hits is 0"),
         ({"tracks": "greedy", "matching_fraction": 0.4}, "--matching-fraction is 0.4; it must be from 0.5 to 1"),
         ({"tracks": "greedy", "track_target": "pt"}, "--track-target 'pt': not a mapping"),
     ],

@@ -146,7 +146,7 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
     found = []
     for shared_hits in (False, True):
         listed, _ = inferred(place, place / str(shared_hits), **flags, shared_hits=shared_hits)
-        counts = TrackCounts.from_json(listed["tracks"]["performance"]["val"]["network"]).styles["one_way"]
+        counts = TrackCounts.read(listed["tracks"]["performance"]["val"]["network"]).styles["one_way"]
         found.append(kept(place)["greedy"]["efficiency"])
         assert found[-1] == efficiency(counts)
     assert found[0] < found[1]  # more particles have all of their hits on one track

@@ -10,6 +10,7 @@ import pytest
 from marks import fault
 
 from domainpar.common.lock import RUN, Holder
+from domainpar.common.models import as_json, read_as
 from domainpar.common.problems import Problem
 from domainpar.runs import directory as rundir
 from domainpar.runs.directory import (
@@ -233,7 +234,7 @@ def test_a_run_whose_process_is_gone_has_ended_without_a_word(here, state):
 
 def test_the_choice_travels_to_other_ranks_as_text():
     directory = choose_directory("run", resume=False, overwrite=False)
-    assert RunDirectory.of_json(json.loads(json.dumps(directory.to_json()))) == directory
+    assert read_as(RunDirectory, json.loads(json.dumps(directory, default=as_json))) == directory
     directory.release()
 
 

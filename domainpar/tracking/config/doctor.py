@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.tracking.config.group import Bounded, Group, rules
+from domainpar.tracking.config.group import Group, Positive, rules
 from domainpar.tracking.config.ranks import NCCL_ON_CPU
 
 
@@ -27,13 +27,13 @@ class CheckFlags(Group):
     probe: bool = True
     """Without a launcher: start two ranks by mpiexec and two by gloo, to see that both work."""
 
-    seconds: float = 2.0
+    seconds: Positive = 2.0
     """Approximate time of the measurement of one transport."""
 
     json: str | None = None
     """File for the same as JSON."""
 
-    RULES = rules(Bounded("seconds", positive=True), NCCL_ON_CPU)
+    RULES = rules(NCCL_ON_CPU)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from domainpar.tracking.config.group import Bounded, Group, rules
+from domainpar.tracking.config.group import Count, Group, Seed
 from domainpar.tracking.config.ranks import GroupingName
 from domainpar.tracking.config.train import LearningFlags, NetworkFlags
 
@@ -14,22 +14,17 @@ class QuestionFlags(Group):
     store: str | None = None
     """Store of the events. Default: built-in simulated events, as for train."""
 
-    most_ranks: int = 64
+    most_ranks: Count = 64
     """Largest number of ranks to predict; this machine's cores are the limit, too."""
 
     grouping: GroupingName = "contiguous"
     """How tiles are gathered into parts, one for each rank, as for train."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of events."""
 
     json: str | None = None
     """File for all predictions, as JSON."""
-
-    RULES = rules(
-        Bounded("most_ranks", least=1),
-        Bounded("seed", below=2**63),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

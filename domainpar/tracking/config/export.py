@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from domainpar.tracking.config.group import Bounded, Group, rules
+from domainpar.tracking.config.group import Group, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,8 @@ class ExportConfig(Group):
     event: str | None = None
     """Name of that event. Default: the first that was not trained on, else the first."""
 
-    tolerance: float = 4.0
+    tolerance: Positive = 4.0
     """Allowed distance of a logit y from the same logit in float64, over 1 + |y|, as a multiple of the largest such
     distance of the same network in float32 and plain torch."""
 
     WORDS = ("run",)
-
-    RULES = rules(Bounded("tolerance", positive=True))

@@ -1,17 +1,41 @@
 """The frame of all configurations: groups of fields, the error that refuses, and the file that repeats a command."""
 
+from __future__ import annotations
+
 import difflib
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import yaml
+from msgspec import Meta, ValidationError, convert
 
 from domainpar.common.problems import Problem
+
+_ALIKE = 0.75  # of 1: above that two words are one, misspelt
+LARGEST = 2**63 - 1
+
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+Score = Annotated[float, Meta(gt=0, lt=1)]
+Grid = Annotated[
+    str,
+    Meta(pattern=r"^0*[1-9]\d*x0*[1-9]\d*$", description="a grid, wedges in phi x slices in eta", examples=["8x2"]),
+]
+Sectors = Count | Grid
+"""Numbers with bounds, and the sectors of an event: a number of them, or a grid."""
 
 CODE = {"model": "network", "optimizer": "optimiser"}
 """Fields that may name code of the user's own, and what it makes, in words."""
@@ -76,7 +100,7 @@ class MeansNothing:
     hint: str = ""
     spares_presets: bool = False
 
-    def check(self, config: "Group") -> None:
+    def check(self, config: Group) -> None:
         """Refuse a flag that is given in vain.
 
         Raises:
@@ -97,90 +121,38 @@ class MeansNothing:
         if given and (in_the_way := list(filter(config.has, beside))):
             self._refuse(config, given[0], f"with {config.spelt(in_the_way[0])}", "keep one of the two")
 
-    def _refuse(self, config: "Group", name: str, why: str, hint: str) -> NoReturn:
+    def _refuse(self, config: Group, name: str, why: str, hint: str) -> NoReturn:
         raise ConfigError(f"{config.spelt(name)}{config.of_preset(name)} means nothing {why}", self.hint or hint)
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A rule: some numbers lie within bounds. What is not given, and a word in place of a number, is in all bounds.
+class NameOrCode(Text):
+    """A name that is known, or code of the user's own, `package.module:factory`."""
 
-    Attributes:
-        fields: The fields, commas between them.
-        least: The least that they may be.
-        below: They must be less than that.
-        most: The most that they may be.
-        positive: They must be above 0, in place of `least`.
-    """
+    KNOWN: ClassVar[Sequence[str]]
+    MOVED: ClassVar[Mapping[str, str]]
+    """The code that other names, which were built in, are now."""
+    FIELD: ClassVar[str]
+    FORM: ClassVar[str] = "package.module:factory"
 
-    fields: str
-    least: float = 0
-    below: float = math.inf
-    most: int | None = None
-    positive: bool = False
-
-    def check(self, config: "Group") -> None:
-        """Refuse a number out of bounds.
-
-        Raises:
-            ConfigError: Naming the flag, the number and the bounds.
-        """
-        for name in self.fields.split(", "):
-            value = getattr(config, name)
-            if value is None or isinstance(value, str):
-                continue
-            enough = value > 0 if self.positive else value >= self.least  # NaN is in no bounds: it compares as false
-            if enough and value < self.below and (self.most is None or value <= self.most):
-                continue
-            finite = "a finite number of " if isinstance(value, float) else ""
-            bound = "a finite number above 0" if self.positive else f"{finite}at least {self.least:g}"
-            if self.most is not None:
-                bound += f" and at most {self.most:,}"
-            elif self.below < math.inf:
-                bound += f" and below {self.below:g}"
-            hint = f"omit {flag(name)} to have its default"
-            raise ConfigError(f"{flag(name)} is {value}; it must be {bound}", hint)
-
-
-@dataclass(frozen=True)
-class NameOrCode:
-    """A rule: a field has a name that is known, or names code of the user's own.
-
-    Attributes:
-        field: The field, one of `CODE`.
-        known: The names.
-        moved: The code that other names, which were built in, are now.
-        form: How code is named.
-    """
-
-    field: str
-    known: Sequence[str]
-    moved: Mapping[str, str]
-    form: str
-
-    def check(self, config: "Group") -> None:
-        """Refuse a name that is none.
-
-        Raises:
-            ConfigError: Naming the flag, and what to write.
-        """
-        spelt, name = flag(self.field), getattr(config, self.field)
-        if name == OWN_CODE:
-            what = f"the {CODE[self.field]} of this run is code of your own, which no file names"
-            raise ConfigError(what, f"repeat {spelt} {self.form}; run.json says what it was")
-        if name in self.moved:
-            what = f"{spelt} is {name!r}, which is no longer built in: it is plain code of the examples"
+    @cached_property
+    def value(self) -> str:
+        if self == OWN_CODE:
+            what = f"the {CODE[self.FIELD]} of this run is code of your own, which no file names"
+            raise ConfigError(what, f"repeat {flag(self.FIELD)} {self.FORM}; run.json says what it was")
+        if self in self.MOVED:
+            what = "it is no longer built in, but plain code of the examples"
             where = "with examples/ of the repository, or a copy of it, on the Python path"
-            raise ConfigError(what, f"use {spelt} {self.moved[name]}, {where}")
-        if name not in self.known and not is_code(name):
-            close = difflib.get_close_matches(name, self.known, n=1)
+            raise ConfigError(what, f"use {flag(self.FIELD)} {self.MOVED[self]}, {where}")
+        if self not in self.KNOWN and not is_code(self):
+            close = difflib.get_close_matches(self, self.KNOWN, n=1)
             raise ConfigError(
-                f"{spelt} is {name!r}; expected one of {', '.join(self.known)}, or {self.form}",
+                f"expected one of {', '.join(self.KNOWN)}, or {self.FORM}",
                 f"did you mean {close[0]}?" if close else "python -m domainpar.train --help explains it",
             )
+        return str(self)
 
 
-Rule = Bounded | MeansNothing | NameOrCode
+Rule = MeansNothing
 
 
 def rules(*each: Rule) -> tuple[Rule, ...]:
@@ -205,14 +177,8 @@ class Group:
     """The help of fields that comes from a table, in place of their docstrings."""
 
     def __post_init__(self) -> None:
-        for name, kind in _texts(type(self)).items():
-            if (given := getattr(self, name)) is not None:
-                text = given if isinstance(given, kind) else kind(given)
-                object.__setattr__(self, name, text)
-                try:
-                    _ = text.value
-                except ConfigError as error:
-                    raise ConfigError(f"{flag(name)} {str(text)!r}: {error.what}", error.hint) from error
+        for name, field in fields_of(type(self)).items():
+            object.__setattr__(self, name, field.checked(getattr(self, name)))
         # `vars`, not `getattr`: an inherited check would run once more for every class below it.
         for group in type(self).__mro__:
             for rule in vars(group).get("RULES", ()):
@@ -245,13 +211,150 @@ def is_code(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
-def _texts(config_class: type[Group]) -> dict[str, type[Text]]:
-    """The fields of texts that mean more, and their types."""
-    kinds = {
-        name: [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Text)]
-        for name, hint in get_type_hints(config_class).items()
-    }
-    return {name: found[0] for name, found in kinds.items() if found}
+class Field:
+    """A field of a configuration: what its annotation takes.
+
+    Attributes:
+        choices: The words that it takes.
+        kinds: The types of other values that it takes.
+        limits: Bounds of the values of a type.
+        spellings: Its flag, or for a switch those for on and off.
+    """
+
+    def __init__(self, name: str, kind: Any) -> None:
+        parts = [kind] if get_origin(kind) in (Literal, Annotated) else [*(get_args(kind) or [kind])]
+        self.name, self.kind = name, kind
+        self.choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        self.limits: dict[type[Any], Meta] = {
+            part.__origin__: part.__metadata__[0] for part in parts if get_origin(part) is Annotated
+        }
+        self.kinds: list[type[Any]] = [part for part in parts if isinstance(part, type)] + [*self.limits]
+        self.is_switch = kind is bool
+        self.spellings = [flag(name), *([f"--no{flag(name)[1:]}"] if self.is_switch else [])]
+        plain = [str if issubclass(part, Text) else part for part in self.kinds]
+        self._type = Union[*plain, *(part for part in parts if get_origin(part) is Literal)]  # without bounds
+
+    def read(self, given: Any, spelt: str = "") -> Any:
+        """The value that a word on the command line, or a value in a file, stands for.
+
+        Raises:
+            ConfigError: If it is none; `spelt` is the field as the user knows it.
+        """
+        values = [given]
+        if isinstance(given, str):  # to YAML, 1e-3 is a text
+            values = [*_meanings(given), given]
+        return self.checked(next(filter(self._is_of_type, values), given), spelt)
+
+    def checked(self, value: Any, spelt: str = "") -> Any:
+        """A value of the field's type, and within its bounds.
+
+        Raises:
+            ConfigError: Naming the flag, the value, and what it must be.
+        """
+        spelt, value = spelt or flag(self.name), str(value) if isinstance(value, Text) else value
+        if not self._is_of_type(value):
+            raise self._of_another_type(value, spelt)
+        try:
+            made = convert(value, self.kind, dec_hook=_made)
+            if not isinstance(made, float) or math.isfinite(made):
+                return made
+        except ValidationError as error:
+            if isinstance(cause := error.__cause__, ConfigError):
+                raise ConfigError(f"{flag(self.name)} {value!r}: {cause.what}", cause.hint) from cause
+        bounds = ", or ".join(_in_words(kind, limits) for kind, limits in self.limits.items()) or "a finite number"
+        examples = [f"{spelt} {example}" for limits in self.limits.values() for example in limits.examples or ()]
+        hint = f"write {' or '.join(examples)}" if examples else f"omit {flag(self.name)} to have its default"
+        shown = float(value) if float in self.kinds else value
+        raise ConfigError(f"{flag(self.name)} is {shown}; it must be {bounds}", hint)
+
+    def _is_of_type(self, value: Any) -> bool:
+        try:
+            convert(value, self._type)
+        except ValidationError:
+            return False
+        return True
+
+    def _of_another_type(self, value: Any, spelt: str) -> ConfigError:
+        shown, hint = repr(value), nearest(str(value), self.choices, "--help explains it")
+        if value is None:
+            shown, hint = "null", "omit it to have the default"
+        elif self.expected == "text":
+            hint = f"quote it: {self.name}: '...'"
+        return ConfigError(f"{spelt} is {shown}; expected {self.expected}", hint)
+
+    @property
+    def expected(self) -> str:
+        """The values that it takes, in words."""
+        names = {int: "a whole number", float: "a number", bool: "true or false"}
+        kinds = [names.get(kind, "text") for kind in self.kinds if kind is not NoneType]
+        choices = ", ".join(self.choices)
+        return ", or ".join([*kinds, choices] if choices else kinds) if kinds else f"one of {choices}"
+
+
+_WORDS = {"null": None, "~": None, **dict.fromkeys(("true", "yes", "on"), True)}
+_WORDS |= dict.fromkeys(("false", "no", "off"), False)
+"""Words that YAML takes for something else."""
+
+
+def _meanings(word: str) -> Iterator[Any]:
+    """What a word may stand for besides itself."""
+    if word.lower() in _WORDS:
+        yield _WORDS[word.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            yield kind(word)
+
+
+def _made(kind: type[Text], text: str) -> Text:
+    """A text with a meaning, which is looked at."""
+    made = kind(text)
+    _ = made.value
+    return made
+
+
+def _in_words(kind: type[Any], limits: Meta) -> str:
+    """The bounds of a number, or the form of a text."""
+    if limits.description is not None:
+        return limits.description
+    finite = "a finite number of " if kind is float else ""
+    bound = "a finite number above 0" if limits.gt == 0 else f"{finite}at least {limits.ge:g}"
+    if limits.le is not None and limits.le < LARGEST:
+        return f"{bound} and at most {limits.le:,}"
+    return bound if limits.lt is None else f"{bound} and below {limits.lt:g}"
+
+
+def json_schema(config_class: type[Group], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON schema of a command's YAML files, for editors; `texts` explain the fields by name."""
+    properties: dict[str, Any] = {}
+    for name, field in fields_of(config_class).items():
+        default = getattr(config_class, name)
+        takes = msgspec.json.schema(field.kind, schema_hook=lambda kind: {"type": "string"})
+        properties[name] = {**takes, "description": " ".join(texts[name].split()), "default": default}
+    schema = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": schema, "type": "object", "additionalProperties": False, "properties": properties}
+
+
+_FIELDS: dict[type[Group], Mapping[str, Field]] = {}
+
+
+def fields_of(config_class: type[Group]) -> Mapping[str, Field]:
+    """The fields of a configuration by name, in the order of its groups."""
+    if config_class not in _FIELDS:
+        hints = get_type_hints(config_class, include_extras=True)
+        names = [name for group in groups(config_class) for name in group.__annotations__]
+        _FIELDS[config_class] = {name: Field(name, hints[name]) for name in names}
+    return _FIELDS[config_class]
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint that names what was meant, where one is so near that it is a slip; dashes make nothing alike."""
+    by_letters = {_letters(each): each for each in known}
+    close = difflib.get_close_matches(_letters(word), list(by_letters), n=1, cutoff=_ALIKE)
+    return f"did you mean {by_letters[close[0]]}?" if close else otherwise
+
+
+def _letters(word: str) -> str:
+    return word.lstrip("-").replace("_", "-")
 
 
 def groups(config_class: type[Group]) -> tuple[type[Group], ...]:

@@ -1,11 +1,22 @@
 """The flags of `infer`."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, rules
+from msgspec import Meta
+
+from domainpar.tracking.config.group import (
+    BelowOne,
+    Count,
+    Group,
+    MeansNothing,
+    Positive,
+    Score,
+    Sectors,
+    rules,
+)
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
-from domainpar.tracking.config.texts import Conditions, ConditionsOrAll, check_sectors
+from domainpar.tracking.config.texts import Conditions, ConditionsOrAll
 
 SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
@@ -28,7 +39,7 @@ class ScoringFlags(Group):
     """A second run. The network of --run is a filter, and this network scores the edges that the filter keeps, in one
     process. The bits are those of two commands with prepare --source scores in between. Scores go to this run."""
 
-    min_score: float | None = None
+    min_score: Score | None = None
     """Smallest score of an edge that the filter keeps for --then. Default: the one that --then was trained with."""
 
     checkpoint: Literal["best", "last"] = "best"
@@ -44,7 +55,7 @@ class ScoringFlags(Group):
     split: Literal["all", "train", "val", "test"] = "all"
     """Which events of the store to score."""
 
-    events_per_call: int = 1
+    events_per_call: Count = 1
     """Number of small events that go through the network in one call, which takes less time per event. The bits are the
     same on CPU. For networks on stages (built-in fused layers) only."""
 
@@ -62,8 +73,6 @@ class ScoringFlags(Group):
     """Replace the scores that lie in --out."""
 
     RULES = rules(
-        Bounded("events_per_call", least=1),
-        Bounded("min_score", positive=True, below=1),
         MeansNothing("then", without="run", hint="name the filter: --run DIR"),
         MeansNothing("min_score", without="then"),
     )
@@ -81,19 +90,16 @@ class TrackFlags(Group):
     """Choose --score-cut, --max-chi2 and --min-quality on validation events first, and keep them with the run. From
     then on they are the defaults for this run."""
 
-    max_fake_rate: float | None = None
+    max_fake_rate: BelowOne | None = None
     """With --tune: choose the cuts of the largest efficiency among those whose fake rate and unlabelled rate together
     are at most this. Default: the cuts of the largest efficiency less fake rate, unlabelled rate and duplicates."""
 
-    score_cut: float | None = None
+    score_cut: BelowOne | None = None
     """Use only segments with a score above this. Default: as tuned, else 0.1 for greedy and 0.5 for cc."""
 
-    max_chi2: float | None = None
+    max_chi2: Positive | None = None
     """For greedy, --refine and --shared-hits: largest mean square distance of a track's hits from its helix, in units
     of the errors that are allowed. Default: as tuned, else 1."""
-
-    min_hits: int = 3
-    """Smallest number of hits of a track that is kept."""
 
     refine: bool = False
     """Build each track again from its own hits alone, those of --ckf, too: outliers are removed, and wrong joins are
@@ -106,7 +112,7 @@ class TrackFlags(Group):
     """Extend each track with a Kalman filter through all surfaces, as --ckf extends its seeds: hits that no segment
     joins to it are added, and wrong ones are removed. The surfaces are those that prepare has found or was given."""
 
-    min_quality: float | None = None
+    min_quality: Annotated[float, Meta(ge=0, le=1000)] | None = None
     """Drop tracks below this quality, and build tracks again of the hits that they leave. The quality is the number of
     hits, plus twice the sum of the scores of their segments, plus up to 2 for a helix from the beam line, plus up to 8
     for hits close to their helix. Default: as tuned, else 0."""
@@ -119,7 +125,7 @@ class TrackFlags(Group):
     """Also find tracks with a combinatorial Kalman filter, which needs no network, for comparison. It takes some
     seconds for a full event."""
 
-    border_sectors: int | str | None = None
+    border_sectors: Sectors | None = None
     """Number of sectors for the efficiency against the distance to a sector border: 8, or 8x2. Default: --sectors, else
     8."""
 
@@ -128,10 +134,6 @@ class TrackFlags(Group):
     ids of their measurements as CSV. csv: a table of hits and tracks."""
 
     RULES = rules(
-        Bounded("min_hits", least=1),
-        Bounded("max_chi2", positive=True),
-        Bounded("min_quality", most=1000),
-        Bounded("score_cut, max_fake_rate", below=1),
         MeansNothing("max_chi2", without="tracks greedy, refine, shared_hits"),
         MeansNothing("max_fake_rate", without="tune"),
         MeansNothing(
@@ -140,10 +142,6 @@ class TrackFlags(Group):
             hint="it is about tracks, but none are built: add --tracks greedy",
         ),
     )
-
-    def check(self) -> None:
-        """Refuse what is no number or grid of sectors."""
-        check_sectors("--border-sectors", self.border_sectors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +162,12 @@ class MatchingFlags(Group):
     """Whose hits must agree by --matching-fraction for the efficiency that is printed. atlas: the track's. one_way: the
     particle's. two_way: both. scores.json holds all three."""
 
-    matching_fraction: float = 0.5
-    """Fraction of the hits that must agree; 0.5 means more than half."""
+    matching_fraction: Annotated[float, Meta(ge=0.5, le=1)] = 0.5
+    """Fraction of the hits that must agree; 0.5 means more than half. Below that several
+    particles could match one track."""
 
-    min_track_length: int = 5
+    min_track_length: Count = 5
     """Smallest number of hits of a track that is counted."""
-
-    RULES = rules(Bounded("min_track_length", least=1))
 
     def trained_for(self, target: Conditions | None) -> Self:
         """The same with the target particles of a training, or the usual ones, where no flag names others."""
@@ -180,14 +177,6 @@ class MatchingFlags(Group):
             return replace(self, track_target=ConditionsOrAll(target or "pt: [1, .inf], nhits: [5, .inf]"))
         inside = target.strip().removeprefix("{").removesuffix("}")
         return replace(self, track_target=ConditionsOrAll(f"{inside}, nhits: [{self.min_track_length}, .inf]"))
-
-    def check(self) -> None:
-        """Refuse shares at which several particles match one track."""
-        if not 0.5 <= self.matching_fraction <= 1:
-            raise ConfigError(
-                f"--matching-fraction is {self.matching_fraction:g}; it must be from 0.5 to 1",
-                "below half, several particles could match one track",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

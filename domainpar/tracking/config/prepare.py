@@ -1,9 +1,23 @@
 """The flags of `prepare`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, flag, rules
+from msgspec import Meta
+
+from domainpar.tracking.config.group import (
+    BelowOne,
+    ConfigError,
+    Count,
+    Fraction,
+    Group,
+    MeansNothing,
+    Positive,
+    Score,
+    Seed,
+    flag,
+    rules,
+)
 from domainpar.tracking.config.texts import BeamLine, Conditions, FromTo, LayerPairs, NameList, Numbers, Spot
 from domainpar.tracking.events.source_table import HELP, SOURCES, sources_that_give
 
@@ -30,14 +44,14 @@ class SourceFlags(Group):
     input: str | None = None
     """Directory with the files of the source; of stores: 'stores/a, stores/b'."""
 
-    events: int | None = None
+    events: Count | None = None
     """Number of events to prepare. Default: all in --input; of simulate 10, or as many as the store holds if it holds
     more."""
 
-    hits: int = 20_000
+    hits: Annotated[int, Meta(ge=500, le=1_000_000)] = 20_000
     """Number of hits of a simulated event, from 500 to full density (about 100000)."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the simulation, of the partitioner and of the split."""
 
     preset: Literal["quickstart", "pixel", "full"] | None = None
@@ -52,23 +66,18 @@ class SourceFlags(Group):
     """Keep only the hits of particles that pass: 'pt: [1, .inf]', in GeV. Noise is dropped, too, because the cuts use
     the truth. Of acorn files: keep only the edges between such hits."""
 
-    hit_inefficiency: float = 0.0
+    hit_inefficiency: BelowOne = 0.0
     """Remove this fraction of the hits at random, as inefficient sensors do."""
 
     cluster_features: bool = False
     """Add size, charge and direction of each hit's cluster to the node features. They are read from -cells.csv and
     detectors.csv of --source trackml."""
 
-    min_score: float = 0.02
+    min_score: Score = 0.02
     """Smallest score of an edge that is kept, of --source scores."""
 
     HELP = (("source", HELP),)
     RULES = rules(
-        Bounded("events", least=1),
-        Bounded("hit_inefficiency", below=1),
-        Bounded("seed", below=2**63),
-        Bounded("min_score", positive=True, below=1),
-        Bounded("hits", least=500, most=1_000_000),  # ten times as dense as a collider will be
         MeansNothing("input", beside="source simulate", hint="say what the files are: --source trackml"),
         MeansNothing(_OF_FILES, without="input", hint="name the directory of its files: --input DIR"),
         MeansNothing(
@@ -89,7 +98,7 @@ class SourceFlags(Group):
 class MadeFlags(Group):
     """Events that Pythia and ACTS simulate"""
 
-    simulate: int | None = None
+    simulate: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """With --source acts: simulate this number of events with Pythia and ACTS, in its generic detector. They are
     numbered from --seed on, and stay as CSV files in --input (default: a folder of acts/). Needs the extra [acts]."""
 
@@ -99,15 +108,13 @@ class MadeFlags(Group):
     pile_up: FromTo = FromTo("200")
     """Mean number of other collisions in an event; '60, 200' draws it for each event."""
 
-    dead_modules: float = 0.0
+    dead_modules: Fraction = 0.0
     """Fraction of the modules that record no hit, the same modules in all events."""
 
-    noise: float = 0.0
+    noise: Fraction = 0.0
     """Number of hits that no particle left, per measured hit of a particle."""
 
     RULES = rules(
-        Bounded("simulate", least=1, most=100_000),
-        Bounded("dead_modules, noise", most=1),
         MeansNothing("simulate", without="source acts", hint="for the built-in simulation use --events"),
         MeansNothing("process, pile_up, dead_modules, noise", without="simulate", hint="its events exist already"),
         MeansNothing("events", beside="simulate", hint="--simulate is the number of events"),
@@ -190,11 +197,11 @@ _CUTS = "phi_slope, z0, layer_pairs, same_layer"
 class CandidateFlags(Group):
     """Candidate edges, for sources that give hits"""
 
-    phi_slope: float | None = None
+    phi_slope: Positive | None = None
     """Largest change of phi per change of r along an edge, in rad/mm. Default: 0.0006, which keeps particles above some
     0.5 GeV in 2 T, and more in proportion in a --field that is stronger."""
 
-    z0: float | None = None
+    z0: Positive | None = None
     """Largest distance from the origin at which the line through an edge meets the beam axis, in mm. Default: 200,
     or four standard deviations of a --beam-spot that is wider."""
 
@@ -214,7 +221,7 @@ class CandidateFlags(Group):
     """File of a module map, which makes the candidate edges in place of the cuts above. The store keeps a copy. build:
     first build a map from events with truth. pretrained:NAME: the map that a shipped network was trained with."""
 
-    map_edges_per_hit: float | None = None
+    map_edges_per_hit: Positive | None = None
     """Mean number of pairs of hits, per hit, that a module map may hold. Its purest boxes come first; triplets then
     confirm some of the pairs as edges. Default: 30 for a map that is built, all pairs for a map from a file."""
 
@@ -222,25 +229,22 @@ class CandidateFlags(Group):
     """Metric learning: file of an embedding, a network that places hits in a space in which those that are near become
     candidate edges, in place of the cuts above. The store keeps a copy. build: first train one on events with truth."""
 
-    embedding_edges_per_hit: float | None = None
+    embedding_edges_per_hit: Positive | None = None
     """Mean number of candidate edges, per hit, that an embedding makes: it sets the radius, at most twice the margin of
     the training. Default: 5 for one that is trained, that of the file for one from a file."""
 
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
     """Particles whose segments a map must hold when it is built, or an embedding learns."""
 
-    map_events: int | None = None
+    map_events: Count | None = None
     """Number of events that a module map or an embedding is built from. Default: all training events of the files, for
     an embedding 20 of them; for simulated events 100, or 20, others, which are not in the store."""
 
-    least_segments: float = 0.3
+    least_segments: Fraction = 0.3
     """Smallest fraction of the segments of target particles that must be candidate edges, where the truth is known.
     With fewer, or without any candidate edge, there is no store. 0: any fraction will do."""
 
     RULES = rules(
-        Bounded("least_segments", most=1),
-        Bounded("phi_slope, z0, map_edges_per_hit, embedding_edges_per_hit", positive=True),
-        Bounded("map_events", least=1),
         MeansNothing(_CUTS, beside="module_map", hint="a map has bounds of its own"),
         MeansNothing(_CUTS, beside="embedding", hint="its edges are those within a radius"),
         MeansNothing("module_map, map_edges_per_hit", beside="embedding", hint="keep one", spares_presets=True),
@@ -257,12 +261,8 @@ class TileFlags(Group):
     """How nodes are divided into tiles: into regions of equal cost, or by METIS with the fewest cut edges. Default:
     phi-eta, or metis for events without positions."""
 
-    tiles: int | None = None
+    tiles: Annotated[int, Meta(ge=1, le=65_536)] | None = None
     """Number of tiles of each event. Default: one for some 4600 edges; small events have smaller tiles."""
-
-    RULES = rules(
-        Bounded("tiles", least=1, most=65_536),  # of some thousand edges each, more than a machine can hold
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +272,10 @@ class StoreFlags(Group):
     store: str | None = None
     """Directory of the store. Default: one named after the events, in stores/."""
 
-    val_split: float = 0.1
+    val_split: Fraction = 0.1
     """Fraction of the events for validation, chosen by a hash of their names: at least one event of two. 0: none."""
 
-    test_split: float = 0.1
+    test_split: Fraction = 0.1
     """Fraction of the events for the final test, chosen in the same way: at least one event of three. 1 with
     --val-split 0: all events, with none to train on."""
 
@@ -285,8 +285,6 @@ class StoreFlags(Group):
     report: bool = False
     """Print nodes, edges and predicted memory of each rank, and how many edges each partitioner and each grouping would
     cut."""
-
-    RULES = rules(Bounded("val_split, test_split", most=1))
 
     def check(self) -> None:
         """Refuse shares of more than there is."""

@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from domainpar.common import timeouts
-from domainpar.tracking.config.group import Bounded, Group, MeansNothing, flag, rules
-from domainpar.tracking.config.texts import check_sectors
+from domainpar.tracking.config.group import Count, Group, MeansNothing, Positive, Sectors, flag, rules
 
 GroupingName = Literal["contiguous", "metis", "random"]
 """What `partitioners.GROUPINGS` names."""
@@ -23,14 +22,14 @@ class RankFlags(Group):
     """halo: whole events, with exactly the result of one rank. naive: independent sectors without the edges between
     them (approximate). infer uses the mode that it is given, however the run was trained."""
 
-    sectors: int | str | None = None
+    sectors: Sectors | None = None
     """Number of sectors of an event in naive mode. Each is a sample of its own, whatever the number of ranks. 8: ranges
     of tiles. 8x2: wedges in phi times slices in eta."""
 
     grouping: GroupingName = "contiguous"
     """How tiles are gathered into parts, one for each rank. Only the speed depends on it, not the result."""
 
-    domain_size: int | None = None
+    domain_size: Count | None = None
     """Number of ranks that share one event; other groups of ranks take other events. Default: the largest divisor of
     the number of ranks, up to 8."""
 
@@ -41,7 +40,7 @@ class RankFlags(Group):
     """Where ranks compute. cuda: on one GPU each. auto: so if there is a GPU for each rank, else on cpu; the first
     lines say which."""
 
-    threads: int | None = None
+    threads: Count | None = None
     """Number of threads per rank on cpu. The result does not depend on it. Default: an equal fraction of the cores."""
 
     allocator: Literal["auto", "keep", "lean", "system"] = "auto"
@@ -50,42 +49,28 @@ class RankFlags(Group):
     decides. auto: keep."""
 
     RULES = rules(
-        Bounded("threads, domain_size", least=1),
         MeansNothing("mode naive", without="sectors", hint="say how many to cut an event into: --sectors 8"),
         MeansNothing("sectors", without="mode naive"),
         NCCL_ON_CPU,
     )
-
-    def check(self) -> None:
-        """Refuse what the ranks cannot do."""
-        check_sectors("--sectors", self.sectors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingFlags(Group):
     """How ranks meet, and how long they wait for each other"""
 
-    ranks: int | None = None
+    ranks: Count | None = None
     """Number of ranks that is required; any other is refused. Default: as many as are started."""
 
-    join_timeout: float = timeouts.JOIN
+    join_timeout: Positive = timeouts.JOIN
     """Seconds within which all ranks must have started."""
 
-    first_timeout: float = timeouts.FIRST_STEP
-    """Seconds that a rank waits for the others up to the end of the first step (in infer: of the first event). It is
-    never less than --timeout."""
-
-    timeout: float = timeouts.STEP
-    """Seconds that a rank waits for the others after that. Then all ranks end, and the error names the one that did not
-    come."""
+    timeout: Positive = timeouts.STEP
+    """Seconds that a rank waits for the others after the first step (in infer: the first event), for which it waits 300
+    at least. Then all ranks end, and the error names the one that did not come."""
 
     share_gpu: bool = False
     """Let several ranks of a machine use one GPU (with --transport mpi or gloo)."""
-
-    RULES = rules(
-        Bounded("ranks", least=1),
-        Bounded("join_timeout, first_timeout, timeout", positive=True),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +94,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
         "device": config.device,
         # Sectors are samples of their own: unless told otherwise, each rank takes others.
         "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
-        "timeout": max(config.first_timeout, config.timeout),
+        "timeout": max(timeouts.FIRST_STEP, config.timeout),
         "join_seconds": config.join_timeout,
         "share_gpu": config.share_gpu,
         "num_ranks": config.ranks,

@@ -1,8 +1,11 @@
 """The flags of `report`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from domainpar.tracking.config.group import Bounded, Group, MeansNothing, rules
+from msgspec import Meta
+
+from domainpar.tracking.config.group import Group, MeansNothing, rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class ReportConfig(Group):
     event: str | None = None
     """Name of the event to draw. Default: the first that was not trained on."""
 
-    parts: int | None = None
+    parts: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Number of parts to split that event into. Default: the number of ranks that shared an event, or of sectors, else
     8."""
 
@@ -43,6 +46,5 @@ class ReportConfig(Group):
     WORDS = ("run", "beside")
 
     RULES = rules(
-        Bounded("parts", least=1, below=1025),
         MeansNothing("beside", beside="naive", hint="one run can lie beside another: drop one of them"),
     )

@@ -64,26 +64,6 @@ def _mapping(text: str, hint: str) -> Any:
     return _of_yaml(text if text.lstrip().startswith("{") else "{" + text + "}", hint)
 
 
-def _numbers_by_name(text: str, hint: str) -> dict[str, float]:
-    """A mapping on one line from names to finite numbers from 0 on.
-
-    Raises:
-        ConfigError: If it is none.
-    """
-    given = _mapping(text, hint)
-    if not isinstance(given, dict) or not given:
-        raise ConfigError("not a mapping from names to numbers", hint)
-    numbers: dict[str, float] = {}
-    for name, number in given.items():
-        try:
-            numbers[str(name)] = math.nan if isinstance(number, bool) else float(number)  # to YAML, 1e-3 is a text
-        except (TypeError, ValueError):
-            numbers[str(name)] = math.nan
-        if not 0 <= numbers[str(name)] < math.inf:
-            raise ConfigError(f"{name!r} has {number!r}, not a number from 0 on", hint)
-    return numbers
-
-
 def _numbers(text: str) -> list[float]:
     """Numbers with commas between them; what is none is NaN."""
     numbers = []
@@ -143,17 +123,6 @@ class LossWeights(Text):
                 raise ConfigError(f"{pair.strip()!r} is no label named once, with a weight above 0", hint)
             weights[name] = weight
         return weights
-
-
-class Range(Text):
-    """The fewest and the most of something, both allowed: `50000, 150000`."""
-
-    @cached_property
-    def value(self) -> tuple[int, int]:
-        match _numbers(self):
-            case low, high if 0 <= low <= high and low.is_integer() and high.is_integer():
-                return int(low), int(high)
-        raise ConfigError("not two whole numbers, the smaller one first", "write it as '50000, 150000'")
 
 
 class Weighting(Text):
@@ -231,32 +200,6 @@ def _ascend(*numbers: float) -> bool:
     return all(low <= high < math.inf for low, high in pairwise(numbers))
 
 
-class Betas(Text):
-    """Two numbers from 0 up to, but not, 1: `0.9,0.999`."""
-
-    @cached_property
-    def value(self) -> tuple[float, float]:
-        match _numbers(self):
-            case first, second if 0 <= first < 1 and 0 <= second < 1:
-                return first, second
-        raise ConfigError("not two numbers from 0 up to, but not, 1", "write them as 0.9,0.999")
-
-
-class Factors(Text):
-    """Factors by patterns of names: a YAML mapping from regular expressions to numbers from 0 on, braces optional."""
-
-    @cached_property
-    def value(self) -> dict[str, float]:
-        hint = "write it as 'head: 0.1, node_encoder: 2', a pattern with signs of its own in quotes"
-        factors = _numbers_by_name(self, hint)
-        for pattern in factors:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(f"{pattern!r} is no regular expression: {error}", hint) from error
-        return factors
-
-
 _SKIPPED = {"skip-one": 1, "skip-two": 2}
 
 
@@ -281,20 +224,3 @@ class LayerPairs(Text):
             inner_volume, inner_layer, outer_volume, outer_layer = (int(number) for number in match.groups())
             pairs.append(((inner_volume, inner_layer), (outer_volume, outer_layer)))
         return tuple(pairs)
-
-
-def check_sectors(name: str, sectors: int | str | None) -> None:
-    """Refuse what is neither a number of sectors nor a grid of them.
-
-    Raises:
-        ConfigError: Naming the flag.
-    """
-    from partitioners import number_of_sectors  # numpy comes with it: `--help` does not wait for it
-
-    try:
-        if sectors is not None:
-            number_of_sectors(sectors)
-    except ValueError:
-        what = f"{name} is {sectors}; it must be at least 1, or a grid"
-        hint = f"write a number, or wedges in phi x slices in eta: {name} 8x2"
-        raise ConfigError(what, hint) from None

@@ -4,9 +4,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from domainpar.nn import COLUMN_BLOCK
-from domainpar.tracking.config.group import Bounded, ConfigError, Group, MeansNothing, NameOrCode, rules
+from domainpar.tracking.config.group import (
+    BelowOne,
+    ConfigError,
+    Count,
+    Group,
+    MeansNothing,
+    NameOrCode,
+    NotNegative,
+    Positive,
+    Seed,
+    Whole,
+    rules,
+)
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
-from domainpar.tracking.config.texts import Betas, Conditions, Factors, LossWeights, Range, Weighting
+from domainpar.tracking.config.texts import Conditions, LossWeights, Weighting
 
 # Networks by name; `networks.catalogue` makes them all. The first two have all options of a network; those and the
 # next are built on stages.
@@ -24,6 +36,18 @@ IN_EXAMPLES = {
 """Names that were built in, and the code of the examples that those networks are now."""
 
 _OPTIMIZERS_IN_EXAMPLES = {"lars": "examples.optimizers:Lars", "lamb": "examples.optimizers:Lamb"}
+
+
+class Network(NameOrCode):
+    """The name of a network, or the user's own."""
+
+    FIELD, KNOWN, MOVED = "model", MODELS, IN_EXAMPLES
+
+
+class OptimizerName(NameOrCode):
+    """The name of an optimiser, or the user's own."""
+
+    FIELD, KNOWN, MOVED, FORM = "optimizer", ("adamw", "adam", "sgd"), _OPTIMIZERS_IN_EXAMPLES, "package.module:Class"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +80,10 @@ class RunFlags(Group):
     verify: bool = True
     """Before a model of your own is trained, run it whole and split on a piece of the first event, and compare."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial weights, of the order of events and of everything else that is random."""
 
     RULES = rules(
-        Bounded("seed", below=2**63),
         MeansNothing("resume", beside="overwrite", hint="keep one: continue the run or replace it"),
         MeansNothing("resume", without="out", hint="name the directory of the run: --out runs/0001"),
     )
@@ -70,14 +93,14 @@ class RunFlags(Group):
 class NetworkFlags(Group):
     """The network"""
 
-    model: str = "interaction"
+    model: Network = Network("interaction")
     """interaction, interaction-node-first, acorn (on CPUs the same bits on any number of ranks); acorn2 (to rounding);
     or your own, package.module:factory. Others that were published are in examples/networks.py."""
 
-    hidden: int = 64
+    hidden: Count = 64
     """Width of node and edge states, a multiple of 16."""
 
-    graph_iters: int = 3
+    graph_iters: Count = 3
     """Number of message-passing iterations."""
 
     shared_weights: bool = False
@@ -102,7 +125,7 @@ class NetworkFlags(Group):
     of their losses (deep supervision, auxiliary losses). Scores are those after the last. For networks on stages
     (built-in fused layers) only."""
 
-    dropout: float = 0.0
+    dropout: BelowOne = 0.0
     """Probability with which a number of a hidden layer is set to zero in training."""
 
     dtype: Literal["float32", "float64"] = "float32"
@@ -117,9 +140,6 @@ class NetworkFlags(Group):
     interaction-node-first only; other models take features as they are."""
 
     RULES = rules(
-        NameOrCode("model", MODELS, IN_EXAMPLES, "package.module:factory"),
-        Bounded("hidden, graph_iters", least=1),
-        Bounded("dropout", below=1),
         MeansNothing("precision bf16", beside="dtype float64", hint="drop one of them"),
     )
 
@@ -165,11 +185,10 @@ class TaskFlags(Group):
     """More labels to train on, with the weights of their losses: 'pt:0.1, origin:0.5'; edge: the edges. Numbers are
     trained on in units of their standard deviation."""
 
-    stop_early: int | None = None
+    stop_early: Count | None = None
     """Stop after so many epochs without a better validation. Default: never."""
 
     RULES = rules(
-        Bounded("stop_early", least=1),
         MeansNothing(
             "label",
             beside="task edge",
@@ -187,13 +206,13 @@ class TaskFlags(Group):
 class LearningFlags(Group):
     """Learning"""
 
-    epochs: int = 40
+    epochs: Count = 40
     """Number of passes over all training events."""
 
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Stop after N steps, even inside an epoch."""
 
-    events_per_step: int = 1
+    events_per_step: Count = 1
     """Number of events (in naive mode: sectors) per optimiser step. The number of ranks changes which rank computes an
     event, never which events are in a step."""
 
@@ -201,39 +220,26 @@ class LearningFlags(Group):
     """How events are chosen for a step. shuffle: at random. buckets: events of about one size, so that ranks with
     events of their own wait less. budget: as many as --node-budget holds, in place of --events-per-step."""
 
-    node_budget: int | None = None
+    node_budget: Count | None = None
     """Number of hits per step, with --sampling budget. An event with more hits is a step of its own."""
 
-    event_size: Range | None = None
-    """Smallest and largest number of hits of an event to train on or to validate with: '50000, 150000'. Others are left
-    out, and counted. Default: any."""
+    optimizer: OptimizerName = OptimizerName("adamw")
+    """adamw, adam, sgd (momentum 0.9); or your own, package.module:Class, made with groups of parameters, lr, and
+    weight_decay if it takes it. LARS and LAMB, for steps of many events, are in examples/optimizers.py."""
 
-    optimizer: str = "adamw"
-    """adamw, adam, sgd; or your own, package.module:Class, made with groups of parameters, lr, and weight_decay if it
-    takes it. LARS and LAMB, for steps of many events, are in examples/optimizers.py."""
-
-    lr: float = 3e-3
+    lr: Positive = 3e-3
     """Learning rate. The default suits AdamW."""
 
-    lr_factors: Factors | None = None
-    """Factors of the learning rate, by patterns of parameter names: 'head: 0.1, node_encoder: 2'. Later ones win."""
-
-    momentum: float = 0.9
-    """Momentum of sgd."""
-
-    betas: Betas = Betas("0.9,0.999")
-    """Decay rates of the means of gradients and of their squares, for adamw and adam."""
-
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """Weight decay. adamw: apart from the gradient. adam, sgd: added to the gradient. Your own: as its code says."""
 
-    clip: float | None = None
+    clip: Positive | None = None
     """Largest norm of the gradient; larger ones are scaled down to it. Default: no limit."""
 
-    warmup: int = 10
+    warmup: Whole = 10
     """Number of steps in which the learning rate rises linearly from 0."""
 
-    warmup_epochs: int | None = None
+    warmup_epochs: Whole | None = None
     """The same as a number of epochs, in place of --warmup."""
 
     lr_schedule: Literal["constant", "trapezoid", "cosine", "step"] = "trapezoid"
@@ -241,11 +247,6 @@ class LearningFlags(Group):
     0 at the end of the epochs. step: is multiplied by 0.9 every 10 epochs."""
 
     RULES = rules(
-        NameOrCode("optimizer", ("adamw", "adam", "sgd"), _OPTIMIZERS_IN_EXAMPLES, "package.module:Class"),
-        Bounded("epochs, max_steps, events_per_step, node_budget", least=1),
-        Bounded("weight_decay, warmup, warmup_epochs"),
-        Bounded("lr, clip", positive=True),
-        Bounded("momentum", below=1),
         MeansNothing("sampling budget", without="node_budget"),
         MeansNothing("node_budget", without="sampling budget"),
         MeansNothing(
@@ -253,8 +254,6 @@ class LearningFlags(Group):
             beside="sampling budget",
             hint="the budget decides on the events of a step: drop it",
         ),
-        MeansNothing("betas", without="optimizer adamw, optimizer adam", hint="drop it, or take another optimiser"),
-        MeansNothing("momentum", without="optimizer sgd", hint="drop it, or take another optimiser"),
     )
 
 
@@ -262,102 +261,70 @@ class LearningFlags(Group):
 class MemoryFlags(Group):
     """Less memory for more time; the result stays the same"""
 
-    recompute_every: int | Literal["auto"] | None = None
+    recompute_every: Count | Literal["auto"] | None = None
     """Keep the states of every N-th iteration only, and compute those between once more. auto: only as much as
     --memory-limit, or the memory that is free, makes necessary. Default: keep all.
 
     For built-in networks. On CPUs interaction and acorn keep no more than the inputs of an iteration in any case, so
     that N is 2 or more. Other networks recompute what their own code says (torch.utils.checkpoint)."""
 
-    memory_limit: float | None = None
+    memory_limit: Positive | None = None
     """Memory that a rank may take, in GiB. A run that is expected to take more is refused before its first step."""
 
     scratch: str | None = None
     """Folder on a disk of the machine. A run that is expected to take more than --memory-limit, or than is free, keeps
     its tables in files there. For networks on stages, on CPU. The folder is left empty."""
 
-    RULES = rules(
-        Bounded("recompute_every", least=1),
-        Bounded("memory_limit", positive=True),
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossFlags(Group):
     """Weights of edges in the loss"""
 
-    true_weight: float = 1.0
-    """Weight of a true edge of a target particle."""
-
-    false_weight: float = 1.0
-    """Weight of a false edge."""
-
-    other_weight: float = 0.0
-    """Weight of a true edge of a particle that is not a target."""
+    true_weight: Positive = 1.0
+    """Weight of a true edge of a target particle, where a false edge has 1, and a true one of another particle 0."""
 
     target: Conditions | None = None
     """Target particles, e.g. 'pt: [1, .inf], nhits: [3, .inf]' (closed intervals). Default: all."""
 
     weighting: Weighting | None = None
-    """Weights by rules, in place of the three flags above; later rules win: '[{weight: 2, conditions: {y: true, pt: [1,
+    """Weights by rules, in place of --true-weight; later rules win: '[{weight: 2, conditions: {y: true, pt: [1,
     .inf]}}]'. Where no rule holds, false edges have the weight 1 and true ones 0. A negative weight trains an edge as
     false. Metrics, and the best checkpoint, go by --target."""
 
     RULES = rules(
-        Bounded("true_weight, false_weight, other_weight"),
-        MeansNothing(
-            "true_weight, false_weight, other_weight",
-            beside="weighting",
-            hint="write the weight as a rule of --weighting",
-        ),
+        MeansNothing("true_weight", beside="weighting", hint="write the weight as a rule of --weighting"),
     )
-
-    def check(self) -> None:
-        """Refuse weights that leave nothing to learn."""
-        if self.true_weight == 0 or self.false_weight == 0:
-            raise ConfigError(
-                "--true-weight and --false-weight must be above 0: "
-                f"they are {self.true_weight:g} and {self.false_weight:g}, so one score would fit every edge",
-                "to weigh true edges less, use a small number",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordFlags(Group):
     """What is printed and kept"""
 
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between two printed lines."""
 
     log: Literal["tensorboard"] | None = None
     """Also write the metrics of metrics.jsonl as event files, into trackers/ of the run. The package tensorboard must
     be installed."""
 
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     """Steps between two checkpoints, besides the one at the end of each epoch."""
 
-    profile: int | None = None
+    profile: Count | None = None
     """Number of steps to profile, from the third one on: operations, memory over time and floating-point operations of
     each rank, in profile/ of the run, for the report. Default: none."""
 
-    save_every_minutes: float | None = 15.0
+    save_every_minutes: NotNegative | None = 15.0
     """Minutes between two checkpoints, besides those of steps and epochs. 0: none."""
-
-    RULES = rules(
-        Bounded("log_every, checkpoint_every, profile", least=1),
-        Bounded("save_every_minutes"),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFlags(Group):
     """Checks between ranks"""
 
-    check_replicas_every: int = 100
+    check_replicas_every: Whole = 100
     """Steps between two checks that all ranks hold the same parameters. They are checked before each checkpoint, too.
     0: never."""
-
-    RULES = rules(Bounded("check_replicas_every"))
 
 
 @dataclass(frozen=True, kw_only=True)

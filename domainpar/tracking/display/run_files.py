@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,7 @@ class RunFiles:
         """
         splits: Table = ((self.scores.record.tracks if self.scores else None) or {}).get("performance") or {}
         return {
-            split: {name: TrackCounts.from_json(counts) for name, counts in by_finder.items()}
+            split: {name: TrackCounts.read(counts) for name, counts in by_finder.items()}
             for split, by_finder in splits.items()
         }
 
@@ -282,7 +282,7 @@ def read_run_files(directory: Path, scores: Path | None = None, store: Path | No
     missing: list[str] = []
     record = run_record(directory / RUN_FILE)
     # A killed process leaves `running` behind; the state as it is now is another.
-    record = replace(record, state=state_of(directory, record))
+    record = record.changed(state=state_of(directory, record))
     settings: Table = {}
 
     def of_yaml(text: str) -> Any:
@@ -339,7 +339,7 @@ def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]
 
     def shown(content: Table) -> ScoresRecord:
         record = ScoresRecord.read(content)
-        if lacking := {"events", "metrics"} - record.given:
+        if lacking := {"events", "metrics"} - record.content.keys():
             raise ValueError(f"it does not say {min(lacking)}")
         for listed in record.events:
             # A file of scores must not be able to make us open a file elsewhere.
@@ -348,7 +348,7 @@ def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]
                 raise ValueError(what)
         _ = [(str(split), int(of_split["events"])) for split, of_split in record.metrics.items()]
         for by_finder in ((record.tracks or {}).get("performance") or {}).values():
-            _ = [TrackCounts.from_json(counts) for counts in by_finder.values()]
+            _ = [TrackCounts.read(counts) for counts in by_finder.values()]
         return record
 
     record = read_file(path, shown, "run infer again")

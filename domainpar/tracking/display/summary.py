@@ -88,7 +88,7 @@ def facts(run: RunFiles) -> ReportTable:
         elsewhere = "" if by.store_digest == record.store.digest else f", of {_store(by.store, by.store_digest)}"
         scored = f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, "
         scored += f"{by.checkpoint} checkpoint (step {by.step}){elsewhere}"
-        scored = "; ".join([scored, *(told_of(by.trained_on) if "trained_on" in by.given else [])])
+        scored = "; ".join([scored, *(told_of(by.trained_on) if "trained_on" in by.content else [])])
     exactness = "the same bits on any number of ranks (self-test passed)"
     if record.bitwise_problem:
         exactness = f"the same result on any number of ranks up to rounding only: {record.bitwise_problem}"
@@ -99,7 +99,7 @@ def facts(run: RunFiles) -> ReportTable:
         "mode": mode,
         "network": _network(record, settings),
         "parameters": f"sha256 {record.parameters_sha256[:16]}" if record.parameters_sha256 else "",
-        "trained on": f"{_store(record.store)}{events}" if record.store.given else "",
+        "trained on": f"{_store(record.store)}{events}" if record.store.content else "",
         "target particles": run.target or "every particle",
         "left out": _left_out(run),
         "steps": steps,
@@ -108,7 +108,7 @@ def facts(run: RunFiles) -> ReportTable:
         "ranks": of_ranks,
         "precision": str(settings.get("dtype") or "")
         + (", edges in bf16" if settings.get("precision") == "bf16" else ""),
-        "exactness": exactness if "bitwise_problem" in record.given else "",
+        "exactness": exactness if "bitwise_problem" in record.content else "",
         "scored": scored,
         "started": record.started,
         "machine": ", ".join(filter(None, (record.host, record.machine))),
@@ -236,7 +236,7 @@ def not_trained_here(run: RunFiles) -> tuple[str, ...]:
     record = run.record
     if record.imported is not None:
         whence = f"{record.imported['framework']} trained it, and it was imported"
-    elif record.store.given and not record.argv:
+    elif record.store.content and not record.argv:
         whence = "it is shipped with domainpar, and the events of its training are not here"
     else:
         return ()

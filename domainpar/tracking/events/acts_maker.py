@@ -21,6 +21,7 @@ import pandas as pd
 
 from domainpar.common.agreement import Ranks, on_all, on_root
 from domainpar.common.atomic_files import PARTIAL, write_whole
+from domainpar.common.models import plain
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.acts import LINKS, MEASUREMENTS, TRUE_HITS
 from domainpar.tracking.events.detector import FIELD_ELSEWHERE
@@ -82,11 +83,6 @@ class Maker(NamedTuple):
         pile_up = "-".join(f"{mean:g}" for mean in dict.fromkeys(self.pile_up))
         return Path("acts", re.sub(r"[^\w.]+", "-", f"{self.process}-{pile_up}"))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        field = None if self.field is None else self.field.to_json()
-        return json.loads(json.dumps({**self._asdict(), "field": field}))  # type: ignore[no-any-return]
-
     def make(self, directory: Path, numbers: Sequence[int], ranks: Ranks, on_event: Callable[..., object]) -> None:
         """Make the events of these numbers that a folder lacks, dealt to ranks. *Collective*.
 
@@ -113,7 +109,8 @@ class Maker(NamedTuple):
 
 def _begun(directory: Path, numbers: Sequence[int], making: Maker) -> list[int]:
     """The events that are missing in a folder that is ready for them."""
-    settings, path = making.to_json(), directory / MADE
+    field = None if making.field is None else making.field.to_json()
+    settings, path = plain({**making._asdict(), "field": field}), directory / MADE
     directory.mkdir(parents=True, exist_ok=True)
     if path.exists():
         before = json.loads(path.read_text())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from domainpar.common.compiling import compiled
+from domainpar.common.models import plain
 from domainpar.common.problems import EventPlace
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import LayerPair
@@ -58,7 +58,7 @@ class Cuts:
     @property
     def settings(self) -> dict[str, Any]:
         """The cuts as plain JSON values: all that decides the edges."""
-        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples become lists, as in a manifest
+        settings: dict[str, Any] = plain(self)
         return settings
 
     def boxes(self) -> Boxes:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from domainpar.common.agreement import Gathering, Ranks, agree, agree_on, gather, on_all
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.lock import STORE, Claim
+from domainpar.common.models import plain, read_as
 from domainpar.common.problems import EventPlace, Problem, as_problem
 from domainpar.common.words import several, some_of
 from domainpar.tracking.events.graph import Hits
@@ -134,7 +135,7 @@ def prepare(
                 _of_root(ranks, lambda: _claim(job, held, say))
             record = kept[ranks.rank] if name is not None else None
             for event, as_it_was in zip(_of_all(ranks, partial(job.event, name, record)), kept):
-                records.append(EventRecord.from_json(event["record"]))
+                records.append(read_as(EventRecord, event["record"]))
                 on_event(records[-1], as_it_was is not None)
                 on_look(event["seen"])
         agree(ranks, refused())
@@ -188,7 +189,7 @@ class _PrepareJob:
             return None  # damaged: it is made again
         # A change of the input alone shows in no setting.
         same = (settings, source) == (settings_digest(self.settings_of(name)), self._source_digest(name))
-        return asdict(record) if same else None
+        return plain(record) if same else None
 
     def event(self, name: str | None, kept: dict[str, Any] | None) -> dict[str, Any] | None:
         """An event's record, as JSON, and what is seen of it; its file is made unless it is kept."""
@@ -206,7 +207,7 @@ class _PrepareJob:
         digest = self._source_digest(name)
         record = write_event(path, graph, assignment, num_tiles, settings=self.settings_of(name), source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
-        return {"record": asdict(record), "seen": seen}
+        return {"record": record, "seen": seen}
 
     def _seen_again(self, path: Path, look: Look) -> Any:
         """The result of `look` on an event that is there already."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from domainpar.common.models import plain
 from domainpar.common.problems import Problem
 from domainpar.common.words import progress, several, some_of, this_python
 from domainpar.runs.records import ScoresRecord
@@ -81,7 +82,7 @@ def evaluate(config: EvaluateConfig) -> list[str]:
     if scores is None:
         return lines
     directory, listed = scores
-    kept = {split: {finder: counts.to_json() for finder, counts in of.items()} for split, of in performance.items()}
+    kept = plain(performance)
     found_by = sorted({finder for of_split in kept.values() for finder in of_split})
     write_list(directory, listed.changed(tracks={**(listed.tracks or {}), "found_by": found_by, "performance": kept}))
     run = os.path.normpath(directory / listed.run)
@@ -112,7 +113,7 @@ def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
     """Events that were scored, counted as their tracks were."""
     tracks = record.tracks or {}
     beside = {
-        split: {finder: TrackCounts.from_json(counts) for finder, counts in of_split.items()}
+        split: {finder: TrackCounts.read(counts) for finder, counts in of_split.items()}
         for split, of_split in tracks.get("performance", {}).items()
     }
     one = next((counts for of_split in beside.values() for counts in of_split.values()), None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from domainpar.common.models import plain
 from domainpar.common.words import several
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.config.infer import MatchingFlags
@@ -49,7 +50,6 @@ def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions
         return None
     options = TrackOptions(
         method=config.tracks,
-        min_hits=config.min_hits,
         refine=config.refine,
         stitch=config.stitch,
         extend=config.extend,
@@ -138,7 +138,7 @@ def _judge_tracks(
         edges[PERFECT_SCORES] = TrackEdges(scores.edge_index, scored & (label > 0), built.get(PERFECT_SCORES))
     return {
         "tracks": {
-            finder: count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder), edges.get(finder)).to_json()
+            finder: plain(count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder), edges.get(finder)))
             for finder, track_id in scores.tracks.items()
         },
         "segments": None if segments is None else asdict(segments),
@@ -172,10 +172,7 @@ def about_tracks(
         "target": config.track_target,
         "border_sectors": next((one.border_sectors for found in performance.values() for one in found.values()), None),
         "matching_style": config.matching_style,
-        "performance": {
-            split: {finder: counts.to_json() for finder, counts in of_split.items()}
-            for split, of_split in performance.items()
-        },
+        "performance": {split: plain(of_split) for split, of_split in performance.items()},
     }
 
 
@@ -222,7 +219,7 @@ class EventMetrics:
             by_event = [judgement["tracks"] for judgement in judgements]
             finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
             performance[split] = {
-                finder: total(TrackCounts.from_json(tracks[finder]) for tracks in by_event) for finder in finders
+                finder: total(TrackCounts.read(tracks[finder]) for tracks in by_event) for finder in finders
             }
         return performance
 

@@ -205,7 +205,7 @@ def _publish(
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    judgements = EventMetrics(records, outcomes, Tasks.from_json(job.record.tasks))
+    judgements = EventMetrics(records, outcomes, Tasks.of(job.record))
     metrics, performance = judgements.metrics(), judgements.performance()
     in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
     own, run = own_events(job.of_run, job.of_filter), Path(job.record.run)
@@ -214,7 +214,7 @@ def _publish(
     record = job.record.changed(
         metrics=metrics,
         tracks=about_tracks(config, job.options, performance),
-        skipped=list(map(asdict, left_out)),
+        skipped=left_out,
         trained_on=seen,
         events=[outcome.scored for outcome in in_order],
     )
@@ -323,7 +323,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         joined_by=None if store.learned_from == of_run.store.learned_from else of_run.store.joined_by,
         run=str(run),
         checkpoint=config.checkpoint,
-        tasks=tasks.to_json(),
+        tasks=tasks,
         store_digest=store.digest,
         filters=[_filter(of_run.store.filter), _filter(left or store.settings.get("filter"))],
         # Of graphs as the first network sees them: what it leaves is not surveyed.
@@ -418,7 +418,7 @@ def _choose_run(named: str | None, model: str | None, world: World) -> _Chosen:
     record = record_of_root(world.transport, lambda: read_run(run))
     assert record is not None  # `read_run` raises where there is none
     config = TrainConfig(**values | ({} if model is None else {"model": model}))
-    return _Chosen(run, config, record, Tasks.from_json(record.tasks))
+    return _Chosen(run, config, record, Tasks.of(record))
 
 
 def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:

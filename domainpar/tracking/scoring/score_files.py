@@ -147,7 +147,7 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
 
 def write_list(directory: Path, record: ScoresRecord) -> None:
     """Write `scores.json`, the last file; called on rank 0."""
-    write_whole(directory / LIST, json_bytes(record.plain()))
+    write_whole(directory / LIST, json_bytes(record.content))
 
 
 # --- read back -------------------------------------------------------------------------------------------------------

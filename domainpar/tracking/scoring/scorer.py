@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from domainpar.common import faults
 from domainpar.common.agreement import gather
 from domainpar.common.compiling import clock
+from domainpar.common.models import read_as
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoredEvent
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
@@ -93,14 +94,12 @@ class Scorer:
             # By size again: the ranks of a group hold its calls one after the other.
             in_order = [answers[group * of_group + rank] for rank in range(of_group) for group in range(num_groups)]
             yield [
-                Outcome(**answer | {"scored": ScoredEvent.read(answer["scored"])})
-                if "scored" in answer
-                else LeftOut(**answer)
+                read_as(Outcome, answer) if "scored" in answer else read_as(LeftOut, answer)
                 for of_rank in in_order
                 for answer in of_rank
             ]
 
-    def _round(self, calls: Sequence[Sequence[EventRecord]], number: int) -> list[dict[str, Any]]:
+    def _round(self, calls: Sequence[Sequence[EventRecord]], number: int) -> list[Outcome | LeftOut]:
         """Score some events with the ranks of this group; the outcomes of this rank's own events. *Collective*.
 
         Args:
@@ -119,7 +118,7 @@ class Scorer:
             else:
                 self.world.mark("write", number + self.world.domain.rank, record.event)
                 answers.append(self._finished(record, scores, seconds))
-        return [asdict(it) | ({"scored": it.scored.plain()} if isinstance(it, Outcome) else {}) for it in answers]
+        return answers
 
     def _called(
         self, records: Sequence[EventRecord], root: int

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 
 from domainpar.common.agreement import gather, on_all, on_root
 from domainpar.common.atomic_files import write_whole
+from domainpar.common.models import read_as
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.parallel.signals import StopFlag
@@ -115,7 +116,7 @@ def stream(config: InferConfig, scorer: Scorer, identity: dict[str, Any], stop: 
         if not seen["records"]:
             time.sleep(LOOK_EVERY)
             continue
-        began, records = time.monotonic(), [EventRecord(**record) for record in seen["records"]]
+        began, records = time.monotonic(), read_as(list[EventRecord], seen["records"])
         store = on_all(world.transport, lambda: EventStore(path, check_files=False)).only(records)
         of_batch = replace(scorer, store=store, judge=lambda event, scores: None)
         for finished in of_batch.rounds(records):
@@ -196,7 +197,7 @@ class _Inbox:
             self._quiet_since = now
         over = not first and patience is not None and now - self._quiet_since >= patience
         # Whole records: other ranks may see an older list of events, on a shared file system.
-        return {"records": [asdict(record) for _, (_, record) in first[:most]], "over": over}
+        return {"records": [record for _, (_, record) in first[:most]], "over": over}
 
     def done(self, outcome: Outcome | LeftOut, figures: Figures) -> None:
         """An event is scored, or left out."""

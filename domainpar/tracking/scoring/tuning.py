@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from domainpar.common.atomic_files import json_bytes, write_whole
+from domainpar.common.models import plain
 from domainpar.common.problems import Problem
 from domainpar.common.words import VOICE, progress, several
 from domainpar.runs.own_files import TUNED
@@ -97,7 +98,7 @@ def tune(
                 tracks = tracks_from_scores(*edges, hits, of_all)
             kept = tracks_from_scores(*edges, hits, chosen, first=tracks)
             counts = count_tracks(kept, truth, cuts, shared_hits(kept, *edges, hits, chosen))
-            built[str(number)] = counts.to_json()
+            built[str(number)] = plain(counts)
         return built
 
     judged: list[tuple[str, dict[str, Any]]] = []
@@ -114,13 +115,13 @@ def tune(
             for name in (record.event for record in records[first : first + at_once] if record.event in now):
                 if targets < ENOUGH_TARGETS:
                     judged.append((name, now[name]))
-                    targets += TrackCounts.from_json(now[name]["0"]).styles[config.matching_style].targets
+                    targets += TrackCounts.read(now[name]["0"]).styles[config.matching_style].targets
             if targets >= ENOUGH_TARGETS:
                 break
     if not judged:
         raise Problem(f"none of {len(records)} validation events could be scored", "tune on a store that has good ones")
     totals = [
-        total(TrackCounts.from_json(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
+        total(TrackCounts.read(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
     ]
     rates = [_rates(counts, config.matching_style) for counts in totals]
     best = max(range(len(tried)), key=lambda number: merit(rates[number], config.max_fake_rate))  # the first of equals

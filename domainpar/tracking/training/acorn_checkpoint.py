@@ -28,6 +28,7 @@ from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
 from domainpar.tracking.config import ConfigError, TrainConfig, resolved_yaml
 from domainpar.tracking.config.acorn import network_of
+from domainpar.tracking.config.train import Network
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.networks.catalogue import build_model, options_of
 
@@ -156,7 +157,7 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
     except Problem as taken:
         raise Problem(taken.what, "choose another --out") from taken
     try:
-        config = replace(TrainConfig(standardise=False), model=network.model, hidden=network.hidden)
+        config = replace(TrainConfig(standardise=False), model=Network(network.model), hidden=network.hidden)
         text = resolved_yaml(replace(config, graph_iters=network.graph_iters))
         write_whole(chosen.path / "config.yaml", text.encode())
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over

@@ -21,7 +21,6 @@ from domainpar.parallel.world import World
 from domainpar.runs.directory import began_with
 from domainpar.runs.records import record_of_root
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.config.texts import Range
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
 from domainpar.tracking.events.store import LEARNED, EventStore, StoreError, WholeEvent
@@ -80,15 +79,10 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     if began is None:
         tasks = tasks_of(config, store, world)
     else:
-        learned = Tasks.from_json(began.tasks)
+        learned = Tasks.of(began)
         tasks = on_all(world.transport, lambda: going_on(learned, config, store))
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
-    notes: list[str] = []
-    if config.event_size is not None:
-        size = config.event_size
-        train, val, line = on_all(world.transport, lambda: _of_size(size, train, val))
-        notes.append(line)
     target, edge_weights = config.target.value if config.target else None, edge_weights_of(config)
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = store.standard if config.standardises else None
@@ -125,7 +119,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
         planned_steps=planned_steps,
         total_steps=total_steps,
         standard=standard,
-        warnings=notes + warnings,
+        warnings=warnings,
     )
 
 
@@ -154,26 +148,6 @@ def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list
     return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
 
 
-def _of_size(size: Range, train: list[Sample], val: list[Sample]) -> tuple[list[Sample], list[Sample], str]:
-    """The samples of events of the sizes asked for, and a line that counts the others.
-
-    Raises:
-        Problem: If none is left to train on.
-    """
-    low, high = size.value
-    fitting = [[it for it in samples if low <= it.record.num_nodes <= high] for samples in (train, val)]
-    sizes = [sample.record.num_nodes for sample in train]
-    if not fitting[0] and train:
-        what = f"--event-size {size}: no training event has {low:,} to {high:,} hits"
-        raise Problem(what, f"they have {min(sizes):,} to {max(sizes):,}")
-    left = [
-        several(len({it.record.event for it in all_of} - {it.record.event for it in taken}), f"{name} event")
-        for name, all_of, taken in zip(("training", "validation"), (train, val), fitting)
-    ]
-    line = f"note: {' and '.join(left)} left out, of fewer or more hits than --event-size {size}"
-    return fitting[0], fitting[1], line
-
-
 def store_to_resume(config: TrainConfig, world: World) -> str:
     """The store of a run that continues; nothing for one that begins. *Collective*.
 
@@ -192,7 +166,7 @@ def edge_weights_of(config: TrainConfig) -> EdgeRules:
     """Weights of edges in the loss, by a configuration."""
     if config.weighting is not None:
         return EdgeRules.of(config.weighting.value)
-    return EdgeRules.of_classes(config.true_weight, config.false_weight, config.other_weight)
+    return EdgeRules.of_classes(config.true_weight)
 
 
 def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] = "fail") -> EventStore:

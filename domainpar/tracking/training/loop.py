@@ -305,7 +305,7 @@ class Trainer:
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("factor", 1.0)
+            group["lr"] = rate
         self._now.begin("optimizer", step)
         faults.reach("optimizer", self._first.grad)
         self.optimizer.step()

@@ -124,7 +124,7 @@ def load_network(
         # The constants are those of the checkpoint, never of the store that it is to score.
         sizes = len(store.feature_names), len(store.edge_feature_names)
         standard = Standard.neutral(*sizes) if config.standardises else None
-        return make_network(config, store, standard, Tasks.from_json(read_run(directory).tasks))
+        return make_network(config, store, standard, Tasks.of(read_run(directory)))
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)

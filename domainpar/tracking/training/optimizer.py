@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,41 +15,28 @@ from domainpar.nn.optimizers import OPTIMIZERS
 from domainpar.tracking.config.train import LearningFlags
 from domainpar.tracking.networks.catalogue import of_own_code, taken
 
+MOMENTUM = 0.9
+"""Of SGD: no experiment of ours used another."""
 
-def make_optimizer(config: LearningFlags, model: nn.Module, layers: nn.Module) -> Optimizer:
+
+def make_optimizer(config: LearningFlags, model: nn.Module) -> Optimizer:
     """An optimiser of all parameters of a model.
 
     Args:
         config: Its name and numbers.
-        layers: The module in which its parameters have the names that their author gave them.
-
-    Returns:
-        The optimiser; its groups have a `factor` of the rate each.
 
     Raises:
-        ValueError: If a pattern of `lr_factors` fits no parameter, or the optimiser is the user's own and cannot be
-            made, has no use for `weight_decay`, or keeps what no checkpoint holds.
+        ValueError: If the optimiser is the user's own and cannot be made, has no use for `weight_decay`, or keeps what
+            no checkpoint holds.
     """
-    groups = _groups(model, layers, {} if config.lr_factors is None else config.lr_factors.value)
+    groups = [{"params": list(model.parameters())}]
     if config.optimizer not in OPTIMIZERS:
         return _own(config, groups)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    options |= {"momentum": config.momentum} if config.optimizer == "sgd" else {"betas": config.betas.value}
+    if config.optimizer == "sgd":
+        options["momentum"] = MOMENTUM
     options["foreach"] = True  # all parameters at once: the same bits, with a fifth of the calls
     return OPTIMIZERS[config.optimizer](groups, **options)
-
-
-def _groups(model: nn.Module, layers: nn.Module, patterns: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Groups of parameters by their factors of the rate: of several patterns that fit, the last one counts."""
-    names = {id(parameter): of_it for of_it, parameter in layers.named_parameters()}
-    for pattern in patterns:
-        if not any(re.search(pattern, of_it) for of_it in names.values()):
-            raise ValueError(f"no parameter has {pattern!r} in its name; the names are {', '.join(names.values())}.")
-    groups: dict[float, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        fitting = [factor for pattern, factor in patterns.items() if re.search(pattern, names[id(parameter)])]
-        groups.setdefault([1.0, *fitting][-1], []).append(parameter)
-    return [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
 
 
 def _own(config: LearningFlags, groups: list[dict[str, Any]]) -> Optimizer:

@@ -89,7 +89,7 @@ def train(
             expected = choose_recompute(config, trainer, training_data, memory)
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
-        directory = RunDirectory.of_json(on_root(world.transport, lambda: choose_directory(*choice).to_json()))
+        directory = on_root(world.transport, lambda: choose_directory(*choice), RunDirectory)
         if world.is_root:  # the lock is rank 0's
             stack.callback(directory.release)
         run_log = on_all(world.transport, lambda: RunLog(config, training_data, trainer, directory, exactness))
@@ -236,7 +236,7 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World)
     warmup = config.warmup if config.warmup_epochs is None else config.warmup_epochs * per_epoch
     return Trainer(
         model=model,
-        optimizer=make_optimizer(config, model, model.layers),
+        optimizer=make_optimizer(config, model),
         loader=loader,
         world=world,
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),

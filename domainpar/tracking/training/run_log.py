@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -86,7 +86,7 @@ class RunLog:
             store=StoreRecord.of(
                 **kept_place(store.path, self.directory),
                 digest=state.dataset,
-                events=asdict(OwnEvents.of(store)),
+                events=OwnEvents.of(store),
                 feature_names=store.feature_names,
                 edge_feature_names=store.edge_feature_names,
                 filter=store.settings.get("filter"),
@@ -94,7 +94,7 @@ class RunLog:
                 learned_from=store.learned_from,
                 surveyed=store.survey,
             ),
-            tasks=self.training_data.tasks.to_json(),
+            tasks=self.training_data.tasks,
             bitwise_problem=self._exactness.problem,
             allocator=allocator,
             memory=None if expected is None else expected.as_record(),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.agreement import gather, on_all
+from domainpar.common.models import read_as
 from domainpar.common.problems import Problem, problem_record
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.standard import FeatureSums, mean_and_scale
 from domainpar.parallel.world import World
 from domainpar.runs.directory import read_run
+from domainpar.runs.records import Learning
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, is_known
@@ -99,17 +101,10 @@ class Tasks:
         of_classes = next(task for task in self.labels if task.name == self.main).label.classes
         return f"accuracy of {self.main} {figure:.4f}" if of_classes else f"RMSE of {self.main} {-figure:.4g}"
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, item: Mapping[str, Any] | None) -> Tasks:
-        """Read the output of `to_json`; shipped networks and imported ones have none, and score edges."""
-        if item is None:
-            return cls()
-        labels = tuple(Task(**{**task, "label": Label(*task["label"])}) for task in item["labels"])
-        return cls(item["edge_weight"], labels, item["main"])
+    def of(cls, record: Learning) -> Tasks:
+        """Those of a run, or of scores; shipped networks and imported ones name none, and score edges."""
+        return EDGES if record.tasks is None else read_as(cls, record.tasks)
 
 
 EDGES = Tasks()
@@ -127,7 +122,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     if not tasks.labels:
         return tasks
     if config.init is not None:  # in the units of the network that the run begins with: heads say numbers in these
-        theirs = {task.name: task for task in Tasks.from_json(read_run(source(config.init)).tasks).labels}
+        theirs = {task.name: task for task in Tasks.of(read_run(source(config.init))).labels}
         labels = []
         for task in tasks.labels:
             known = theirs.get(task.name)

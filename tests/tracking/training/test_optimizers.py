@@ -22,7 +22,6 @@ from domainpar.runs.checkpoint import Checkpoints
 from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run, parse
 from domainpar.tracking.config import ConfigError, TrainConfig
-from domainpar.tracking.config.texts import Factors
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.summary import command
 from domainpar.tracking.training.optimizer import make_optimizer
@@ -35,7 +34,7 @@ IN_EXAMPLES = {"examples.optimizers:Lars": optimizers.Lars, "examples.optimizers
 
 
 def made(name, model, **flags):
-    return make_optimizer(TrainConfig(optimizer=name, **flags), model, model)
+    return make_optimizer(TrainConfig(optimizer=name, **flags), model)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*OPTIMIZERS.items(), *IN_EXAMPLES.items()])
@@ -120,33 +119,18 @@ TORCHS = {
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_the_others_are_those_of_torch(name):
-    flags, options = {"betas": "0.7,0.9"}, {"betas": (0.7, 0.9)}
-    if name == "sgd":
-        flags = options = {"momentum": 0.8}
+    options = {"momentum": 0.9} if name == "sgd" else {}
     common, outcomes = {"lr": 0.1, "weight_decay": 0.1}, []
     for ours in (True, False):
         model, gradients = layer()
         plain = TORCHS[name](model.parameters(), **common, **options)
-        optimizer = made(name, model, **common, **flags) if ours else plain
+        optimizer = made(name, model, **common) if ours else plain
         for of_step in gradients:
             for parameter, gradient in zip(model.parameters(), of_step):
                 parameter.grad = gradient.clone()
             optimizer.step()
         outcomes.append(list(model.parameters()))
     assert all(map(torch.equal, *outcomes))
-
-
-def test_of_several_patterns_that_fit_the_last_counts():
-    model = layer()[0]
-    optimizer = made("sgd", model, lr_factors="{r: 0.5, ^matrix: 3.0}")
-    factors = {id(one): group["factor"] for group in optimizer.param_groups for one in group["params"]}
-    assert {name: factors[id(one)] for name, one in model.named_parameters()} == {
-        "matrix": 3.0,
-        "vector": 0.5,
-        "zeros": 0.5,
-    }
-    with pytest.raises(ValueError, match="'head' .*matrix, vector, zeros"):
-        made("sgd", model, lr_factors="head: 1.0")
 
 
 def plain(params, lr):
@@ -182,8 +166,8 @@ class CountsForAll(torch.optim.SGD):
 
 def test_an_optimiser_of_ones_own_gets_weight_decay_if_it_takes_it():
     for name in ("torch.optim:RAdam", "examples.optimizers:Lars"):
-        group = made(name, layer()[0], lr=0.25, weight_decay=0.5, lr_factors="z: 2").param_groups[1]
-        assert [group[key] for key in ("lr", "weight_decay", "factor")] == [0.25, 0.5, 2.0]
+        group = made(name, layer()[0], lr=0.25, weight_decay=0.5).param_groups[0]
+        assert [group[key] for key in ("lr", "weight_decay")] == [0.25, 0.5]
     assert made(f"{__name__}:plain", layer()[0]).param_groups[0]["weight_decay"] == 0
     with pytest.raises(Problem, match=f"--weight-decay 0.5 .*with --optimizer {__name__}:plain, which"):
         made(f"{__name__}:plain", layer()[0], weight_decay=0.5)
@@ -214,8 +198,8 @@ def store(tmp_path_factory):
 
 RUNS = {
     "lars": {"optimizer": "examples.optimizers:Lars", "lr": 3.0, "clip": 0.5},
-    "lamb": {"optimizer": "examples.optimizers:Lamb", "lr": 0.02, "lr_factors": "head: 0.1", "events_per_step": 2},
-    "sgd": {"optimizer": "sgd", "lr": 0.1, "lr_factors": "head: 0"},
+    "lamb": {"optimizer": "examples.optimizers:Lamb", "lr": 0.02, "events_per_step": 2},
+    "sgd": {"optimizer": "sgd", "lr": 0.1},
 }
 
 
@@ -233,19 +217,6 @@ def test_any_number_of_ranks_has_one_hash(store, tmp_path, name):
 def trained(store, out, **flags):
     config = TrainConfig(**{**invariance.SMALL, "overwrite": False, "store": str(store), "out": str(out), **flags})
     return train(config, store, World.alone())
-
-
-def test_a_factor_of_0_leaves_a_layer_as_it_was(store, tmp_path):
-    head = [
-        [
-            it.detach().clone()
-            for it in trained(
-                store, tmp_path / str(steps), **RUNS["sgd"], max_steps=steps
-            ).trainer.model.head.parameters()
-        ]
-        for steps in (1, 3)
-    ]
-    assert all(map(torch.equal, *head))
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
@@ -307,29 +278,12 @@ def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_w
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"betas": "0.9"}, "--betas '0.9': not two numbers"),
-        ({"betas": "0.9,1"}, "two numbers from 0 "),
-        ({"momentum": 1.0}, "--momentum is 1.0"),
-        ({"momentum": 0.5}, "--momentum 0.5 .*with --optimizer adamw"),
-        ({"optimizer": "sgd", "betas": "0.5,0.9"}, "--betas 0.5,0.9 .*with --optimizer sgd"),
-        ({"optimizer": "a:B", "betas": "0.5,0.9"}, "--betas 0.5,0.9 .*with --optimizer a:B"),
-        ({"optimizer": "a:B", "momentum": 0.5}, "--momentum 0.5 .*with --optimizer a:B"),
-        ({"optimizer": "lars", "momentum": 0.5}, "use --optimizer examples.optimizers:Lars, with examples/"),
-        ({"optimizer": "lamb", "betas": "0.5,0.9"}, "use --optimizer examples.optimizers:Lamb, with examples/"),
+        ({"optimizer": "lars"}, "use --optimizer examples.optimizers:Lars, with examples/"),
+        ({"optimizer": "lamb"}, "use --optimizer examples.optimizers:Lamb, with examples/"),
         ({"optimizer": "admw"}, "adamw, adam, sgd, or package.module:Class\nhint: .*adamw"),
-        ({"lr_factors": "{}"}, "not a mapping"),
-        ({"lr_factors": "head"}, "'head' has None"),
-        ({"lr_factors": "head: -1"}, "'head' has -1,"),
-        ({"lr_factors": "head: yes"}, "'head' has True"),
-        ({"lr_factors": "head: fast"}, "'head' has 'fast'"),
-        ({"lr_factors": "'(': 1"}, "no regular expression"),
     ],
 )
 def test_what_no_optimiser_can_use_is_refused_by_name(flags, words):
     with pytest.raises(ConfigError) as refused:
         TrainConfig(**flags)
     assert re.search(words, str(refused.value))
-
-
-def test_factors_may_be_written_as_numbers_are():
-    assert Factors("head: 1e-3, '^node.*': 2").value == {"head": 0.001, "^node.*": 2.0}

@@ -77,14 +77,6 @@ class EventRecord:
     labels: tuple[Label, ...] = ()
     beam_spot: tuple[float, float] | None = None
 
-    @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> EventRecord:
-        """A record by its JSON, in which tuples are lists."""
-        names = {name: tuple(item[name]) for name in ("feature_names", "edge_feature_names")}
-        spot = item.get("beam_spot")
-        labels = tuple(Label(*label) for label in item["labels"])
-        return cls(**{**item, **names, "labels": labels, "beam_spot": None if spot is None else tuple(spot)})
-
 
 def event_file_name(event_id: str) -> str:
     """File name of an event in a store.

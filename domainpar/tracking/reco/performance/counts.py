@@ -6,15 +6,15 @@ All are integers but the TrackML score, of which every event keeps its own; so t
 from __future__ import annotations
 
 import functools
-import json
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from domainpar.common.models import Model, read_as
 from domainpar.tracking.config.texts import ConditionsOrAll
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
@@ -63,8 +63,7 @@ BINS_OF_LOST = ("pt", "eta")
 """Quantities in whose bins the reasons of losses are counted."""
 
 
-@dataclass(frozen=True)
-class Binned:
+class Binned(Model, frozen=True):
     """Counts of one style in bins of one quantity.
 
     What lies outside the outermost edges, or whose quantity is unknown, is in no bin: the totals count it.
@@ -91,8 +90,7 @@ class Binned:
     lost: Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class TrackCounts:
+class TrackCounts(Model, frozen=True):
     """Counts of the tracks of some events. `+` gives the counts of both sets of events together.
 
     Attributes:
@@ -148,8 +146,7 @@ class TrackCounts:
                 raise ValueError(f"counts with {name} {ours!r} and {theirs!r} have no sum; count all events alike.")
         added = "events", "hits", "tracks", "hits_on_tracks", "shared", "unfitted"
         kinds = "styles", "majority", "binned", "layers"
-        return replace(
-            self,
+        return self.changed(
             **{name: _added(getattr(self, name), getattr(other, name)) for name in (*added, *kinds)},
             trackml_score=self.trackml_score + other.trackml_score,  # one after the other: a mean is taken at the end
             weights=self.weights if self.weights == other.weights else BOTH_WEIGHTS,
@@ -164,19 +161,14 @@ class TrackCounts:
         """
         return TrackCuts(self.min_hits, self.fraction, ConditionsOrAll(self.target).value, self.majority_pt)
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples, which JSON does not know
-        return values
-
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TrackCounts:
-        """Counts from the values of `to_json`.
+    def read(cls, values: Mapping[str, Any]) -> TrackCounts:
+        """Counts from a file.
 
         Raises:
             ValueError: If something is missing, or is there and unknown.
         """
-        counts: TrackCounts = _of_type(cls, values)
+        counts = read_as(cls, values)
         for style, binned in counts.binned.items():
             _check_names(f"by {style}", binned, EDGES)
             _check_names(f"lost, {style}", counts.styles[style].lost, REASONS)
@@ -204,8 +196,8 @@ def _added(ours: Any, theirs: Any) -> Any:
         return {**ours, **theirs, **both}
     if isinstance(ours, Binned) and ours.edges != theirs.edges:
         raise ValueError("counts in different bins have no sum; count all events with one version.")
-    names = [each.name for each in fields(ours) if each.name != "edges"]
-    return replace(ours, **{name: _added(getattr(ours, name), getattr(theirs, name)) for name in names})
+    names = [name for name in ours.__struct_fields__ if name != "edges"]
+    return ours.changed(**{name: _added(getattr(ours, name), getattr(theirs, name)) for name in names})
 
 
 def _check_names(what: str, values: Iterable[str], known: Iterable[str]) -> None:
@@ -215,17 +207,6 @@ def _check_names(what: str, values: Iterable[str], known: Iterable[str]) -> None
             f"counts of tracks ({what}): missing {', '.join(missing) or 'nothing'}, unknown "
             f"{', '.join(unknown) or 'nothing'}; they were written by another version. Infer again."
         )
-
-
-def _of_type(kind: Any, values: Any) -> Any:
-    """JSON values as an annotation names them: a dataclass, a mapping of such, a tuple; or as they are."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        types = get_type_hints(kind)
-        _check_names(kind.__name__, values, types)
-        return kind(**{name: _of_type(types[name], value) for name, value in values.items()})
-    if get_origin(kind) is Mapping:
-        return {name: _of_type(get_args(kind)[1], value) for name, value in values.items()}
-    return tuple(values) if get_origin(kind) is tuple else values
 
 
 # --- one event -------------------------------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from domainpar.common.models import Model
 from domainpar.tracking.events.graph import BoolArray, IntArray, volumes_and_layers
 from domainpar.tracking.reco.performance.matching import Overlaps
 from domainpar.tracking.reco.performance.truth import EventTruth
@@ -18,8 +18,7 @@ RESIDUALS = (*(-edge for edge in reversed(_LARGE)), *_LARGE)
 lies beyond, too."""
 
 
-@dataclass(frozen=True)
-class LayerCounts:
+class LayerCounts(Model, frozen=True):
     """Hits of target particles on one layer, of tracks that are pure for these (see `matching.STYLES`).
 
     Attributes:

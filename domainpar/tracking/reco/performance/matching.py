@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from domainpar.common.models import Model
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.targets import passes
 
@@ -185,8 +186,7 @@ STYLES = ("atlas", "one_way", "two_way")
 """
 
 
-@dataclass(frozen=True)
-class StyleCounts:
+class StyleCounts(Model, frozen=True):
     """Counts of one style. Only matchable tracks, those with enough hits, match or reconstruct anything.
 
     Attributes:
@@ -289,8 +289,7 @@ MIN_LAYERS = 3
 MAX_ABS_ETA = 4.0
 
 
-@dataclass(frozen=True)
-class MajorityCounts:
+class MajorityCounts(Model, frozen=True):
     """Counts of gnn_tracking's `tracking_metrics`; a track is a cluster there.
 
     The majority particle of a cluster is the one with most of its hits: of equals noise, then the smallest id.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from drawn_tracks import EVERY, drawn, table
 
+from domainpar.common.models import plain
 from domainpar.tracking.reco.performance.counts import EDGES, TrackCounts, count_tracks
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
@@ -123,6 +124,6 @@ def test_reasons_stand_in_the_bins_of_the_particles_and_against_pt_without_the_c
         missed = np.subtract(binned.targets, binned.reconstructed)
         assert np.array_equal(np.sum([*binned.lost.values()], axis=0), missed)
     assert counts.binned["atlas"]["phi"].lost == {}
-    twice = counts + TrackCounts.from_json(counts.to_json())
+    twice = counts + TrackCounts.read(plain(counts))
     assert twice.styles["atlas"].lost == dict.fromkeys(REASONS, 0) | {"finder": 2, "matching": 2}
     assert sum(twice.binned["atlas"]["pt"].lost["finder"]) == 4

@@ -1,11 +1,12 @@
 """Clusters count as gnn_tracking says, and the TrackML score is that of the challenge."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from drawn_tracks import NAN, drawn, plain_majority, plain_score, random_case, table
 
+from domainpar.common.models import plain
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.rates import majority_rates
 
@@ -40,7 +41,7 @@ def test_particles_of_interest_have_three_surfaces_little_eta_and_enough_pt():
     assert count_tracks(track_id, replace(truth, surface=surface)).majority.particles == 0
     particles = table([1, 2, 3, 4, 5], [4] * 5, pt=[1.0, 0.99, 2.0, NAN, 2.0], eta=[3.9, 0.0, -4.0, 0.0, 0.0])
     counts = count_tracks(track_id, replace(truth, particles=particles)).majority
-    assert asdict(counts) == {"clusters": 1, "particles": 2, "perfect": 1, "double_majority": 1, "lhc": 1}
+    assert plain(counts) == {"clusters": 1, "particles": 2, "perfect": 1, "double_majority": 1, "lhc": 1}
 
 
 def test_particles_divide_perfect_and_double_majority_and_clusters_divide_lhc_and_fakes():
@@ -61,7 +62,7 @@ def test_particles_divide_perfect_and_double_majority_and_clusters_divide_lhc_an
 def test_majorities_and_scores_agree_with_the_definitions_written_plainly(seed):
     track_id, truth, cuts = random_case(seed)
     counts = count_tracks(track_id, truth, cuts)
-    assert asdict(counts.majority) == plain_majority(track_id, truth, cuts)
+    assert plain(counts.majority) == plain_majority(track_id, truth, cuts)
     assert counts.trackml_score == (pytest.approx(plain_score(track_id, truth)),)
     assert counts.weights == ("one per labelled hit" if truth.weight is None else "truth")
 

@@ -1,11 +1,12 @@
 """A hit on several tracks counts on each of them, once for its particle, and once in the TrackML score."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from drawn_tracks import drawn, plain_majority, plain_score, plain_styles, random_case
 
+from domainpar.common.models import plain
 from domainpar.tracking.reco.performance.counts import EDGES, count_tracks
 from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps
 
@@ -57,9 +58,9 @@ def test_counts_of_shared_hits_agree_with_the_definitions_written_plainly(seed):
     track_id, truth, cuts = random_case(seed)
     shared = random_shared(seed, track_id)
     counts = count_tracks(track_id, truth, cuts, shared)
-    styles = {style: asdict(of_style) for style, of_style in counts.styles.items()}
+    styles = {style: plain(of_style) for style, of_style in counts.styles.items()}
     assert styles == plain_styles(track_id, truth, cuts, shared)
-    assert asdict(counts.majority) == plain_majority(track_id, truth, cuts, shared)
+    assert plain(counts.majority) == plain_majority(track_id, truth, cuts, shared)
     assert counts.trackml_score == (pytest.approx(plain_score(track_id, truth)),)
     assert counts.shared == len(shared)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from drawn_tracks import EVERY, drawn, random_case
 
+from domainpar.common.models import plain
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.reco.performance.counts import BOTH_WEIGHTS, TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
@@ -55,7 +56,7 @@ def test_the_sum_of_two_events_is_what_both_together_count(seed):
     assert found.events == 2
     assert found.trackml_score == first[2].trackml_score + second[2].trackml_score
     same = {"events": 1, "trackml_score": together.trackml_score, "weights": together.weights}
-    assert replace(found, **same) == together
+    assert found.changed(**same) == together
 
 
 def test_sums_do_not_depend_on_their_grouping():
@@ -67,7 +68,7 @@ def test_sums_do_not_depend_on_their_grouping():
 def test_an_empty_event_adds_an_event_and_nothing_else():
     counts = count_tracks(*drawn("aaaaab....", "0000011111"))
     found = counts + count_tracks(*drawn("", ""))
-    assert found == replace(counts, events=2, trackml_score=(*counts.trackml_score, None))
+    assert found == counts.changed(events=2, trackml_score=(*counts.trackml_score, None))
 
 
 @pytest.mark.parametrize(
@@ -86,13 +87,13 @@ def test_counts_with_other_sectors_or_other_bins_are_not_added():
     counts = count_tracks(track_id, truth)
     with pytest.raises(ValueError, match="counts with border_sectors None and 8 have no sum"):
         counts + count_tracks(track_id, replace(truth, border_sectors=8))
-    written = counts.to_json()
+    written = plain(counts)
     written["binned"]["two_way"]["eta"]["edges"][3] += 0.1
     with pytest.raises(ValueError, match="different bins"):
-        counts + TrackCounts.from_json(written)
+        counts + TrackCounts.read(written)
     del written["binned"]["two_way"]["holes"]
     with pytest.raises(ValueError, match="missing holes"):
-        counts + TrackCounts.from_json(written)
+        counts + TrackCounts.read(written)
 
 
 def test_tracks_without_a_fit_are_those_of_both_events():
@@ -111,23 +112,23 @@ def test_a_sum_over_events_with_and_without_weights_says_so():
 @pytest.mark.parametrize("seed", range(5))
 def test_counts_come_back_from_json_as_they_were(seed):
     counts = random_event_counts(seed, TrackCuts(target={"pt": [1, np.inf]}))[2]
-    written = json.dumps(counts.to_json(), allow_nan=False, sort_keys=True)
-    assert TrackCounts.from_json(json.loads(written)) == counts == TrackCounts.from_json(counts.to_json())
+    written = json.dumps(plain(counts), allow_nan=False, sort_keys=True)
+    assert TrackCounts.read(json.loads(written)) == counts == TrackCounts.read(plain(counts))
 
 
 def test_everything_in_the_json_is_a_plain_value():
-    def plain(value):
+    def is_plain(value):
         if isinstance(value, dict):
-            return all(type(name) is str and plain(part) for name, part in value.items())
-        return all(map(plain, value)) if type(value) is list else type(value) in (int, float, str, type(None))
+            return all(type(name) is str and is_plain(part) for name, part in value.items())
+        return all(map(is_plain, value)) if type(value) is list else type(value) in (int, float, str, type(None))
 
-    assert plain(random_event_counts(2, TrackCuts())[2].to_json())
+    assert is_plain(plain(random_event_counts(2, TrackCuts())[2]))
 
 
 def test_json_of_another_version_is_refused_by_name():
-    written = count_tracks(*drawn("aaaaa", "00000")).to_json()
+    written = plain(count_tracks(*drawn("aaaaa", "00000")))
     del written["styles"]["atlas"]["pairs"]
-    with pytest.raises(ValueError, match=r"StyleCounts.*missing pairs, unknown nothing"):
-        TrackCounts.from_json(written)
-    with pytest.raises(ValueError, match=r"missing nothing, unknown colour"):
-        TrackCounts.from_json({**count_tracks(*drawn("", "")).to_json(), "colour": 1})
+    with pytest.raises(ValueError, match=r"styles.*missing required field pairs"):
+        TrackCounts.read(written)
+    with pytest.raises(ValueError, match="unknown field colour"):
+        TrackCounts.read({**plain(count_tracks(*drawn("", ""))), "colour": 1})

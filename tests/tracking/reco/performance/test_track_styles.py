@@ -1,12 +1,13 @@
 """Tracks match particles as the three styles of the acorn framework say, noise and hits on no track aside."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
 from drawn_tracks import EVERY, NAN, drawn, plain_styles, random_case, table
 
+from domainpar.common.models import plain
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
@@ -93,7 +94,7 @@ def test_duplicates_are_counted_among_targets_only():
 def test_counts_agree_with_the_definitions_written_plainly(seed):
     track_id, truth, cuts = random_case(seed)
     found = count_tracks(track_id, truth, cuts).styles
-    assert {style: asdict(counts) for style, counts in found.items()} == plain_styles(track_id, truth, cuts)
+    assert {style: plain(counts) for style, counts in found.items()} == plain_styles(track_id, truth, cuts)
 
 
 @pytest.mark.parametrize("seed", range(30))
