@@ -152,8 +152,7 @@ class RunLog:
         self.say(*straggler_lines(record), *spike_lines(record))
         if costs := record.get("epoch_costs"):
             self._costs.append(costs)
-            # Short epochs are told together in the end, unless their energy is known.
-            if costs["joules"] is not None or costs["seconds"] >= LONG_EPOCH:
+            if costs["seconds"] >= LONG_EPOCH:  # short ones are told together in the end
                 self.say(f"epoch {record['epoch']}: {in_words(costs)}")
 
     def note_weights(self, step: int) -> None:
