@@ -267,7 +267,7 @@ def test_an_event_with_a_flipped_bit_ends_one_process_with_two_lines(copy, capfd
         path.write_bytes(content)
     assert exit_code(["--store", str(copy / "store"), "--out", str(copy / "new"), *SMALL]) == 1
     error, hint = capfd.readouterr().err.splitlines()
-    assert re.search("nodes/features.* Bad CRC-32 .* phase load$", error)
+    assert re.search("nodes/features/c/0/0 is damaged: .* phase load$", error)
     assert "copy it anew" in hint
 
 

@@ -568,7 +568,7 @@ def test_an_event_that_cannot_be_read_is_left_out_by_all_ranks_and_listed(
     listed, files = inferred(place, tmp_path / "out", num_ranks, domain_size, **how, events_per_call=per_call)
     assert [event["event"] for event in listed["events"]] == ["000000000", "000000002", "000000003"]
     assert [skip["event"] for skip in listed["skipped"]] == ["000000001"]
-    assert "Bad CRC-32" in listed["skipped"][0]["why"]
+    assert "is damaged: its checksum" in listed["skipped"][0]["why"]
     assert {name: files[name] for name in files if name != "scores.json"} == {
         event["path"]: whole[event["path"]] for event in listed["events"]
     }
@@ -588,7 +588,7 @@ def test_an_event_that_is_missing_is_left_out_from_the_start(place, tmp_path):
 @pytest.mark.parametrize("per_call", [1, 4])
 def test_an_event_that_cannot_be_read_ends_the_work_unless_it_is_to_be_left_out(place, tmp_path, per_call):
     store = a_damaged_store(place, tmp_path / "store")
-    with pytest.raises(BadEvent, match="Bad CRC-32") as error:
+    with pytest.raises(BadEvent, match="is damaged: its checksum") as error:
         inferred(place, tmp_path / "out", 3, store=str(store), events_per_call=per_call)
     assert (error.value.event, error.value.file) == ("000000001", str(store / event_file_name("000000001")))
     assert not (tmp_path / "out" / "scores.json").exists()
@@ -609,7 +609,7 @@ def error_lines(capfd, *argv):
 def test_a_flipped_bit_is_told_in_two_lines(place, tmp_path, capfd):
     store = a_damaged_store(place, tmp_path / "store")
     error, hint = error_lines(capfd, "--run", place / "run", "--store", store, "--out", tmp_path / "out")
-    assert "Bad CRC-32" in error
+    assert "is damaged: its checksum" in error
     assert (
         f" | event 000000001 | rank 0/1 host {platform.node()} | file {store / event_file_name('000000001')} | "
         in error

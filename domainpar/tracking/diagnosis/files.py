@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from domainpar.common.agreement import gather
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.diagnosis.finding import Finding, failed, works
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint_files import CheckpointFiles
-from domainpar.tracking.events.store import MANIFEST, StoredEvent, StoreError, file_sha256, names_in
+from domainpar.tracking.events.store import MANIFEST, StoredEvent, StoreError, file_sha256
 from domainpar.tracking.training.pretrained import source
 
 MOST_NAMED = 20
@@ -64,16 +62,7 @@ def event_problem(directory: Path, listed: dict[str, Any]) -> str | None:
         if sha256 != listed["sha256"]:
             return f"{path.name}: sha256 is {sha256[:12]}, the manifest says {str(listed['sha256'])[:12]}"
         with StoredEvent(path) as event:
-            event.check_bytes()
-            event.tile_graph()
-            event.particles()
-            # Every array that is in the file: its hash may be that of a file that was damaged before it was hashed.
-            for kind, read, count in (
-                ("nodes", event.read_nodes, event.num_nodes),
-                ("edges", event.read_edges, event.num_edges),
-            ):
-                for name in filter(lambda name: event.has(f"{kind}/{name}"), names_in(kind)):
-                    read(name, np.arange(count))
+            event.check_bytes()  # its hash may be that of a file that was damaged before it was hashed
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
     except StoreError as error:

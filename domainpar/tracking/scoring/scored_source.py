@@ -38,7 +38,7 @@ def scored_events(path: str | Path, min_score: float) -> Events:
     store, records = store_of_scores(directory, record)
 
     def read(name: str) -> EventGraph:
-        arrays, _ = read_arrays(directory / events[name].path)
+        arrays, _ = read_arrays(directory / events[name].path, ("edge_score", "edge_scored"))
         kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
         with store.open(records[name]) as event:
             return WholeEvent(event).graph(kept)

@@ -37,7 +37,7 @@ from domainpar.tracking.events.store import (
     EventStore,
     Split,
     event_file_name,
-    read_attributes,
+    read_arrays,
 )
 from domainpar.tracking.scoring import summary
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
@@ -214,7 +214,7 @@ class _Inbox:
     def _is_done(self, record: EventRecord) -> bool:
         """Whether there are scores of this very event: one that was prepared anew is scored anew."""
         path = self._directory / (event_file_name(record.event).removesuffix(SUFFIX) + SCORES_SUFFIX)
-        return path.exists() and read_attributes(path).get("event_sha256") == record.sha256
+        return path.exists() and read_arrays(path, names=())[1].get("event_sha256") == record.sha256
 
 
 def _read_ahead(paths: Sequence[Path]) -> None:

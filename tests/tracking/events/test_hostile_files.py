@@ -236,15 +236,15 @@ ABSURD = {
     "chunks of nothing": (listed(rows=0), "chunks of 0 rows"),
     "a shape below nothing": (listed(shape=[-120]), "shape .-120,"),
     "a shape of no size": (listed(shape=[]), "shape ..  ?in chunks of 120 rows"),
-    "a shape in words": (listed(shape=["120"]), "shape .'120',"),
+    "a shape in words": (listed(shape=["120"]), "cannot read the file"),
     "axes without end beside none": (listed(shape=[0, 3 * 10**8], rows=1), "edges/src/c/0 belongs to no array"),
     "more nodes than rows": (
         {"zarr.json": in_json(attributes={"num_nodes": 2**60})},
         "its shape is .*expected .115292",
     ),
     "another type": (listed(dtype="float64"), "edges/src/c/0 has 484 bytes, expected 964"),
-    "objects": (listed(dtype="O"), "holds O, expected numbers"),
-    "records": (listed(dtype="i4,O"), "holds i4,O, expected numbers"),
+    "objects": (listed(dtype="O"), "holds object, expected numbers"),
+    "records": (listed(dtype="i4,O"), "expected numbers"),
     "a type that numpy does not know": (listed(dtype="a8x"), "cannot read the file"),
     "no list of arrays": ({"zarr.json": in_json(attributes={"arrays": 7})}, "cannot read the file"),
     "a chunk with more behind it": (

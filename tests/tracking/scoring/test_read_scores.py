@@ -103,7 +103,7 @@ def test_what_is_asked_for_and_not_there_is_named(place, tmp_path):
         domainpar.read_scores(place / "run", "7")
     with pytest.raises(Problem, match=r"no scores.json\nhint: .*domainpar.infer --run"):
         domainpar.read_scores(tmp_path)
-    with pytest.raises(StoreError, match="no such file"):
+    with pytest.raises(StoreError, match="No such file"):
         domainpar.read_scores(tmp_path / "event9.scores.zarr.zip")
     record = EventStore(place / "store").records[0]
     (tmp_path / "event0.scores.zarr.zip").symlink_to(place / "store" / record.path)

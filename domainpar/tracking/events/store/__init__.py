@@ -9,7 +9,7 @@ Files appear under their name only when they are complete. The same event prepar
 same versions of the libraries gives the same bytes.
 """
 
-from domainpar.tracking.events.store.arrays import read_arrays, read_attributes, write_arrays
+from domainpar.tracking.events.store.arrays import read_arrays, write_arrays
 from domainpar.tracking.events.store.event import StoredEvent, WholeEvent, inspect_event
 from domainpar.tracking.events.store.filtered import FilteredEvent
 from domainpar.tracking.events.store.joined import Events, JoinedEvents
@@ -36,5 +36,5 @@ __all__ = [
     "LEARNED", "MANIFEST", "MODULE_MAP", "SCHEMA_VERSION", "SUFFIX", "EventRecord", "EventStore", "EventSurvey",
     "Events", "FilteredEvent", "JoinedEvents", "OtherVersion", "Settings", "Split", "StoreError", "StoredEvent",
     "WholeEvent", "event_file_name", "file_sha256", "inspect_event", "names_in", "outside", "read_arrays",
-    "read_attributes", "settings_digest", "standardised_by", "write_arrays", "write_event", "write_manifest",
+    "settings_digest", "standardised_by", "write_arrays", "write_event", "write_manifest",
 ]  # fmt: skip

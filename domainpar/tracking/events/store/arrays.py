@@ -14,8 +14,7 @@ import json
 import math
 import os
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,27 +41,6 @@ class ArrayLayout(NamedTuple):
     dtype: str
     rows: int
 
-    @classmethod
-    def of(cls, values: Array) -> ArrayLayout:
-        """The layout of an array in chunks of one size, so that little is filled up."""
-        num_chunks = max(1, -(-len(values) // ROWS_PER_CHUNK))
-        return cls(values.shape, str(values.dtype), max(1, -(-len(values) // num_chunks)))
-
-    @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> ArrayLayout:
-        """A layout that a file claims.
-
-        Raises:
-            ValueError: If no array can have it.
-        """
-        layout = cls(tuple(item["shape"]), item["dtype"], item["rows"])
-        sizes = (*layout.shape, layout.rows)
-        if not all(isinstance(size, int) and size >= 0 for size in sizes) or not layout.shape or layout.rows < 1:
-            raise ValueError(f"an array has shape {layout.shape} in chunks of {layout.rows} rows")
-        if layout.stored_type.kind not in "biuf":
-            raise ValueError(f"an array holds {layout.dtype}, expected numbers")
-        return layout
-
     @property
     def stored_type(self) -> np.dtype[Any]:
         """Type of the values as they lie in the file."""
@@ -72,11 +50,6 @@ class ArrayLayout(NamedTuple):
     def num_chunks(self) -> int:
         """Chunks along the first axis."""
         return -(-self.shape[0] // self.rows)
-
-    @property
-    def member_bytes(self) -> int:
-        """Bytes of the member of a chunk."""
-        return self.rows * math.prod(self.shape[1:]) * self.stored_type.itemsize + _CHECKSUM
 
     def member(self, name: str, number: int) -> str:
         """The member that holds a chunk of the array of this name."""
@@ -104,7 +77,10 @@ def _zipped(arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> bytes
     from zarr.codecs import BytesCodec, Crc32cCodec
     from zarr.storage import MemoryStore
 
-    layouts = {name: ArrayLayout.of(values) for name, values in arrays.items()}
+    layouts = {}
+    for name, values in arrays.items():
+        num_chunks = max(1, -(-len(values) // ROWS_PER_CHUNK))  # of one size: little is filled up
+        layouts[name] = ArrayLayout(values.shape, str(values.dtype), max(1, -(-len(values) // num_chunks)))
     described = {"schema_version": SCHEMA_VERSION, "arrays": {name: it._asdict() for name, it in layouts.items()}}
     # Written to memory first, so that the order and the dates of the members do not depend on timing.
     members: dict[str, Any] = {}
@@ -128,30 +104,15 @@ def _zipped(arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> bytes
     return buffer.getvalue()
 
 
-def read_attributes(path: Path) -> dict[str, Any]:
-    """What describes the arrays of a file that `write_arrays` wrote; of them none is read.
+def read_arrays(path: Path, names: Iterable[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Named arrays of a file that `write_arrays` wrote, all or those of some names, and what describes them.
 
     Raises:
         StoreError: If the file is missing or damaged.
     """
-    return _read(path, with_arrays=False)[1]
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The named arrays of a file that `write_arrays` wrote, and what describes them.
-
-    Raises:
-        StoreError: If the file is missing or damaged.
-    """
-    return _read(path, with_arrays=True)
-
-
-def _read(path: Path, with_arrays: bool) -> tuple[dict[str, Array], dict[str, Any]]:
-    if not path.is_file():
-        raise StoreError("no such file", file=path)
     try:
         with ArrayFile(path) as file:
-            return {name: file.whole(name) for name in file.layouts if with_arrays}, file.attributes
+            return {name: file.whole(name) for name in (file.layouts if names is None else names)}, file.attributes
     except OtherVersion:
         raise
     except Exception as error:  # of the zip, which does not name the file
@@ -180,21 +141,21 @@ class ArrayFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
         try:
-            self._members = self._list_members()
-            self.attributes: dict[str, Any] = dict(json.loads(self._checked(_DESCRIPTION))["attributes"])
+            with zipfile.ZipFile(self._file) as file:
+                self._members = self._list_members(file)
+                self.attributes: dict[str, Any] = dict(json.loads(file.read(_DESCRIPTION))["attributes"])
             if (version := self.attributes.get("schema_version")) != SCHEMA_VERSION:
                 raise OtherVersion(version, path)
-            arrays = self.attributes.pop("arrays")
-            self.layouts = {name: ArrayLayout.from_json(item) for name, item in arrays.items()}
+            listed = self.attributes.pop("arrays").items()
+            self.layouts = {name: ArrayLayout(tuple(of["shape"]), of["dtype"], of["rows"]) for name, of in listed}
             self._check_members()
         except BaseException:
             self._file.close()
             raise
 
-    def _list_members(self) -> dict[str, zipfile.ZipInfo]:
-        """The members by name, of which none is packed or there twice, and no byte in two."""
-        with zipfile.ZipFile(self._file) as listed:
-            members = listed.infolist()
+    def _list_members(self, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+        """The members by name, of which none is packed or there twice, and all claim no more than the file has."""
+        members = file.infolist()
         named = {member.filename: member for member in members}
         if len(named) != len(members):
             raise ValueError(f"{len(members) - len(named)} of {len(members)} members are there twice")
@@ -210,21 +171,24 @@ class ArrayFile:
         """Refuse a file that lacks a chunk, has one of another size, or holds what none of its arrays needs."""
         sizes: dict[str, int | None] = {_DESCRIPTION: None}
         for name, layout in self.layouts.items():
-            parts = name.split("/")
+            (shape, _, rows), dtype, parts = layout, layout.stored_type, name.split("/")
+            if not (shape and all(isinstance(size, int) and size >= 0 for size in (*shape, rows - 1))):
+                raise ValueError(f"{name} has shape {shape} in chunks of {rows} rows")
+            if dtype.kind not in "biuf":
+                raise ValueError(f"{name} holds {dtype}, expected numbers")
             sizes |= {"/".join([*parts[:depth], _DESCRIPTION]): None for depth in range(1, len(parts) + 1)}
-            if 0 in layout.shape:
-                continue
             # Counted before they are listed: a shape may claim more chunks than a machine can count.
-            if layout.num_chunks > len(self._members):
-                raise ValueError(f"{name} has {layout.num_chunks} chunks, the file {len(self._members)} members")
-            sizes |= {layout.member(name, number): layout.member_bytes for number in range(layout.num_chunks)}
+            if (count := 0 if 0 in shape else layout.num_chunks) > len(self._members):
+                raise ValueError(f"{name} has {count} chunks, the file {len(self._members)} members")
+            size = rows * math.prod(shape[1:]) * dtype.itemsize + _CHECKSUM
+            sizes |= {layout.member(name, number): size for number in range(count)}
         if missing := sorted(sizes.keys() - self._members.keys()):
             raise ValueError(f"{missing[0]} is missing ({len(missing)} of {len(sizes)} members)")
         if strangers := sorted(self._members.keys() - sizes.keys()):
             raise ValueError(f"{strangers[0][:80]} belongs to no array ({len(strangers)} such members)")
-        for name, size in sizes.items():
-            if size not in (None, held := self._members[name].file_size):
-                raise ValueError(f"{name} has {held} bytes, expected {size}")
+        for name, expected in sizes.items():
+            if expected not in (None, held := self._members[name].file_size):
+                raise ValueError(f"{name} has {held} bytes, expected {expected}")
 
     def rows(self, name: str, ids: IntArray) -> Array:
         """Rows of one array, [n, ...], by their places along its first axis, [n] in any order.
@@ -258,16 +222,10 @@ class ArrayFile:
         return values
 
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
-        """Read every member, or one share of them, from end to end: a damaged one fails its checksum."""
-        for name in sorted(self._members)[share::of]:
-            self._checked(name)
-
-    def _checked(self, name: str) -> bytes:
-        """The bytes of a member, if they have the checksum that the zip lists."""
-        content = os.pread(self._file.fileno(), self._members[name].file_size, self._start(name))
-        if zlib.crc32(content) != self._members[name].CRC:
-            raise zipfile.BadZipFile(f"Bad CRC-32 of {name}, of which {len(content)} bytes are there")
-        return content
+        """Read every chunk, or one share of them: a damaged one fails its checksum."""
+        chunks = [(name, number) for name, layout in self.layouts.items() for number in range(layout.num_chunks)]
+        for name, number in chunks[share::of]:
+            self._chunks(name, [number])
 
     def _start(self, name: str) -> int:
         """The place of the first byte of a member, if it is where the zip lists it."""

@@ -284,10 +284,10 @@ class StoredEvent:
         return EventPlace(self.event_id, self.path)
 
     def check_bytes(self, share: int = 0, of: int = 1) -> None:
-        """Read the file from end to end, or one of several shares of it.
+        """Read every array, or one of several shares of them.
 
         Raises:
-            StoreError: If any member of it is damaged.
+            StoreError: If any of them is damaged.
         """
         with self._reading("its bytes"):
             self._file.check_bytes(share, of)
