@@ -183,7 +183,7 @@ def test_scores_that_are_damaged_gone_or_something_else_are_refused_by_their_nam
     with pytest.raises(ValueError, match=r"cannot be read.*event002"):
         files.read_event(files.choose_event())
     path.unlink()
-    with pytest.raises(ValueError, match=r"no such file.*event002"):
+    with pytest.raises(ValueError, match=r"No such file.*event002"):
         files.read_event(files.choose_event())
 
 
