@@ -19,7 +19,7 @@ from domainpar.tracking.config import DoctorConfig
 
 NEEDED = {
     **{"numpy": "numpy", "llvmlite": "llvmlite", "numba": "numba", "torch": "torch", "pymetis": "pymetis"},
-    **{"zarr": "zarr", "numcodecs": "numcodecs", "google_crc32c": "google-crc32c", "safetensors": "safetensors"},
+    **{"zarr": "zarr", "google_crc32c": "google-crc32c", "safetensors": "safetensors"},
     **{"yaml": "PyYAML", "msgspec": "msgspec", "pandas": "pandas", "tqdm": "tqdm", "rich": "rich"},
     **{"psutil": "psutil", "shtab": "shtab"},
 }

@@ -14,7 +14,7 @@ from typing import Any
 import domainpar
 from domainpar.parallel.digests import installed
 
-_PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "zarr", "numcodecs", "safetensors")
+_PACKAGES = ("torch", "numpy", "numba", "pymetis", "mpi4py", "zarr", "safetensors")
 
 # Of launchers, threads and how ranks meet; nothing that could hold a secret.
 _ENVIRONMENT = re.compile(
