@@ -74,6 +74,7 @@ class Work:
         alone = World.alone()
         data = open_lessons(config, store, alone)
         trainer = make_trainer(config, data, alone)
+        trainer.model.exactness(alone.transport)  # loads the kernels
         bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
         largest = max(data.train + data.val, key=lambda sample: sample.cost)
         where = data.store, largest.record, alone
