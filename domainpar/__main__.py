@@ -12,7 +12,7 @@ COMMANDS = {
     "report": "from a run to one HTML page, or pictures",
     "export": "from a run to an ONNX file as ACTS reads it, or to a program of torch.export",
     "import_acorn": "from a checkpoint of acorn to a run",
-    "estimate": "from a store and a network to seconds, memory and cost on each number of this machine's cores",
+    "estimate": "from a store and a network to seconds and memory on each number of this machine's cores",
     "doctor": "a table of what works on this machine, with this launcher",
 }
 """The commands, and what each does."""

@@ -1,4 +1,4 @@
-"""Seconds, bytes and joules of a training: weighed on pieces of an event, predicted on cores, measured.
+"""Bytes and seconds of a training: pieces of events to be weighed, cuts, files for tables, and costs of an epoch.
 
 Below the room of training, which asks for its memory before the first step.
 """
