@@ -104,15 +104,15 @@ def test_columns_may_stand_in_any_order_and_numbers_of_events_have_nine_digits_o
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("edge0,edge1,weight\n0,1,1\n#1,2,1\n", "cannot be read"),
-        ("edge0,edge1,weight\n0,1,1\n1,2", "cannot be read: "),
-        ("edge0,edge1,weight\n0,1\n", "2 numbers, .* 3 columns"),
-        ("edge0,edge1\n0,1e300\n", "not whole numbers"),
-        ("src,dst\n0,1\n", "edge0; found src, dst"),
+        ("edge0,edge1,weight\n0,1,1\n#1,2,1\n", "edge0 holds 1 values that are no whole numbers .*: #1 in row 1"),
+        ("edge0,edge1,weight\n0,1,1\n1,2", "row 1 has 2 fields, and the first line has 3"),
+        ("edge0,edge1,weight\n0,1\n", "row 0 has 2 fields, and the first line has 3"),
+        ("edge0,edge1\n0,1e300\n", "edge1 holds 1 values that are no whole numbers .*: 1e300 in row 0"),
+        ("src,dst\n0,1\n", r"no column edge0, edge1; found \['src', 'dst'\]"),
         ("edge0,edge1,weight\n0,5,1\n", "edge0, edge1"),
         ("edge0,edge1,weight\n0,-1,1\n", "edge0, edge1"),
-        ("edge0,edge1,weight\n0,1.5,1\n", "not whole numbers"),
-        ("edge0,edge1,weight\n0,1,1\n2\n", "cannot be read: "),
+        ("edge0,edge1,weight\n0,1.5,1\n", "edge1 holds 1 values that are no whole numbers .*: 1.5 in row 0"),
+        ("edge0,edge1,weight\n0,1,1\n2\n", "row 1 has 1 fields, and the first line has 3"),
     ],
 )
 def test_a_file_that_does_not_fit_the_event_is_refused(tmp_path, text, error):
@@ -135,7 +135,7 @@ def test_files_that_are_missing_or_no_text_are_named_also_once_the_store_is_ther
         assert prepare_main(words) == 0
         capfd.readouterr()
         (tmp_path / "edges" / "event000000000-graph.csv").unlink()
-    (tmp_path / "edges" / "event000000000-graph.csv").write_bytes(b"edge0,edge1\n0,1\n\xff\xfe")
+    (tmp_path / "edges" / "event000000000-graph.csv").write_bytes(b"edge0,edge1\n0,\xff\xfe\n")
     assert prepare_main(words) == 2
     assert "'utf-8' codec" in capfd.readouterr().err
     assert prepare_main([*words[:-1], ""]) == 2

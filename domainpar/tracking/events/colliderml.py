@@ -360,14 +360,11 @@ def _wanted(kind: str, path: Path) -> list[str]:
         nested = pa.types.is_list(kind_of) and pa.types.is_list(kind_of.value_type)
         if nested and (kind, name) == (HITS, "particle_id"):
             kind_of = kind_of.value_type  # a newer ACTS has all particles of a measurement
-        if not (pa.types.is_list(kind_of) or pa.types.is_large_list(kind_of)) or not _is_number(kind_of.value_type):
+        is_list = pa.types.is_list(kind_of) or pa.types.is_large_list(kind_of)
+        numbers = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+        if not is_list or not any(is_kind(kind_of.value_type) for is_kind in numbers):
             raise Problem(f"column {name} holds {kind_of}, not a list of numbers an event", file=path)
     return wanted
-
-
-def _is_number(kind: Any) -> bool:
-    pa, _ = import_parquet()
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _unreadable(path: Path, error: Exception) -> Problem:

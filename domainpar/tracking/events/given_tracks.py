@@ -47,9 +47,6 @@ class GivenTracks:
     of_acts: bool = False
 
 
-NO_TRACKS = GivenTracks(EventPlace(""), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
 def rows_of(hit: IntArray, hit_id: IntArray) -> IntArray:
     """The row of each of some hits, all of which are among those of an event, by its number."""
     order = np.argsort(hit_id)

@@ -75,7 +75,12 @@ def _read(files: InputFiles) -> EventGraph:
     if entries.get("edge_attr") is not None:
         edge_attr = _features(entries, "edge_attr", "edges", place)
     label, node_labels, graph_labels = _labels(entries, edge_index.shape[1], num_nodes, place)
-    hits = Hits.bare(place.event, np.arange(num_nodes), _position(entries, num_nodes, place))
+    position: FloatArray | None = None
+    if entries.get("pos") is not None:
+        position = _array(entries, "pos", place)
+        check_array(place, "pos", position, (num_nodes, 3), "x, y, z in mm,", "remove it to go without a geometry")
+        position = position.astype(np.float32)
+    hits = Hits.bare(place.event, np.arange(num_nodes), position)
     particle_id, particles = _truth(entries, num_nodes, place)
     graph = EventGraph(
         hits=replace(hits, particle_id=particle_id, particles=particles),
@@ -302,14 +307,6 @@ def _truth(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> tup
         if not other.any():
             particles = replace(particles, **{name: values[first][ids != 0].astype(np.float32)})
     return at_nodes, particles
-
-
-def _position(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> FloatArray | None:
-    if entries.get("pos") is None:
-        return None
-    position = _array(entries, "pos", place)
-    check_array(place, "pos", position, (num_nodes, 3), "x, y, z in mm,", "remove it to go without a geometry")
-    return position.astype(np.float32)
 
 
 def _labels(
