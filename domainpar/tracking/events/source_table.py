@@ -20,56 +20,44 @@ class SourceRow(NamedTuple):
 
 
 _PYG = "`pip install -e '.[pyg]'`"
+_PT = "`particles` adds pT and vertices"
 
 SOURCES = {
     "simulate": SourceRow(
-        "hits",
-        "built in, TrackML geometry, exact truth",
-        "none: it simulates events in the TrackML geometry, in seconds",
-        "nothing",
+        "hits", "built in, TrackML geometry, exact truth",
+        "none: it simulates events in the TrackML geometry, in seconds", "nothing",
     ),
     "trackml": SourceRow(
-        "hits",
-        "CSV",
-        "`.csv` or `.csv.gz` of the TrackML challenge",
-        "`hits`; `truth` for training (columns `hit_id, particle_id` are enough); `particles` adds pT and vertices",
+        "hits", "CSV", "`.csv` or `.csv.gz` of the TrackML challenge",
+        f"`hits`; `truth` for training (columns `hit_id, particle_id` are enough); {_PT}",
     ),
     "acts": SourceRow(
-        "hits",
-        "its CSV or parquet",
+        "hits", "its CSV or parquet",
         "`.csv`, `.csv.gz` or `.parquet` that ACTS wrote ([recipe](recipes/data_acts.md)), or [simulates "
         "now](recipes/data_simulate.md)",
         "`measurements`; `measurement-simhit-map` and `hits` for training; `particles_simulated` adds pT and vertices",
     ),
     "colliderml": SourceRow(
-        "hits",
-        "parquet",
-        "`.parquet` of ColliderML ([recipe](recipes/data_colliderml.md))",
-        "`pip install -e '.[parquet]'`; a folder of `tracker_hits`; `particles` adds pT and vertices",
+        "hits", "parquet", "`.parquet` of ColliderML ([recipe](recipes/data_colliderml.md))",
+        f"`pip install -e '.[parquet]'`; a folder of `tracker_hits`; {_PT}",
     ),
     "heptrkx": SourceRow("graphs", "npz graphs", "`.npz` graphs of HEP.TrkX", "nothing"),
     "acorn": SourceRow(
-        "graphs",
-        "graphs of the acorn framework, in trainset, valset and testset or all in one directory",
-        "`.pyg` events of acorn ([recipe](recipes/data_acorn.md))",
-        _PYG,
+        "graphs", "graphs of the acorn framework, in trainset, valset and testset or all in one directory",
+        "`.pyg` events of acorn ([recipe](recipes/data_acorn.md))", _PYG,
     ),
     "pyg": SourceRow(
-        "graphs",
-        "PyG Data files",
+        "graphs", "PyG Data files",
         "one torch_geometric `Data` in each `.pt` or `.pyg` file (`x`, `edge_index`, `edge_attr`, `y`, `pos`; where "
-        "they are there `particle_id`, `pt`, `eta` of each node, `x_names`, `edge_attr_names`)",
-        _PYG,
+        "they are there `particle_id`, `pt`, `eta` of each node, `x_names`, `edge_attr_names`)", _PYG,
     ),
     "scores": SourceRow(
-        "stores",
-        "events that infer has scored; edges with a score of at least --min-score stay (a filter)",
+        "stores", "events that infer has scored; edges with a score of at least --min-score stay (a filter)",
         "scores that `infer` has written: the same events with fewer edges ([recipe](recipes/data_filter.md))",
         "the store that was scored",
     ),
     "stores": SourceRow(
-        "stores",
-        "the events of several stores, in their splits, to train on all of them",
+        "stores", "the events of several stores, in their splits, to train on all of them",
         "events of stores that you have, as one store "
         "([recipe](recipes/tracks_training.md#training-on-several-kinds-of-events))",
         "`--input 'stores/a, stores/b'`",

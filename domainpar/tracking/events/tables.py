@@ -45,17 +45,12 @@ class InputTable:
     @cached_property
     def types(self) -> dict[str, np.dtype]:
         """The type of each column, of those that are needed first."""
-        return {name: np.dtype(kind) for name, kind, _ in self.columns()}
+        return {name: np.dtype(kind) for name, kind, _ in _parsed(f"{self.needed}; {self.optional}")}
 
     @cached_property
     def must(self) -> list[str]:
         """The columns that must be there."""
         return [name for name, _, _ in _parsed(self.needed)]
-
-    def columns(self) -> Iterator[tuple[str, str, str]]:
-        """Name, type and unit of each column."""
-        yield from _parsed(self.needed)
-        yield from _parsed(self.optional)
 
     def missing(self, columns: Sequence[str], needed: Sequence[str] = ()) -> list[str]:
         """The needed columns that are not among some, in order; `needed`: further ones."""

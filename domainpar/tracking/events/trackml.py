@@ -16,7 +16,6 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several, some_of
-from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.csv_tables import MissingColumns
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
@@ -171,3 +170,41 @@ def _particles(files: InputFiles, particle_id: IntArray | None) -> Particles | N
         raise place.problem(what, "is one of the two of another event, or were particles numbered anew in one of them?")
     columns = {"charge" if name == "q" else str(name): table[name].to_numpy() for name in table}
     return Particles.of_table(ids, columns, at_hits)
+
+
+def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: EventPlace) -> FloatArray:
+    """The features of each hit, `features.OF_CLUSTERS`, float32 [N, 6]: what its cells tell.
+
+    A particle that crosses a module at a slant fires more cells: the angle is that of a straight line through as many
+    cells and the whole thickness (`module_t` is half of it), without its sign, which cells do not tell.
+    """
+    of_hits = cells.groupby("hit_id").agg(
+        cells=("ch0", "size"), charge=("value", "sum"), u0=("ch0", "min"), u1=("ch0", "max"), v0=("ch1", "min"),
+        v1=("ch1", "max"),
+    )  # fmt: skip
+    clusters = of_hits.reindex(hits["hit_id"])
+    without = ~(clusters["charge"].to_numpy() > 0)
+    if without.any():
+        first = hits["hit_id"].to_numpy()[without][0]
+        raise place.problem(
+            f"{int(without.sum())} of {len(hits)} hits have no cell with a charge here, the first is hit_id {first}",
+            "the file is truncated or of another event; leave --cluster-features out",
+        )
+    names = ["volume_id", "layer_id", "module_id"]
+    of_modules = modules.set_index(names).reindex(pd.MultiIndex.from_frame(hits[names]))
+    unknown = of_modules["module_t"].isna().to_numpy()
+    if unknown.any():
+        first = tuple(hits[names].to_numpy()[unknown][0].tolist())
+        raise place.problem(
+            f"detectors.csv does not list the module of {int(unknown.sum())} hits, the first is "
+            f"volume, layer, module {first}",
+            "take the file of the same detector",
+        )
+    thickness = 2 * of_modules["module_t"].to_numpy()
+    columns = [np.log(clusters["cells"].to_numpy(float)), np.log(clusters["charge"].to_numpy())]
+    sizes = [
+        (clusters[f"{axis}1"] - clusters[f"{axis}0"] + 1).to_numpy() * of_modules[f"pitch_{axis}"].to_numpy()
+        for axis in "uv"
+    ]
+    angles = [np.arctan2(size, thickness) for size in sizes]
+    return np.stack([*columns, *sizes, *angles], axis=1).astype(np.float32)

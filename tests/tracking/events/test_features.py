@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from domainpar.common.problems import EventPlace
-from domainpar.tracking.events.clusters import cluster_features
 from domainpar.tracking.events.construct import Cuts, build_graph, edge_features
 from domainpar.tracking.events.features import EDGE_FEATURES, FEATURES, NODE_FEATURES, OF_CLUSTERS, SLOPE_LIMIT
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
+from domainpar.tracking.events.trackml import cluster_features
 
 PAGE = Path(__file__).parents[3] / "docs/reference/features.md"
 

@@ -47,7 +47,7 @@ TABLE = InputTable(
 
 
 def test_columns_have_names_types_and_units():
-    assert list(TABLE.columns())[:3] == [("hit_id", "i8", ""), ("x", "f8", "mm"), ("y", "f8", "mm")]
+    assert list(TABLE.types.items())[:3] == [("hit_id", np.int64), ("x", np.float64), ("y", np.float64)]
     assert (TABLE.must, TABLE.what) == (["hit_id", "x", "y"], "hits")
     assert TABLE.missing(["hit_id", "x", "by"]) == ["y", "at"]
     assert TABLE.missing(["hit_id", "x", "y", "of"], needed=["at"]) == ["at"]
