@@ -31,6 +31,7 @@ from domainpar.tracking.config import SHIPPED, PrepareConfig
 from domainpar.tracking.config.acorn import default_store
 from domainpar.tracking.config.group import Text
 from domainpar.tracking.config.texts import Spot
+from domainpar.tracking.events.source_table import SOURCES
 
 if TYPE_CHECKING:
     from domainpar.common.problems import Problem
@@ -182,16 +183,17 @@ def _cuts(config: PrepareConfig) -> "Cuts":
     from domainpar.tracking.events.beam_spot import BeamSpot
     from domainpar.tracking.events.construct import Cuts
     from domainpar.tracking.events.detector import FIELD_ELSEWHERE
+    from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.sources import find_source
 
-    values = _values(config)
-    spot, field = values["beam_spot"], values["field"]
-    z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot[0], spot[-1]).reach)
-    strongest = 0.0 if field is None else float(abs(field.bz).max())
+    spot, pairs = config.beam_spot, Cuts.layer_pairs
+    if config.layer_pairs is not None:
+        pairs = config.layer_pairs.value
+    elif SOURCES[config.source].gives == "hits":
+        pairs = find_source(config.source).layer_pairs
+    z0 = config.z0 or max(Cuts.z0, 0.0 if spot is None else BeamSpot(spot.value[0], spot.value[-1]).reach)
+    strongest = 0.0 if config.field is None else float(abs(read_field(config.field).bz).max())
     phi_slope = config.phi_slope or Cuts.phi_slope * max(1.0, strongest / FIELD_ELSEWHERE)
-    pairs = values["layer_pairs"]
-    if pairs is None:
-        pairs = Cuts.layer_pairs if config.source == "stores" else find_source(config.source).layer_pairs
     return Cuts(phi_slope=phi_slope, z0=z0, same_layer=config.same_layer, layer_pairs=pairs)
 
 
