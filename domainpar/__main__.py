@@ -65,7 +65,7 @@ def _print_completion(shell: str) -> int:
     from domainpar.tracking import config
     from domainpar.tracking.command_line import completion
 
-    classes = {name: vars(config)[f"{name.title().replace('_', '')}Config"] for name in COMMANDS}
+    classes = {name: getattr(config, f"{name.title().replace('_', '')}Config") for name in COMMANDS}
     try:
         print(completion(shell, {name: (classes[name], purpose) for name, purpose in COMMANDS.items()}))
     except config.ConfigError as error:

@@ -23,7 +23,7 @@ from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.launcher import started_as_root
 from domainpar.parallel.signals import StopFlag
 from domainpar.tracking.command_line import run_command
-from domainpar.tracking.config import PrepareConfig, TrainConfig, session_arguments
+from domainpar.tracking.config import TrainConfig, session_arguments
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
@@ -60,6 +60,7 @@ def _built_in_events(config: TrainConfig, world: "World") -> Path:
     """The store of the built-in simulated events, prepared where it is not there yet. *Collective*."""
     from domainpar.common.agreement import Refused
     from domainpar.prepare import prepare_store
+    from domainpar.tracking.config import PrepareConfig
 
     try:
         return prepare_store(PrepareConfig(partitioner=config.partitioner), world)

@@ -3,6 +3,8 @@
 Imports neither torch nor MPI, so that help and mistakes cost a fraction of a second and no rank waits for another.
 """
 
+from __future__ import annotations
+
 import argparse
 import ast
 import inspect
@@ -24,27 +26,31 @@ import yaml
 from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, nobody_reads, problem_record
 from domainpar.common.words import VOICE, some_of
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.config import (
+from domainpar.tracking import config
+from domainpar.tracking.config.group import (
     CODE,
     SHIPPED,
     ConfigError,
+    Field,
     Group,
-    InferConfig,
-    NetworkFlags,
-    PrepareConfig,
-    TrainConfig,
+    fields_of,
     flag,
     groups,
+    json_schema,
+    nearest,
     preset_of,
     title,
 )
-from domainpar.tracking.config.acorn import converted
-from domainpar.tracking.config.group import Field, fields_of, json_schema, nearest
 from domainpar.tracking.config.texts import loaded_yaml
 
 Config = TypeVar("Config", bound=Group)
 
-_COMMANDS = (PrepareConfig, TrainConfig, InferConfig)
+
+def _commands() -> tuple[type[Group], ...]:
+    """The commands whose flags a file may have; loaded when something is wrong, or acorn's."""
+    return config.PrepareConfig, config.TrainConfig, config.InferConfig
+
+
 _DRIVERS = Path("/dev")
 _DIRECTORIES = ("store", "out", "input", "run", "beside", "naive", "scores", "png", "verify")
 
@@ -73,15 +79,15 @@ def run_command(
     """
     _print_by_lines()
     try:
-        config = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
+        asked = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
         # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
         # What NCCL has to say about a GPU stays.
-        on_gpu = _may_be_on_gpu(getattr(config, "device", "cpu"))
+        on_gpu = _may_be_on_gpu(getattr(asked, "device", "cpu"))
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         name = _Command(config_class).name
         with VOICE.heard(name) if started_as_root() else nullcontext():
-            code = work(config)
+            code = work(asked)
         _flush()
         return code
     except BrokenPipeError as error:
@@ -165,7 +171,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     return config_class(**_beneath(command, asked) | asked)
 
 
-def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
+def _beneath(command: _Command, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
     _refuse_shipped(asked)
     values: dict[str, Any] = {}
@@ -178,7 +184,7 @@ def _beneath(command: "_Command", asked: Mapping[str, Any]) -> dict[str, Any]:
         from domainpar.tracking.training.pretrained import source
 
         network = config_of_run(source(asked["init"]))
-        values |= {name: getattr(network, name) for name in NetworkFlags.__annotations__}
+        values |= {name: getattr(network, name) for name in config.NetworkFlags.__annotations__}
     if asked.get("resume") and asked.get("out") is not None and not asked.get("overwrite"):
         from domainpar.runs.directory import can_go_on
 
@@ -200,7 +206,7 @@ def _refuse_shipped(values: Mapping[str, Any]) -> None:
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
 
 
-def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
+def config_of_run(run: Path, model: str | None = None) -> config.TrainConfig:
     """The configuration that a run began with, by its `config.yaml`; `model` names a network of the user's own.
 
     Its optimiser is left out: it may be code of the user's own, and the network does without.
@@ -208,9 +214,12 @@ def config_of_run(run: Path, model: str | None = None) -> TrainConfig:
     Raises:
         ConfigError: If there is no run, or its file cannot be read.
     """
-    own, values = {} if model is None else {"model": model}, _Command(TrainConfig).read_run(run, model is not None)
+    own, values = (
+        {} if model is None else {"model": model},
+        _Command(config.TrainConfig).read_run(run, model is not None),
+    )
     values.pop("optimizer", None)
-    return TrainConfig(**values | own)
+    return config.TrainConfig(**values | own)
 
 
 def _arguments(field: Field, text: str, default: Any) -> dict[str, Any]:
@@ -328,11 +337,11 @@ class _Command:
         raise ConfigError(what, f"{self._help} lists the flags; each takes one value, quoted if it has spaces")
 
     def _refuse_unknown(
-        self, words: Sequence[str], known: Callable[["_Command"], Iterable[str]], unknown: str, where: str = ""
+        self, words: Sequence[str], known: Callable[[_Command], Iterable[str]], unknown: str, where: str = ""
     ) -> NoReturn:
         """Refuse flags, or keys of a file, of which one at least is none; `known` lists those of a command."""
         lists_them = f"{self._help} lists those of {self.name}"
-        others = (_Command(command) for command in _COMMANDS if command is not self.config_class)
+        others = (_Command(command) for command in _commands() if command is not self.config_class)
         of = [other.name for other in others if set(words) <= set(known(other))]
         if of:
             which = f"{some_of(words, 3)} {'is a flag' if len(words) == 1 else 'are flags'}"
@@ -373,7 +382,9 @@ class _Command:
 
     def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
         """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
-        everything = [name for command in _COMMANDS for name in _Command(command).flags]
+        from domainpar.tracking.config.acorn import converted
+
+        everything = [name for command in _commands() for name in _Command(command).flags]
         try:
             conversion = converted(keys, self.name, self.flags, everything, own_model)
         except ConfigError as error:

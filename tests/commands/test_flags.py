@@ -344,7 +344,7 @@ def test_every_field_has_a_docstring_and_a_checked_group():
 
 
 ALL = [
-    vars(config)[f"{name}Config"] for name in "Doctor Estimate Export ImportAcorn Infer Prepare Report Train".split()
+    getattr(config, f"{name}Config") for name in "Doctor Estimate Export ImportAcorn Infer Prepare Report Train".split()
 ]
 
 

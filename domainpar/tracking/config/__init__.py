@@ -5,18 +5,33 @@ A mistake in a group, or between groups, is refused when the object is made, bef
 Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
 """
 
-from domainpar.tracking.config.doctor import DoctorConfig
-from domainpar.tracking.config.estimate import EstimateConfig
-from domainpar.tracking.config.evaluate import EvaluateConfig
-from domainpar.tracking.config.export import ExportConfig
-from domainpar.tracking.config.group import CODE, ConfigError, Group, flag, groups, is_code, resolved_yaml, title
-from domainpar.tracking.config.import_acorn import ImportAcornConfig
-from domainpar.tracking.config.infer import SHIPPED, InferConfig, preset_of
-from domainpar.tracking.config.prepare import PrepareConfig
-from domainpar.tracking.config.ranks import session_arguments
-from domainpar.tracking.config.report import ReportConfig
-from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
-from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as below, for type checkers
+    from domainpar.tracking.config.doctor import DoctorConfig
+    from domainpar.tracking.config.estimate import EstimateConfig
+    from domainpar.tracking.config.evaluate import EvaluateConfig
+    from domainpar.tracking.config.export import ExportConfig
+    from domainpar.tracking.config.group import (
+        CODE,
+        SHIPPED,
+        ConfigError,
+        Group,
+        flag,
+        groups,
+        is_code,
+        preset_of,
+        resolved_yaml,
+        title,
+    )
+    from domainpar.tracking.config.import_acorn import ImportAcornConfig
+    from domainpar.tracking.config.infer import InferConfig
+    from domainpar.tracking.config.prepare import PrepareConfig
+    from domainpar.tracking.config.ranks import session_arguments
+    from domainpar.tracking.config.report import ReportConfig
+    from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
+    from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig
 
 __all__ = [
     "BITWISE", "CODE", "MODELS", "ON_STAGES", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
@@ -25,3 +40,26 @@ __all__ = [
     "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "preset_of",
     "resolved_yaml", "session_arguments", "title",
 ]  # fmt: skip
+
+_MODULES = {
+    "doctor": "DoctorConfig",
+    "estimate": "EstimateConfig",
+    "evaluate": "EvaluateConfig",
+    "export": "ExportConfig",
+    "group": "SHIPPED CODE ConfigError Group flag groups is_code resolved_yaml title preset_of",
+    "import_acorn": "ImportAcornConfig",
+    "infer": "InferConfig",
+    "prepare": "PrepareConfig",
+    "ranks": "session_arguments",
+    "report": "ReportConfig",
+    "texts": "Conditions LayerPairs Numbers Weighting",
+    "train": "BITWISE MODELS ON_STAGES NetworkFlags TrainConfig",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of a module here, which is loaded when it is used: `--help` needs the flags of one command."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

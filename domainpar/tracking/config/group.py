@@ -43,12 +43,20 @@ CODE = {"model": "network", "optimizer": "optimiser"}
 OWN_CODE = "own"
 """Stands in a run's `config.yaml` in place of such code: a file is data and never names code."""
 
+SHIPPED = "pretrained:"
+"""What the name of a network that is shipped begins with."""
+
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
 
 
 WHOLE = "--- # whole if it ends in a line of three dots"
 """First line of a run's `config.yaml`: half of one is YAML too, and would stand for defaults."""
+
+
+def preset_of(network: str) -> str:
+    """The preset of the events of a shipped network: the first word of its name, `full` of `pretrained:full-hllhc`."""
+    return network.removeprefix(SHIPPED).split("-")[0]
 
 
 class ConfigError(Problem):

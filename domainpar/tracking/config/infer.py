@@ -18,14 +18,6 @@ from domainpar.tracking.config.group import (
 from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Conditions, ConditionsOrAll
 
-SHIPPED = "pretrained:"
-"""What the name of a network that is shipped begins with."""
-
-
-def preset_of(network: str) -> str:
-    """The preset of the events of a shipped network: the first word of its name, `full` of `pretrained:full-hllhc`."""
-    return network.removeprefix(SHIPPED).split("-")[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringFlags(Group):
