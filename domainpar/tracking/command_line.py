@@ -31,7 +31,7 @@ from domainpar.tracking.config.group import (
     CODE,
     SHIPPED,
     ConfigError,
-    Field,
+    Flag,
     Group,
     fields_of,
     flag,
@@ -222,7 +222,7 @@ def config_of_run(run: Path, model: str | None = None) -> config.TrainConfig:
     return config.TrainConfig(**values | own)
 
 
-def _arguments(field: Field, text: str, default: Any) -> dict[str, Any]:
+def _arguments(field: Flag, text: str, default: Any) -> dict[str, Any]:
     """How argparse reads a field, and what it shows of it: `text` explains it, `default` is the value without it."""
     if default is not None and default is not False:
         text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"

@@ -219,7 +219,7 @@ def is_code(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
-class Field:
+class Flag:
     """A field of a configuration: what its annotation takes.
 
     Attributes:
@@ -239,6 +239,7 @@ class Field:
         self.kinds: list[type[Any]] = [part for part in parts if isinstance(part, type)] + [*self.limits]
         self.is_switch = kind is bool
         self.spellings = [flag(name), *([f"--no{flag(name)[1:]}"] if self.is_switch else [])]
+        self._has_meaning = any(issubclass(part, Text) for part in self.kinds)
         plain = [str if issubclass(part, Text) else part for part in self.kinds]
         self._type = Union[*plain, *(part for part in parts if get_origin(part) is Literal)]  # without bounds
 
@@ -251,7 +252,9 @@ class Field:
         values = [given]
         if isinstance(given, str):  # to YAML, 1e-3 is a text
             values = [*_meanings(given), given]
-        return self.checked(next(filter(self._is_of_type, values), given), spelt)
+        value = next(filter(self._is_of_type, values), given)
+        # The meaning of a text is looked at when all are known: a file may say `own` where a flag names code.
+        return value if isinstance(value, str) and self._has_meaning else self.checked(value, spelt)
 
     def checked(self, value: Any, spelt: str = "") -> Any:
         """A value of the field's type, and within its bounds.
@@ -342,15 +345,15 @@ def json_schema(config_class: type[Group], texts: Mapping[str, str]) -> dict[str
     return {"$schema": schema, "type": "object", "additionalProperties": False, "properties": properties}
 
 
-_FIELDS: dict[type[Group], Mapping[str, Field]] = {}
+_FIELDS: dict[type[Group], Mapping[str, Flag]] = {}
 
 
-def fields_of(config_class: type[Group]) -> Mapping[str, Field]:
+def fields_of(config_class: type[Group]) -> Mapping[str, Flag]:
     """The fields of a configuration by name, in the order of its groups."""
     if config_class not in _FIELDS:
         hints = get_type_hints(config_class, include_extras=True)
         names = [name for group in groups(config_class) for name in group.__annotations__]
-        _FIELDS[config_class] = {name: Field(name, hints[name]) for name in names}
+        _FIELDS[config_class] = {name: Flag(name, hints[name]) for name in names}
     return _FIELDS[config_class]
 
 
