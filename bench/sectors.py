@@ -54,7 +54,7 @@ TARGET = "pt: [1, .inf], nhits: [5, .inf]"
 WEIGHTING = "[{weight: 1, conditions: {y: true, pt: [1, .inf]}}, {weight: -0.5, conditions: {y: true, pt: [0, 0.8]}}]"
 SIZE = ("--hidden", "32", "--graph-iters", "4", "--lr", "0.005", "--epochs", "6")
 TRAIN = ("--target", TARGET, "--weighting", WEIGHTING, *SIZE)
-TRACKS = ("--checkpoint", "last", "--tracks", "greedy", "--matching-style", "two_way", "--max-chi2", "1")
+TRACKS = ("--checkpoint", "last", "--tracks", "greedy", "--matching-style", "two_way", "--max-chi2", "12")
 
 
 def cut_events(store: EventStore, sectors: str) -> Events:

@@ -55,7 +55,7 @@ def options_of(listed):
 def test_the_target_of_the_training_is_that_of_tuned_cuts_and_of_tracks_unless_a_flag_names_another(
     made, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (1.0,)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (12.0,)})
     monkeypatch.setattr(tuning, "QUALITIES", (0.0,))
     trained(made / "store", tmp_path / "run", target="pt: [0.3, .inf]", epochs=1)
     events = EventStore(made / "store").events()
@@ -75,7 +75,7 @@ def test_the_target_of_the_training_is_that_of_tuned_cuts_and_of_tracks_unless_a
 
 
 def test_cuts_are_chosen_on_validation_events_and_kept_on_any_ranks(place, monkeypatch, capsys):
-    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.999), "max_chi2": (1.0, 2.0)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.999), "max_chi2": (6.0, 12.0)})
     deadlines = []
     monkeypatch.setattr(World, "set_deadline", lambda world, seconds: deadlines.append(seconds))
     listed, one = inferred(place, place / "one", tracks="greedy", tune=True, split="test", timeout=17.5)
@@ -134,7 +134,7 @@ def test_cuts_with_few_fakes_are_chosen_on_request(place, monkeypatch):
 
 
 def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypatch):
-    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (2.0,)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1,), "max_chi2": (25.0,)})
     flags = {
         "tracks": "greedy",
         "tune": True,
@@ -153,14 +153,14 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
 
 
 def test_later_inferences_take_them_unless_told_otherwise(place):
-    tuning.keep(place / "run", TrackOptions(), {"cuts": {"score_cut": 0.3, "max_chi2": 0.7}})
+    tuning.keep(place / "run", TrackOptions(), {"cuts": {"score_cut": 0.3, "max_chi2": 0.7}, "quality": list(REASONS)})
     extended = {"cuts": {"score_cut": 0.2, "min_quality": 7.0}, "quality": list(REASONS)}
     tuning.keep(place / "run", TrackOptions(extend=True), extended)
     for name, flags, score_cut, max_chi2, min_quality in (
         ("out", {}, 0.3, 0.7, 0.0),
         ("told", {"score_cut": 0.9}, 0.9, 0.7, 0.0),
-        ("refined", {"refine": True}, 0.1, 1.0, 0.0),  # other tracks have other cuts
-        ("extended", {"extend": True}, 0.2, 1.0, 7.0),
+        ("refined", {"refine": True}, 0.1, 12.0, 0.0),  # other tracks have other cuts
+        ("extended", {"extend": True}, 0.2, 12.0, 7.0),
     ):
         options = options_of(inferred(place, place / name, tracks="greedy", split="test", **flags)[0])
         assert (options["score_cut"], options["max_chi2"], options["min_quality"]) == (score_cut, max_chi2, min_quality)
@@ -207,7 +207,7 @@ def test_signs_of_life_say_which_cuts_are_tried(place, monkeypatch):
 
 
 def test_what_is_given_is_not_tuned(place, monkeypatch):
-    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.2), "max_chi2": (1.0, 2.0)})
+    monkeypatch.setitem(tuning.GRIDS, "greedy", {"score_cut": (0.1, 0.2), "max_chi2": (6.0, 12.0)})
     inferred(place, place / "out", tracks="greedy", tune=True, max_chi2=0.7, split="test")
     assert kept(place)["greedy"]["cuts"]["max_chi2"] == 0.7
 
@@ -222,17 +222,22 @@ def test_a_damaged_choice_is_refused(tmp_path, content):
         tuning.read(tmp_path)
 
 
-def test_a_least_quality_of_an_older_kind_of_quality_is_refused(tmp_path):
+def test_a_cut_on_an_older_kind_of_quality_or_chi2_is_refused(tmp_path):
     chosen = {"cuts": {"min_quality": 7.0}, "quality": list(REASONS)}
     (tmp_path / "tracks.json").write_text(json.dumps({"greedy": chosen}))
     assert tuning.read(tmp_path) == {"greedy": chosen}
-    for older in ({"cuts": {"min_quality": 7.0}}, chosen | {"quality": ["hits", "scores", "beam"]}):
+    kinds = (
+        {"cuts": {"min_quality": 7.0}},
+        {"cuts": {"max_chi2": 0.5}},
+        chosen | {"quality": ["hits", "scores", "beam"]},
+    )
+    for older in kinds:
         (tmp_path / "tracks.json").write_text(json.dumps({"greedy": older}))
         with pytest.raises(Problem, match="quality") as refused:
             tuning.read(tmp_path)
         assert "tune again" in str(refused.value)
         assert "quality" not in older or "(hits, scores, beam;" in str(refused.value)
-        assert "now hits, scores, beam, helix)" in str(refused.value)
+        assert "now hits, scores, beam, fit)" in str(refused.value)
     (tmp_path / "tracks.json").write_text(json.dumps({"cc": {"cuts": {"score_cut": 0.8}}}))
     assert list(tuning.read(tmp_path)) == ["cc"]
 

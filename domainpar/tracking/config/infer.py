@@ -90,8 +90,8 @@ class TrackFlags(Group):
     """Use only segments with a score above this. Default: as tuned, else 0.1 for greedy and 0.5 for cc."""
 
     max_chi2: Positive | None = None
-    """For greedy, --refine and --shared-hits: largest mean square distance of a track's hits from its helix, in units
-    of the errors that are allowed. Default: as tuned, else 1."""
+    """For greedy, --refine and --shared-hits: largest chi2 per degree of freedom of a track of four hits or more, as a
+    Kalman filter fits it. Default: as tuned, else 12."""
 
     refine: bool = False
     """Build each track again from its own hits alone, those of --ckf, too: outliers are removed, and wrong joins are
@@ -107,7 +107,7 @@ class TrackFlags(Group):
     min_quality: Annotated[float, Meta(ge=0, le=1000)] | None = None
     """Drop tracks below this quality, and build tracks again of the hits that they leave. The quality is the number of
     hits, plus twice the sum of the scores of their segments, plus up to 2 for a helix from the beam line, plus up to 8
-    for hits close to their helix. Default: as tuned, else 0."""
+    for hits that the fit of the track meets. Default: as tuned, else 0."""
 
     shared_hits: bool = False
     """Let a track of four hits or more also have hits of other tracks, if one helix fits all of them. In track_id and

@@ -8,7 +8,6 @@ must look like that. No vertex is asked for.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.reco.helix import SCATTERING, chi2
-from domainpar.tracking.reco.segments import TrackHits, long_enough
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import chi2_of, room
+from domainpar.tracking.reco.segments import long_enough
 
 BESIDE = 25.0
 """Largest distance of two hits of a track on one surface, in mm."""
@@ -35,18 +35,14 @@ def link_greedily(inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: f
     Args:
         inner, outer: The hits of each segment, int64 [S].
         hits: The hits; they have positions.
-        max_chi2: Largest chi2 (`helix.chi2`) of four hits and more; fewer are joined as they are.
+        max_chi2: Largest chi2 per degree of freedom (`kalman.chi2_of`) of `FEWEST_HITS` hits and more; fewer are joined
+            as they are.
 
     Returns:
         The smallest hit of what each hit was joined to, int64 [N]; itself where that is nothing.
     """
-    if hits.position is None:
-        raise ValueError("a track is grown along a helix, but its hits have no positions")
-    position = np.ascontiguousarray(hits.position, np.float64)
-    bz = np.abs(Field.of(hits.field).bending(position))
-    distance = np.sum(position**2, axis=1)
-    grown = _grow(inner, outer, position, hits.error, distance, bz, hits.surface, hits.module, max_chi2)
-    return np.asarray(grown)
+    about = hits.table, hits.distance, hits.surface, hits.places, Field.of(hits.field), room()
+    return np.asarray(_grow(inner, outer, *about, max_chi2))
 
 
 def refine(track_id: IntArray, hits: TrackHits, max_chi2: float, min_hits: int) -> IntArray:
@@ -57,23 +53,20 @@ def refine(track_id: IntArray, hits: TrackHits, max_chi2: float, min_hits: int) 
     Args:
         track_id: Track of each hit, -1 for none, int64 [N].
         hits: The hits; they have positions.
-        max_chi2: As of `greedy`.
+        max_chi2: As of `link_greedily`.
         min_hits: What has fewer is no track.
 
     Returns:
         Track of each hit, int64 [N]; any names, -1 for none.
     """
-    if hits.position is None:
-        raise ValueError("a track is refined by its helix, but its hits have no positions")
-    position = hits.position.astype(np.float64)
-    outward = np.lexsort((np.sum(position**2, axis=1), track_id))
-    outward = outward[track_id[outward] >= 0]
+    outward = hits.outward(track_id)
     # Next neighbours, and those beyond one and two outliers.
     pairs = [(outward[:-step], outward[step:]) for step in (1, 2, 3)]
     inner, outer = (np.concatenate(ends) for ends in zip(*pairs))
     together = track_id[inner] == track_id[outer]
     inner, outer = inner[together], outer[together]
-    nearest = np.argsort(np.linalg.norm(position[inner] - position[outer], axis=1), kind="stable")
+    apart = sum((hits.table[name][inner] - hits.table[name][outer]) ** 2 for name in "xyz")
+    nearest = np.argsort(apart, kind="stable")
     return long_enough(link_greedily(inner[nearest], outer[nearest], hits, max_chi2), min_hits)
 
 
@@ -87,13 +80,11 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
         track_id: Track of each hit, numbered from 0, -1 for none, int64 [N].
         inner, outer: The hits of each segment, int64 [S].
         hits: The hits; they have positions.
-        max_chi2: As of `greedy`, of all hits of a track.
+        max_chi2: As of `link_greedily`, of all hits of a track.
 
     Returns:
         Row of each hit that is shared, and the further track that it lies on, ascending, int64 [M, 2].
     """
-    if hits.position is None:
-        raise ValueError("hits are shared along a helix, but they have no positions")
     # Both ways along a segment before the next one.
     near, hit = np.stack([inner, outer], axis=1).ravel(), np.stack([outer, inner], axis=1).ravel()
     track = track_id[near]
@@ -104,12 +95,9 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     offered = offered[np.argsort(track[offered], kind="stable")]
     own = np.argsort(track_id, kind="stable")
     numbers = np.arange(track_id.max(initial=-1) + 2)
-    position = np.ascontiguousarray(hits.position, np.float64)
-    bz = np.abs(Field.of(hits.field).bending(position))
-    taken = offered[
-        _share(own, np.searchsorted(track_id[own], numbers), hit[offered], np.searchsorted(track[offered], numbers),
-               position, hits.error, np.sum(position**2, axis=1), bz, hits.surface, hits.module, max_chi2)
-    ]  # fmt: skip
+    about = hits.table, hits.distance, hits.surface, hits.places, Field.of(hits.field), room()
+    first_own, first_offer = np.searchsorted(track_id[own], numbers), np.searchsorted(track[offered], numbers)
+    taken = offered[_share(own, first_own, hit[offered], first_offer, *about, max_chi2)]
     return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
 
 
@@ -122,9 +110,10 @@ def _root(parent: Any, hit: int) -> int:
 
 
 @compiled
-def _grow(inner: Any, outer: Any, position: Any, error: Any, distance: Any, bz: Any, surface: Any, module: Any,
-          max_chi2: float) -> Any:  # fmt: skip
-    num_hits = len(position)
+def _grow(
+    inner: Any, outer: Any, hits: Any, distance: Any, surface: Any, places: Any, field: Any, room: Any, max_chi2: float
+) -> Any:
+    num_hits = len(hits)
     parent, last, size = np.arange(num_hits), np.arange(num_hits), np.ones(num_hits, np.int64)
     following = np.full(num_hits, -1)  # the hits of a track as a list that begins with its root
     members, away = np.empty(MOST_HITS, np.int64), np.empty(MOST_HITS)
@@ -140,9 +129,10 @@ def _grow(inner: Any, outer: Any, position: Any, error: Any, distance: Any, bz: 
                 members[count], away[count] = hit, distance[hit]
                 hit = following[hit]
                 count += 1
-        if not _beside(members[: size[first]], members[size[first] : count], position, surface, module):
+        if not _beside(members[: size[first]], members[size[first] : count], hits, surface):
             continue
-        if count >= FEWEST_HITS and not _on_helix(members[:count], away[:count], position, error, bz, max_chi2):
+        outward = members[np.argsort(away[:count], kind="mergesort")]
+        if count >= FEWEST_HITS and not chi2_of(room[0], outward, hits, places, field, max_chi2) <= max_chi2:
             continue
         if first > second:
             first, second = second, first
@@ -155,8 +145,8 @@ def _grow(inner: Any, outer: Any, position: Any, error: Any, distance: Any, bz: 
 
 
 @compiled
-def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, error: Any, distance: Any, bz: Any,
-           surface: Any, module: Any, max_chi2: float) -> Any:  # fmt: skip
+def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, hits: Any, distance: Any, surface: Any, places: Any,
+           field: Any, room: Any, max_chi2: float) -> Any:  # fmt: skip
     """Whether a track takes each hit that is offered to it, given own hits and offers one track after the other."""
     taken = np.zeros(len(hit), np.bool_)
     members = np.empty(MOST_HITS, np.int64)
@@ -169,30 +159,24 @@ def _share(own: Any, first_own: Any, hit: Any, first_hit: Any, position: Any, er
             if count == MOST_HITS:
                 break
             members[count] = hit[i]
-            if not _beside(members[:count], members[count : count + 1], position, surface, module):
+            if not _beside(members[:count], members[count : count + 1], hits, surface):
                 continue
-            together = members[: count + 1]
-            if _on_helix(together, distance[together], position, error, bz, max_chi2):
+            outward = members[np.argsort(distance[members[: count + 1]], kind="mergesort")]
+            if chi2_of(room[0], outward, hits, places, field, max_chi2) <= max_chi2:
                 taken[i] = True
                 count += 1
     return taken
 
 
 @compiled
-def _on_helix(members: Any, distance: Any, position: Any, error: Any, bz: Any, max_chi2: float) -> bool:
-    """Whether one helix goes through hits, given the distance of each from the origin."""
-    outward = members[np.argsort(distance, kind="mergesort")]
-    return bool(chi2(position[outward], error[outward], bz[outward], SCATTERING) <= max_chi2)
-
-
-@compiled
-def _beside(ours: Any, theirs: Any, position: Any, surface: Any, module: Any) -> bool:
+def _beside(ours: Any, theirs: Any, hits: Any, surface: Any) -> bool:
     """Whether hits of both on one surface lie beside each other, on different modules; 0 is no surface."""
     for i in ours:
         for j in theirs:
             if surface[i] == surface[j] and surface[i] != 0:
-                if module[i] == module[j] and module[i] != 0:
+                a, b = hits[i], hits[j]
+                if a.module == b.module and a.module != 0:
                     return False
-                if math.sqrt(np.sum((position[i] - position[j]) ** 2)) > BESIDE:
+                if (a.x - b.x) ** 2 + (a.y - b.y) ** 2 + (a.z - b.z) ** 2 > BESIDE**2:
                     return False
     return True

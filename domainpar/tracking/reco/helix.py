@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
@@ -18,14 +17,6 @@ from domainpar.tracking.events.field import Field, field_at
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 
 MIN_FITTED_HITS = 3
-
-ERRORS = (0.4, 1.0)
-"""How far a hit that is measured exactly may lie from the helix of its particle in mm, chosen on simulated events: in
-the transverse plane; and along z (in a disk: along r), seen across the flight."""
-
-SCATTERING = 0.008
-"""Angle in rad by which a particle of 1 GeV may leave its helix: scattering, loss of energy, and a field that changes
-along the way. Chosen on simulated events."""
 
 STEPS = 4
 """Steps from hit to hit in which a map of the field is followed."""
@@ -97,26 +88,6 @@ def fit_helices(
     return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
 
 
-def chi2_of_tracks(
-    position: FloatArray, error: FloatArray, bz: FloatArray, track_id: IntArray, num_tracks: int
-) -> npt.NDArray[np.float64]:
-    """How well each track's hits lie on one helix: `chi2` per degree of freedom, of twice as many measurements as hits
-    and five parameters, float64 [T].
-
-    Args:
-        position: x, y, z of each hit in mm, [N, 3].
-        error: Of each hit, as for `chi2`, [N, 2].
-        bz: |B_z| at each, in T, [N].
-        track_id: As for `fit_helices`, [N].
-        num_tracks: Number of tracks T.
-
-    Returns:
-        Infinity for a track of fewer than three hits, or of hits that lie on no helix.
-    """
-    rows, ptr = _outward(position, track_id, num_tracks)
-    return np.asarray(_chi2_of_all(position[rows], error[rows], bz[rows], ptr, SCATTERING))
-
-
 def _outward(position: FloatArray, track_id: IntArray, num_tracks: int) -> tuple[IntArray, IntArray]:
     """Hits by track, each outward from the origin, and where the tracks begin among them, [T + 1]."""
     rows = np.lexsort((np.sum(position**2, axis=1), track_id))
@@ -141,35 +112,6 @@ def check_finite(position: FloatArray) -> None:
     broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(broken):
         raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
-
-
-@compiled
-def chi2(position: Any, error: Any, bz: Any, scattering: float) -> float:
-    """Mean square distance of hits from their common helix, in units of the errors that are allowed.
-
-    In the transverse plane and along z, added up. Each error grows by `scattering` times lever arm over pT.
-
-    Args:
-        position: x, y, z of at least three hits ordered outward, in mm, float64 [n, 3].
-        error: How far each may lie from it in mm, as `ERRORS`, [n, 2].
-        bz: |B_z| at each, in T, [n].
-        scattering: As `SCATTERING`.
-
-    Returns:
-        Infinity where no helix goes through them.
-    """
-    fitted, rho, phi, d = _fit_circle(position)
-    if not fitted:
-        return np.inf
-    z0, slope = _fit_line(_along_circle(position, rho, phi, d), position[:, 2])
-    lever = np.hypot(position[-1, 0] - position[0, 0], position[-1, 1] - position[0, 1])
-    # One over pT: a straight line has none.
-    bend = scattering * lever * min(abs(rho) / (GEV_PER_TESLA_MM * np.mean(bz)), 1e3)
-    squares = 0.0
-    for i in range(len(position)):
-        away, off = distance_from_helix(position[i], rho, phi, d, z0, slope)
-        squares += (away / (error[i, 0] + bend)) ** 2 + (off / (error[i, 1] + bend)) ** 2
-    return squares / len(position)
 
 
 @compiled
@@ -219,16 +161,6 @@ def _fit_all(position: Any, field: Any, ptr: Any) -> Any:
             z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
             fits[track] = -rho, phi, -d, z0, slope, _mean_bending(position[hits], slope, field)
     return fits
-
-
-@compiled
-def _chi2_of_all(position: Any, error: Any, bz: Any, ptr: Any, scattering: float) -> Any:
-    off = np.full(len(ptr) - 1, np.inf)
-    for track in range(len(ptr) - 1):
-        hits, count = slice(ptr[track], ptr[track + 1]), ptr[track + 1] - ptr[track]
-        if count >= MIN_FITTED_HITS:
-            off[track] = chi2(position[hits], error[hits], bz[hits], scattering) * count / (2 * count - 5)
-    return off
 
 
 @compiled

@@ -1,7 +1,9 @@
-"""Measurements: hits with the axes and errors along which their modules measure, by the surfaces of a detector."""
+"""The hits of an event as track builders take them: measurements, with the axes and errors of their modules."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,76 +11,172 @@ import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
-from domainpar.tracking.events.graph import FloatArray, IntArray
-from domainpar.tracking.reco.ckf.layout import Layout
-from domainpar.tracking.reco.helix import check_finite, check_positions
+from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, surface_numbers, volumes_and_layers
+from domainpar.tracking.reco.ckf.layout import NOWHERE, Layout, trackml
 from domainpar.tracking.reco.kalman import HIT_DTYPE, UNMEASURED
 
 OFF_MODULE = 0.5
 """mm in front of a module, or beside it, at which a hit is still on it."""
 
 
-def table_of(
-    position: FloatArray,
-    volume: IntArray,
-    layer: IntArray,
-    module: IntArray,
-    layout: Layout,
-    measured: FloatArray | None = None,
-    on_surfaces: bool = True,
-) -> tuple[npt.NDArray[np.void], IntArray, IntArray]:
-    """Sort the hits of an event by (surface, phi, z, r), whatever order they come in.
+@dataclass(frozen=True, eq=False)
+class TrackHits:
+    """What track builders know of the hits of an event, in the user's order.
 
-    Args:
-        position, volume, layer, module: Of each hit, as for `find_tracks`.
-        layout: The surfaces.
-        measured: Axes and errors that are told (`Hits.measured`), [N, 8]; what is not, NaN, is that of the modules of
-            `detector.geometry` and of the surfaces: across, and along z of a barrel or r of a disk.
-        on_surfaces: Refuse hits that lie elsewhere than their surfaces, which no track would meet.
-
-    Returns:
-        `HIT_DTYPE` [N]; the first hit of each surface, and N, int64 [S + 1]; the caller's row of each, int64 [N].
-
-    Raises:
-        ValueError: If shapes do not agree, a position is not finite, or hits lie on none of the surfaces.
+    Attributes:
+        position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
+        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
+        module: Module of each hit within its surface, [N]; 0 where it is unknown.
+        field: The field, or what `Field.of` makes one of.
+        layout: The surfaces; by default those of TrackML.
+        measured: Axes and errors of each hit (`Hits.measured`), [N, 8]; NaN where they are those of the modules of
+            `detector.geometry` and of the surfaces: across, and along z of a barrel or r of a disk. None: of all.
     """
-    position = np.asarray(position, np.float64)
-    check_positions(position)
-    for name, column in {"volume": volume, "layer": layer, "module": module}.items():
-        if np.shape(column) != (len(position),):
-            raise ValueError(f"{name} has shape {np.shape(column)} for {len(position)} hits; give one to each hit.")
-    check_finite(position)
-    hits = np.zeros(len(position), HIT_DTYPE)
-    hits["x"], hits["y"], hits["z"] = position.T
-    hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
-    hits["module"] = module
-    hits["surface"] = layout.surface_of(np.asarray(volume), np.asarray(layer), position if on_surfaces else None)
-    of_surface = layout.places[hits["surface"]]
-    for name in ("var_u", "var_v", "thickness"):
-        hits[name] = of_surface[name]
-    geometry = detector.geometry()
-    _set_axes(hits, layout.places, geometry.surfaces, geometry.groups, geometry.modules, layout.of_modules)
-    if measured is not None:
-        measured = np.asarray(measured, np.float64)
-        told = np.isfinite(measured[:, :6]).all(axis=1)
-        hits["u"][told], hits["v"][told] = measured[told, :3], measured[told, 3:6]
-        told = ~np.isnan(measured[:, 6:]).any(axis=1)
-        hits["var_u"][told], hits["var_v"][told] = np.minimum(measured[told, 6:], UNMEASURED).T ** 2
-        hits["thickness"][told] = 0.0
-    hits["w"] = np.cross(hits["u"], hits["v"])
-    # By all columns: the order of the caller's hits must not decide anything.
-    rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
-    hits = hits[rows]
-    return hits, np.searchsorted(hits["surface"], np.arange(len(layout.places) + 1)), rows
+
+    position: FloatArray | None
+    surface: IntArray
+    module: IntArray
+    field: float | FloatArray | Field = 2.0
+    layout: Layout | None = None
+    measured: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.surface)
+
+    @classmethod
+    def of(
+        cls,
+        position: FloatArray | None,
+        volume: IntArray,
+        layer: IntArray,
+        module: IntArray,
+        field: Field | None = None,
+        layout: Layout | None = None,
+        measured: FloatArray | None = None,
+    ) -> TrackHits:
+        """From the columns of an event; in the field of the TrackML events by default."""
+        field = detector.geometry().field if field is None else field
+        return cls(position, surface_numbers(volume, layer), module, field, layout, measured)
+
+    def take(self, kept: BoolArray | IntArray) -> TrackHits:
+        """Some of them, in their order."""
+        position = None if self.position is None else self.position[kept]
+        measured = None if self.measured is None else self.measured[kept]
+        some = replace(self, position=position, surface=self.surface[kept], module=self.module[kept], measured=measured)
+        known = (name for name in ("_positions", "distance", "table") if name in vars(self))
+        vars(some).update({name: vars(self)[name][kept] for name in known})
+        return some
+
+    @cached_property
+    def surfaces(self) -> Layout:
+        """The surfaces."""
+        return self.layout or trackml()
+
+    @cached_property
+    def places(self) -> npt.NDArray[np.void]:
+        """Those of `table`: the surfaces, and then `NOWHERE`, `PLACE_DTYPE` [S + 1]."""
+        return np.append(self.surfaces.places, NOWHERE)
+
+    @cached_property
+    def distance(self) -> npt.NDArray[np.float64]:
+        """Square of each hit's distance from the origin, float64 [N]."""
+        return np.asarray(np.sum(self._positions**2, axis=1))
+
+    @cached_property
+    def _positions(self) -> npt.NDArray[np.float64]:
+        """x, y, z, float64 [N, 3].
+
+        Raises:
+            ValueError: If there are none, or not three to each hit.
+        """
+        if self.position is None:
+            raise ValueError("tracks are followed and fitted along helices, but their hits have no positions")
+        position = np.ascontiguousarray(self.position, np.float64)
+        if position.shape != (len(self), 3):
+            raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each of {len(self)} hits.")
+        return position
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.void]:
+        """The measurements, in the user's order, `HIT_DTYPE` [N].
+
+        Of a hit on no known surface the axes lie across its direction from the origin.
+
+        Raises:
+            ValueError: If there are no positions, shapes do not agree, or a position is not finite.
+        """
+        position = self._positions
+        if np.shape(self.module) != (len(self),):
+            raise ValueError(f"module has shape {np.shape(self.module)} for {len(self)} hits; give one to each hit.")
+        broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+        if len(broken):
+            raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
+        hits = np.zeros(len(self), HIT_DTYPE)
+        hits["x"], hits["y"], hits["z"] = position.T
+        hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
+        hits["module"] = self.module
+        rows = self.surfaces.rows_of(*volumes_and_layers(self.surface))[0]
+        hits["surface"] = np.where(rows < 0, len(self.places) - 1, rows)
+        for name in ("var_u", "var_v", "thickness"):
+            hits[name] = self.places[name][hits["surface"]]
+        geometry = detector.geometry()
+        _set_axes(hits, self.places, geometry.surfaces, geometry.groups, geometry.modules, self.surfaces.of_modules)
+        if self.measured is not None:
+            measured = np.asarray(self.measured, np.float64)
+            told = np.isfinite(measured[:, :6]).all(axis=1)
+            hits["u"][told], hits["v"][told] = measured[told, :3], measured[told, 3:6]
+            told = ~np.isnan(measured[:, 6:]).any(axis=1)
+            hits["var_u"][told], hits["var_v"][told] = np.minimum(measured[told, 6:], UNMEASURED).T ** 2
+            hits["thickness"][told] = 0.0
+        hits["w"] = np.cross(hits["u"], hits["v"])
+        return hits
+
+    def by_surface(self) -> tuple[npt.NDArray[np.void], IntArray, IntArray]:
+        """`table` sorted by (surface, phi, z, r), whatever order the hits come in.
+
+        Returns:
+            `HIT_DTYPE` [N]; the first hit of each surface, and N, int64 [S + 1]; the user's row of each, int64 [N].
+
+        Raises:
+            ValueError: As `table`, or if hits lie on no known surface, or elsewhere than their surfaces.
+        """
+        hits, layout = self.table, self.surfaces
+        layout.surface_of(*volumes_and_layers(self.surface), self._positions)
+        # By all columns: the order of the user's hits must not decide anything.
+        rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
+        return hits[rows], np.searchsorted(hits["surface"][rows], np.arange(len(layout.places) + 1)), rows
+
+    def outward(self, track: IntArray, rows: IntArray | None = None) -> IntArray:
+        """Places in `track` of the hits on tracks, track after track, each outward from the origin, int64 [n].
+
+        Args:
+            track: Track of each hit, -1 for none, [N], or of each of `rows`.
+            rows: Hits, int64; by default each once.
+
+        Raises:
+            ValueError: If there are no positions, or not as many tracks as hits.
+        """
+        rows = np.arange(len(self)) if rows is None else rows
+        if np.shape(track) != rows.shape:
+            raise ValueError(f"track ids have shape {np.shape(track)} for {len(rows)} hits; give one to each hit.")
+        # By azimuth where two are as far away: the order of the user's hits must not decide anything.
+        x, y, _ = self._positions[rows].T
+        order = np.lexsort((np.arctan2(y, x), self.distance[rows], track))
+        return np.asarray(order[track[order] >= 0])
 
 
 @compiled
 def _set_axes(hits: Any, places: Any, surfaces: Any, groups: Any, modules: Any, of_modules: bool) -> None:
-    """The axes of each hit: those of the module that it lies on, or of its surface."""
+    """The axes of each hit: those of the module that it lies on, or of its surface; the last place is no surface."""
     for i in range(len(hits)):
         hit = hits[i]
         cosine, sine = np.cos(hit.phi), np.sin(hit.phi)
         hit.u[0], hit.u[1] = -sine, cosine
+        if hit.surface == len(places) - 1:
+            size = max(np.hypot(hit.r, hit.z), 1e-9)
+            hit.v[0], hit.v[1], hit.v[2] = -cosine * hit.z / size, -sine * hit.z / size, hit.r / size
+            continue
         if places[hit.surface].is_barrel:
             hit.v[2] = 1.0
         else:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import CHARGE_SHARING, GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import forces
 from domainpar.tracking.events.motion import HIGHLAND, advance, through_points, twisted
+
+MIN_FITTED_HITS = 3
+"""Hits of a track that is fitted, at least."""
 
 HIT_WORTH = 14.0
 """Gain in quality of a track by a hit, less its chi^2: somewhat less than the gate, so that no hit is taken that a
@@ -28,6 +32,9 @@ EVEN_FIELD = 120.0
 
 ENERGY_LOSS, PION = 0.045, 0.1396
 """GeV that a fast particle loses in a radiation length, beta^-3 times as much one that is slow; GeV of the mass."""
+
+LOST = 1e8
+"""Variance in mm^2 of a place across the flight from which on a filter knows nothing any more: rounding decides."""
 
 UNMEASURED = 1e6
 """mm of error along an axis that a sensor does not measure."""
@@ -248,6 +255,45 @@ def begin(state: Any, a: Any, b: Any, c: Any, field: Any) -> None:
 
 
 @compiled
+def filter_hits(state: Any, rows: Any, hits: Any, places: Any, side: int, field: Any, most: float) -> float:
+    """Follow one hit after the other, outward (1) or inward (-1), from a state that goes through them about.
+
+    A surface scatters once, between its last hit and the next one; where it is not known each hit does.
+
+    Returns:
+        chi^2 of two measurements a hit; infinite where it exceeds `most`, or is none.
+    """
+    forget(state)
+    chi2 = 0.0
+    for i in range(len(rows)):
+        hit = hits[rows[i]]
+        if i > 0:
+            behind = hits[rows[i - 1]].surface
+            if hit.surface != behind or np.isnan(places[behind].coordinate):
+                pass_material(state, places[behind], side)
+        approach(state, hit.x, hit.y, 1.0, field)
+        known = state.cov[0, 0] < LOST
+        chi2 += take(state, hit, field)
+        # So written that NaN ends it as well.
+        if not (known and chi2 <= most):
+            return np.inf
+    return chi2
+
+
+@compiled
+def chi2_of(state: Any, outward: Any, hits: Any, places: Any, field: Any, most: float) -> float:
+    """chi^2 per degree of freedom of three hits or more, ordered outward, on one track, which `state` is on at last.
+
+    Twice the hits are measured, and five parameters fitted. Infinite where it exceeds `most`, or no circle goes through
+    the first, the middle and the last of the hits.
+    """
+    count = len(outward)
+    begin(state, hits[outward[0]], hits[outward[count // 2]], hits[outward[count - 1]], field)
+    freedom = 2 * count - 5
+    return filter_hits(state, outward, hits, places, 1, field, most * freedom) / freedom  # type: ignore[no-any-return]
+
+
+@compiled
 def start(state: Any, a: Any, b: Any, c: Any, places: Any, side: int, field: Any) -> None:
     """Put a state on the last of three hits of a flight, outward (1) or inward (-1), as all three tell it."""
     begin(state, a, b, c, field)
@@ -258,3 +304,11 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, side: int, field: Any
     approach(state, c.x, c.y, 1.0, field)
     take(state, c, field)
     state.surfaces = 3
+
+
+def room(count: int = 1) -> npt.NDArray[np.void]:
+    """Room for states, which the caller of a kernel owns: a record keeps no array alive in compiled code.
+
+    Of one made there, numba frees the array once the record is taken out, and its memory is given to whoever asks next.
+    """
+    return np.zeros(count, STATE_DTYPE)

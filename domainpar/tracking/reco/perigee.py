@@ -19,17 +19,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
-from domainpar.tracking.reco.ckf.layout import trackml
-from domainpar.tracking.reco.helix import MIN_FITTED_HITS
-from domainpar.tracking.reco.hit_table import table_of
-from domainpar.tracking.reco.kalman import HIT_WORTH, STATE_DTYPE, approach, begin, forget, pass_material, point, take
-from domainpar.tracking.reco.segments import TrackHits
+from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import (
+    MIN_FITTED_HITS,
+    approach,
+    begin,
+    filter_hits,
+    forget,
+    pass_material,
+    point,
+    room,
+)
 
 NAMES = ("d0", "z0", "phi", "theta", "qop")
 
@@ -57,7 +62,9 @@ class Perigees:
     ndf: IntArray
 
 
-def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None) -> Perigees:
+def fit_perigees(
+    hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None, passes: int = PASSES
+) -> Perigees:
     """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
 
     Args:
@@ -65,25 +72,23 @@ def fit_perigees(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: Int
         track_id: Track of each, in [0, num_tracks), or -1 for none, [N].
         num_tracks: Number of tracks T.
         rows: Hits that `track_id` is of, where some lie on several tracks, [N + S]; by default each once.
+        passes: Each begins with the result of the one before. One is enough to tell tracks from each other.
 
     Returns:
-        One row a track. Tracks that have no helix are not fitted.
+        One row a track. Tracks of fewer than three hits, or that no circle goes through, are not fitted.
 
     Raises:
-        ValueError: If the hits have no positions, or one of a track lies on none of the surfaces.
+        ValueError: If the hits have no positions, shapes do not agree, or a track id is out of range.
     """
-    if hits.position is None:
-        raise ValueError("the parameters of tracks are fitted to positions, which their hits do not have.")
-    rows = np.arange(len(hits)) if rows is None else rows
-    rows, track_id = rows[track_id >= 0], track_id[track_id >= 0]
-    layout, measured = hits.layout or trackml(), None if hits.measured is None else hits.measured[rows]
-    columns = hits.position[rows], *volumes_and_layers(hits.surface[rows]), hits.module[rows]
-    table, _, places = table_of(*columns, layout, measured, on_surfaces=False)
-    distance = table["x"] ** 2 + table["y"] ** 2 + table["z"] ** 2
-    # The rest of the order is the table's, which the caller's does not touch.
-    order = np.lexsort((distance, track_id[places]))
-    ptr = np.searchsorted(track_id[places][order], np.arange(num_tracks + 1))
-    begun, spread, chi2 = _fit_all(table[order], ptr, layout.places, Field.of(hits.field), _room())
+    if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
+        raise ValueError(
+            f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
+            f"in [0, {num_tracks})."
+        )
+    order = hits.outward(track_id, rows)
+    ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
+    rows = order if rows is None else rows[order]
+    begun, spread, chi2 = _fit_all(rows, ptr, hits.table, hits.places, Field.of(hits.field), room(), passes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is dropped below
         value, covariance = _parameters(begun), _carried_over(begun, spread)
     known = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
@@ -103,15 +108,7 @@ def flown_back(begun: FloatArray, field: Field) -> FloatArray:
     """
     x, y, z, phi, pt, eta, charge = begun.T
     k = -np.where(charge == 0, np.nan, charge) * GEV_PER_TESLA_MM / pt
-    return _parameters(_fly_back(np.stack([x, y, phi, k, z, np.sinh(eta)], axis=1), field, _room()))
-
-
-def _room() -> npt.NDArray[np.void]:
-    """Room for a state, which the caller of a kernel owns: a record keeps no array alive in compiled code.
-
-    Of one made there, numba frees the array once the record is taken out, and its memory is given to whoever asks next.
-    """
-    return np.zeros(1, STATE_DTYPE)
+    return _parameters(_fly_back(np.stack([x, y, phi, k, z, np.sinh(eta)], axis=1), field, room()))
 
 
 def _parameters(reference: FloatArray) -> FloatArray:
@@ -155,30 +152,25 @@ def _to_beam(state: Any, reference: Any, field: Any) -> None:
 
 
 @compiled
-def _fit_all(hits: Any, ptr: Any, places: Any, field: Any, room: Any) -> Any:
+def _fit_all(rows: Any, ptr: Any, hits: Any, places: Any, field: Any, room: Any, passes: int) -> Any:
     """((d0, phi, k, z0, slope) of each track, [T, 5]; covariances of (place across, direction, k, z, slope) there,
-    [T, 5, 5]; chi^2, [T]), NaN without a helix."""
+    [T, 5, 5]; chi^2, [T]), NaN without a circle."""
     count = len(ptr) - 1
     references, spreads, chi2 = np.full((count, 5), np.nan), np.full((count, 5, 5), np.nan), np.full(count, np.nan)
     state = room[0]
     for track in range(count):
-        first, last = ptr[track], ptr[track + 1] - 1
-        if last - first + 1 < MIN_FITTED_HITS:
+        outward = rows[ptr[track] : ptr[track + 1]]
+        if len(outward) < MIN_FITTED_HITS:
             continue
-        begin(state, hits[first], hits[(first + last) // 2], hits[last], field)
-        for _ in range(PASSES):
+        begin(state, hits[outward[0]], hits[outward[(len(outward) - 1) // 2]], hits[outward[-1]], field)
+        for _ in range(passes):
             # Outward along the hits, to where the filter begins, with the energy that the track loses there.
-            for i in range(first, last + 1):
-                if i > first and hits[i].surface != hits[i - 1].surface:
-                    pass_material(state, places[hits[i - 1].surface], 1)
-                approach(state, hits[i].x, hits[i].y, 1.0, field)
-            forget(state)
-            for i in range(last, first - 1, -1):
-                approach(state, hits[i].x, hits[i].y, 1.0, field)
-                take(state, hits[i], field)
-                if i == first or hits[i].surface != hits[i - 1].surface:
-                    pass_material(state, places[hits[i].surface], -1)
-            chi2[track] = HIT_WORTH * state.num_hits - state.quality
+            for i in range(len(outward)):
+                if i > 0 and hits[outward[i]].surface != hits[outward[i - 1]].surface:
+                    pass_material(state, places[hits[outward[i - 1]].surface], 1)
+                approach(state, hits[outward[i]].x, hits[outward[i]].y, 1.0, field)
+            chi2[track] = filter_hits(state, outward[::-1], hits, places, -1, field, np.inf)
+            pass_material(state, places[hits[outward[0]].surface], -1)
             _to_beam(state, references[track], field)
             spreads[track] = state.cov
     return references, spreads, chi2

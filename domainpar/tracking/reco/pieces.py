@@ -1,4 +1,4 @@
-"""Pieces of tracks joined where they lie on one helix, the best pair first: hits alone, no scores, no truth.
+"""Pieces of tracks joined where one track goes through the hits of both, the best pair first: no scores, no truth.
 
 A track is in pieces where a hit is missing, or no candidate edge joins two of its layers; and where a particle leaves
 several double hits in a row, the second ones make a track of their own, side by side with the first.
@@ -6,360 +6,248 @@ several double hits in a row, the second ones make a track of their own, side by
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import FloatArray, IntArray
-from domainpar.tracking.reco.helix import (
-    ERRORS,
-    SCATTERING,
-    check_tracks,
-    chi2,
-    distance_from_helix,
-    fit_helices,
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import (
+    MIN_FITTED_HITS,
+    STATE_DTYPE,
+    approach,
+    bend_at,
+    chi2_of,
+    filter_hits,
+    pass_material,
+    residual,
+    room,
 )
 from domainpar.tracking.reco.segments import number_tracks
 
+# Chosen on simulated events.
+SAME_ETA = 0.02
+"""Largest difference in pseudorapidity of two pieces, beside `SIGMAS` of both."""
 
-@dataclass(frozen=True)
-class StitchOptions:
-    """Limits of stitching; the defaults were chosen on simulated events.
+SIGMAS = 5.0
+"""Standard deviations by which two pieces may differ."""
 
-    Hits that are off by e over a lever arm l leave a helix off by e (1 + g / l)^2 in the transverse plane, and by
-    e (1 + g / l) along z, a distance g beyond them. Here e is the error of the hits and what scattering adds,
-    `scattering` l / pT.
+LOSS = 0.03
+"""Share of its momentum by which a flight may slow between them."""
 
-    Attributes:
-        min_hits: Tracks with fewer hits are left alone; a helix takes three.
-        eta: Largest difference in pseudorapidity of two pieces whose hits are measured exactly.
-        reach: Longest gap between two pieces, in mm of the transverse plane.
-        beside: Where pieces overlap in distance from the origin, the hits of the outer one must each have a hit of the
-            inner one within this many mm.
-        scattering: Angle in rad by which a particle of 1 GeV may leave its helix (`helix.SCATTERING`).
-        residual: Largest chi2 (`helix.chi2`) of the hits of a pair.
-        residual_beside: The same where the pieces overlap: hits beside each other were scattered alike.
+REACH = 400.0
+"""Longest gap between two pieces, in mm of the transverse plane."""
 
-    Raises:
-        ValueError: If a number is not positive and finite, or a helix would have too few hits.
-    """
+BESIDE = 25.0
+"""Where pieces overlap in distance from the origin, the hits of the outer one must each have a hit of the inner one
+within this many mm."""
 
-    min_hits: int = 3
-    eta: float = 0.02
-    reach: float = 400.0
-    beside: float = 25.0
-    scattering: float = SCATTERING
-    residual: float = 0.08
-    residual_beside: float = 0.04
-
-    def __post_init__(self) -> None:
-        if self.min_hits < 3:
-            raise ValueError(f"stitching option min_hits is {self.min_hits}; a helix takes at least 3 hits.")
-        for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"stitching option {name} is {value}; it must be a positive number.")
+MAX_CHI2 = 8.0
+"""Largest chi2 per degree of freedom (`kalman.chi2_of`) of the hits of a pair."""
 
 
-def stitch(
-    track_id: IntArray,
-    position: FloatArray,
-    options: StitchOptions | None = None,
-    field: float | FloatArray | Field = 2.0,
-    error: FloatArray | None = None,
-) -> IntArray:
-    """Join pieces of tracks that lie on one helix, end to end or side by side.
+def stitch(track_id: IntArray, hits: TrackHits) -> IntArray:
+    """Join pieces of tracks that one track goes through, end to end or side by side.
 
-    A pair is joined if the helices of both bend alike and meet each other's nearest hits, and one helix goes through
-    the hits of both. Pieces that overlap in distance from the origin must also have their hits beside each other there:
-    so lie the hits of a particle on modules that overlap. The best pairs are joined first, each piece with one other;
-    what they became is fitted again and may be joined further, until nothing fits: stitching again changes nothing.
-    Neither the names of tracks nor the order of hits matter.
+    A pair is joined if both bend alike, each meets the other's nearest hit, and one track goes through the hits of
+    both. Pieces that overlap in distance from the origin must also have their hits beside each other there: so lie the
+    hits of a particle on modules that overlap. The best pairs are joined first, each piece with one other; what they
+    became is fitted again and may be joined further, until nothing fits: stitching again changes nothing. Neither the
+    names of tracks nor the order of hits matter.
 
     Args:
         track_id: Track of each hit, -1 for none, [N].
-        position: x, y, z of each hit in mm, [N, 3].
-        options: Limits; the defaults if None.
-        field: As for `helix.fit_helices`.
-        error: How far each hit may lie from its helix in mm, [N, 2]; `helix.ERRORS` if None.
+        hits: The hits; they have positions.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. The same hits are on tracks as
-        before, and tracks without a helix are what they were.
+        before, and tracks of fewer than three hits, or that cannot be fitted, are what they were.
 
     Raises:
-        ValueError: If shapes do not agree, an id is below -1, or the position of a hit on a track is not finite.
+        ValueError: If shapes do not agree, an id is below -1, or a position is not finite.
     """
-    options = options or StitchOptions()
-    track_id, position = np.array(track_id, np.int64), np.asarray(position, np.float64)
-    check_tracks(position, track_id)
+    track_id = np.array(track_id, np.int64)
     if len(track_id) and track_id.min() < -1:
         raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
-    error = np.broadcast_to(ERRORS, (len(position), 2)) if error is None else error
-    pieces = Pieces.of(track_id, position, error, options.min_hits, field).by_eta()
-    pairs = _best_pairs(pieces, options)
-    while len(pairs):
-        pieces = pieces.joined(*pairs.T)
-        pairs = _best_pairs(pieces, options)
-    track_id[pieces.rows] = np.repeat(pieces.table["track"], np.diff(pieces.ptr))
+    if track_id.shape != (len(hits),):
+        raise ValueError(f"track ids have shape {track_id.shape} for {len(hits)} hits; give one to each hit.")
+    on = hits.take(np.flatnonzero(track_id >= 0))  # the position of a hit on no track may be anything
+    track = track_id[track_id >= 0]
+    pieces = _fitted(np.arange(len(on)), track, on)
+    while len(pairs := _best_pairs(pieces, on)):
+        both = [pieces.hits_of(members) for members in pairs.T]
+        inner, outer = pieces.table["track"][pairs].T
+        order = np.argsort(outer)
+        track[both[1]] = inner[order][np.searchsorted(outer[order], track[both[1]])]
+        joined = _fitted(np.concatenate(both), track, on)
+        pieces = pieces.without(pairs).with_more(joined)
+    track_id[track_id >= 0] = track
     return number_tracks(track_id)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
-PT_IS_RADIUS = 1 / GEV_PER_TESLA_MM
-"""The field in T in which a particle of charge 1 flies on a circle of as many mm as its pT has GeV."""
-
 PIECE_DTYPE = np.dtype(
-    [(name, np.float64) for name in ("rho", "phi", "d", "z0", "slope", "eta", "pt", "bend", "lever", "begin", "end")]
-    + [(name, np.float64) for name in ("across", "along", "turn")]
-    + [(name, np.float64, 3) for name in ("first", "last")]
-    + [("track", np.int64), ("fresh", np.bool_)]
+    [(name, "f8") for name in ("eta", "spread", "begin", "end")]
+    + [(name, "i8") for name in ("track", "first", "last")]
+    + [("fresh", "?")]
 )
-"""A piece: its helix, with rho in 1/mm positive for a turn to the right and d in mm positive where the beam line lies
-to the left; pT in GeV, and what rho would be at 1 GeV; the transverse distance from its first to its last hit, the
-distances of both from the origin, the largest error of its hits across and along, how far its pseudorapidity may be off
-by the resolution of its hits, and both hits, in mm; its track, and whether it was not there in an earlier round."""
+"""A piece: its pseudorapidity where it begins, with `SIGMAS` of that; the distances of its first and last hit from the
+origin in mm; its track; the places of these hits among `Pieces.rows`; whether it was not there in an earlier round."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """Tracks that have a helix, by pseudorapidity.
+class Pieces(NamedTuple):
+    """Tracks that can be fitted, by pseudorapidity: names of tracks and the order of hits must not decide anything.
 
     Attributes:
+        rows: Hits of all pieces, outward in each, int64 [n].
         table: One row a piece, `PIECE_DTYPE` [P].
-        ptr: First hit of each piece in the four arrays below, int64 [P + 1]; hits of a piece go outward.
-        rows: These hits as rows of the event, int64 [n].
-        position: Their x, y, z in mm, float64 [n, 3].
-        error: How far each may lie from its helix in mm, float64 [n, 2].
-        bz: What bends there, as |B_z| in T, float64 [n].
+        ends: The state of each at its first hit and at its last, as all its hits tell, `STATE_DTYPE` [P, 2].
     """
 
-    table: npt.NDArray[Any]
-    ptr: IntArray
     rows: IntArray
-    position: FloatArray
-    error: FloatArray
-    bz: FloatArray
+    table: npt.NDArray[np.void]
+    ends: npt.NDArray[np.void]
 
-    def __len__(self) -> int:
-        return len(self.table)
+    def hits_of(self, members: IntArray) -> IntArray:
+        """Rows of all hits of some pieces."""
+        table = self.table[members]
+        return np.concatenate([self.rows[first : last + 1] for first, last in zip(table["first"], table["last"])])
 
-    @classmethod
-    def of(
-        cls,
-        track_id: IntArray,
-        position: FloatArray,
-        error: FloatArray,
-        min_hits: int,
-        field: float | FloatArray | Field,
-    ) -> Pieces:
-        """Fit the tracks that have enough hits.
+    def without(self, members: IntArray) -> Pieces:
+        """The others, none of them fresh."""
+        table, ends = (np.delete(of, members.ravel(), axis=0) for of in (self.table, self.ends))
+        table["fresh"] = False
+        return Pieces(self.rows, table, ends)
 
-        Args:
-            track_id: Track of each hit, -1 for none, [N].
-            position: x, y, z of each hit in mm, float64 [N, 3].
-            error: How far each hit may lie from its helix in mm, float64 [N, 2].
-            min_hits: Fewest hits of a piece.
-            field: As for `helix.fit_helices`.
-
-        Raises:
-            ValueError: If the position of a hit on these tracks is not finite, or the field has another shape.
-        """
-        on = np.flatnonzero(track_id >= 0)
-        _, number, counts = np.unique(track_id[on], return_inverse=True, return_counts=True)
-        enough = counts[number] >= min_hits
-        on, track = on[enough], track_id[on[enough]]
-        return cls._fitted(on, track, position[on], error[on], np.abs(Field.of(field).bending(position[on])))
-
-    def joined(self, inner: IntArray, outer: IntArray) -> Pieces:
-        """The pieces after joining pairs of them, each in at most one: only what is new is fitted, and `fresh`."""
-        track = self.table["track"].copy()
-        track[outer] = track[inner]
-        places = self.hits_of(np.concatenate([inner, outer]))[0]
-        owner = np.repeat(track, np.diff(self.ptr))
-        of_hits = self.position[places], self.error[places], self.bz[places]
-        new = self._fitted(self.rows[places], owner[places], *of_hits)
-        is_old = np.ones(len(self), bool)
-        is_old[inner] = is_old[outer] = False
-        old = self._take(np.flatnonzero(is_old))
-        old.table["fresh"] = False
+    def with_more(self, more: Pieces) -> Pieces:
+        """These and more."""
+        table = np.concatenate([self.table, more.table])
+        for name in ("first", "last"):
+            table[name][len(self.table) :] += len(self.rows)
+        order = np.lexsort((table["begin"], table["eta"]))
         return Pieces(
-            table=np.concatenate([old.table, new.table]),
-            ptr=np.concatenate([old.ptr, old.ptr[-1] + new.ptr[1:]]),
-            rows=np.concatenate([old.rows, new.rows]),
-            position=np.concatenate([old.position, new.position]),
-            error=np.concatenate([old.error, new.error]),
-            bz=np.concatenate([old.bz, new.bz]),
-        ).by_eta()
+            np.concatenate([self.rows, more.rows]), table[order], np.concatenate([self.ends, more.ends])[order]
+        )
 
-    def hits_of(self, members: IntArray) -> tuple[IntArray, IntArray]:
-        """Places in `rows` of all hits of some pieces, piece after piece, and how many each has."""
-        counts = np.diff(self.ptr)[members]
-        starts = self.ptr[:-1][members] - np.cumsum(counts) + counts
-        return np.repeat(starts, counts) + np.arange(counts.sum()), counts
 
-    @classmethod
-    def _fitted(
-        cls, rows: IntArray, track: IntArray, position: FloatArray, error: FloatArray, bz: FloatArray
-    ) -> Pieces:
-        """Pieces of these hits on these tracks; those through which no helix goes are left out."""
-        outward = np.lexsort((np.sum(position**2, axis=1), track))
-        rows, position, error, bz = rows[outward], position[outward], error[outward], bz[outward]
-        names, counts = np.unique(track, return_counts=True)
-        ptr = np.concatenate([[0], np.cumsum(counts)])
-        helices = fit_helices(position, np.repeat(np.arange(len(counts)), counts), len(counts), PT_IS_RADIUS)
-        table = np.zeros(len(counts), PIECE_DTYPE)
-        table["rho"], table["phi"], table["d"] = helices.charge / helices.pt, helices.phi, -helices.d0
-        table["z0"], table["eta"], table["slope"] = helices.z0, helices.eta, np.sinh(helices.eta)
-        table["bend"] = GEV_PER_TESLA_MM * np.add.reduceat(bz, ptr[:-1]) / counts
-        table["pt"] = helices.pt * table["bend"]
-        table["across"], table["along"] = np.maximum.reduceat(error, ptr[:-1]).T
-        table["first"], table["last"] = position[ptr[:-1]], position[ptr[1:] - 1]
-        table["begin"], table["end"] = (np.linalg.norm(table[name], axis=1) for name in ("first", "last"))
-        table["lever"] = np.hypot(*(table["last"] - table["first"])[:, :2].T)
-        table["turn"] = np.maximum(table["along"] - ERRORS[1], 0) / np.maximum(table["lever"], 1e-9)
-        table["track"], table["fresh"] = names, True
-        pieces = cls(table=table, ptr=ptr, rows=rows, position=position, error=error, bz=bz)
-        return pieces._take(np.flatnonzero(helices.fitted & (table["lever"] > 0)))
+def _fitted(rows: IntArray, track: IntArray, hits: TrackHits) -> Pieces:
+    """The tracks of some hits, given the track of every hit; those that cannot be fitted are left out."""
+    rows = rows[hits.outward(track[rows], rows)]
+    first = np.flatnonzero(np.diff(track[rows], prepend=-1))
+    last = np.append(first[1:], len(rows)) - 1
+    enough = last - first + 1 >= MIN_FITTED_HITS
+    table = np.zeros(np.count_nonzero(enough), PIECE_DTYPE)
+    table["first"], table["last"] = first[enough], last[enough]
+    ends = np.zeros((len(table), 2), STATE_DTYPE)
+    _fit_ends(table, rows, hits.table, hits.places, Field.of(hits.field), ends)
+    slope, variance = ends["slope"][:, 0], ends["cov"][:, 0, 4, 4]
+    known = np.isfinite(slope) & np.isfinite(ends["k"]).all(axis=1) & (variance > 0)
+    table["eta"] = np.arcsinh(slope)
+    table["spread"] = SIGMAS * np.sqrt(np.where(known, variance, 0.0) / (1 + slope * slope))
+    table["begin"], table["end"] = (np.sqrt(hits.distance[rows[table[name]]]) for name in ("first", "last"))
+    table["track"], table["fresh"] = track[rows[table["first"]]], True
+    table, ends = table[known], ends[known]
+    order = np.lexsort((table["begin"], table["eta"]))
+    return Pieces(rows, table[order], ends[order])
 
-    def _take(self, members: IntArray) -> Pieces:
-        places, counts = self.hits_of(members)
-        ptr = np.concatenate([[0], np.cumsum(counts)])
-        of_hits = self.position[places], self.error[places], self.bz[places]
-        return Pieces(self.table[members], ptr, self.rows[places], *of_hits)
 
-    def by_eta(self) -> Pieces:
-        """The same, ordered by geometry alone: names of tracks and the order of hits must not decide anything."""
-        return self._take(np.lexsort((self.table["begin"], self.table["eta"])))
+@compiled
+def _fit_ends(table: Any, rows: Any, hits: Any, places: Any, field: Any, ends: Any) -> None:
+    """Set the states of pieces at both their ends; NaN where they cannot be fitted."""
+    for i in range(len(table)):
+        outward = rows[table[i].first : table[i].last + 1]
+        chi2_of(ends[i, 1], outward, hits, places, field, np.inf)
+        ends[i, 0] = ends[i, 1]
+        filter_hits(ends[i, 0], outward[::-1], hits, places, -1, field, np.inf)
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def _best_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
+def _best_pairs(pieces: Pieces, hits: TrackHits) -> IntArray:
     """Pairs (inner, outer) to join, each piece in one at most and the best first, int64 [n, 2]."""
-    pairs = find_pairs(pieces, options)
-    off = _mismatch(pieces, pairs, options)
-    inner, outer = pieces.table[pairs[:, 0]], pieces.table[pairs[:, 1]]
-    gap = np.maximum(outer["begin"] - inner["end"], 0)
-    fits = off <= np.where(gap > 0, options.residual, options.residual_beside)
+    pairs, chi2 = _find(*pieces, hits.table, hits.distance, hits.places, Field.of(hits.field), room())
+    gap = np.maximum(pieces.table["begin"][pairs[:, 1]] - pieces.table["end"][pairs[:, 0]], 0)
     # Of pieces that fit alike the nearest, or the one between would be passed over.
-    order = np.lexsort((pairs[:, 1], pairs[:, 0], off + options.residual * gap / options.reach))
+    order = np.lexsort((pairs[:, 1], pairs[:, 0], chi2 + MAX_CHI2 * gap / REACH))
     # Greedy: a piece that a better pair has taken is not free for a worse one.
-    free = np.ones(len(pieces), bool)
+    free = np.ones(len(pieces.table), bool)
     taken = []
-    for inner, outer in pairs[order[fits[order]]].tolist():
+    for inner, outer in pairs[order].tolist():
         if free[inner] and free[outer]:
             free[inner] = free[outer] = False
             taken.append((inner, outer))
     return np.array(taken, np.int64).reshape(-1, 2)
 
 
-def _mismatch(pieces: Pieces, pairs: IntArray, options: StitchOptions) -> FloatArray:
-    """Chi2 (`helix.chi2`) of the hits of each pair (inner, outer), float64 [n]."""
-    places, counts = pieces.hits_of(pairs.reshape(-1))
-    position, pair = pieces.position[places], np.repeat(np.arange(len(counts)) // 2, counts)
-    outward = np.lexsort((np.sum(position**2, axis=1), pair))
-    ptr = np.searchsorted(pair[outward], np.arange(len(pairs) + 1))
-    error, bz = pieces.error[places][outward], pieces.bz[places][outward]
-    return np.asarray(_chi2s(position[outward], error, bz, ptr, options.scattering))
-
-
 @compiled
-def _chi2s(position: Any, error: Any, bz: Any, ptr: Any, scattering: float) -> Any:
-    off = np.empty(len(ptr) - 1)
-    for pair in range(len(off)):
-        hits = slice(ptr[pair], ptr[pair + 1])
-        off[pair] = chi2(position[hits], error[hits], bz[hits], scattering)
-    return off
-
-
-def find_pairs(pieces: Pieces, options: StitchOptions) -> IntArray:
-    """Pairs (inner, outer) of pieces whose helices bend alike and meet each other's nearest hits, int64 [n, 2].
-
-    One of each pair is `fresh`. Where the pieces overlap in distance from the origin, they lie side by side.
-    """
-    limits = np.array([options.eta, options.reach, options.beside, options.scattering])
-    pairs: IntArray = _find(pieces.table, pieces.ptr, pieces.position, limits)
-    return pairs
-
-
-@compiled
-def _find(table: Any, ptr: Any, position: Any, limits: Any) -> Any:
-    pairs = np.empty((256, 2), np.int64)
+def _find(rows: Any, table: Any, ends: Any, hits: Any, distance: Any, places: Any, field: Any, room: Any) -> Any:
+    """Pairs (inner, outer) of pieces on one track, of which one is fresh, int64 [n, 2], and chi2 of each."""
+    pairs, chi2s = np.empty((256, 2), np.int64), np.empty(256)
     count = 0
-    widest = np.max(table.turn) if len(table) else 0.0
+    widest = np.max(table.spread) if len(table) else 0.0
     for i in range(len(table)):
-        reach = limits[0] + table[i].turn + widest
         for j in range(i + 1, len(table)):
-            if table[j].eta - table[i].eta > reach:
+            apart = table[j].eta - table[i].eta - SAME_ETA - table[i].spread
+            if apart > widest:
                 break  # pieces are sorted by eta: all others are further away
-            if table[j].eta - table[i].eta > limits[0] + table[i].turn + table[j].turn:
+            if apart > table[j].spread or not (table[i].fresh or table[j].fresh):
                 continue
             a, b = (i, j) if table[i].begin <= table[j].begin else (j, i)
-            if not ((table[a].fresh or table[b].fresh) and _continues(table[a], table[b], limits)):
+            inner, outer = rows[table[a].first : table[a].last + 1], rows[table[b].first : table[b].last + 1]
+            if not _continues(ends[a, 1], ends[b, 0], inner, outer, hits, distance, places, field, room):
                 continue
-            if _side_by_side(position[ptr[a] : ptr[a + 1]], position[ptr[b] : ptr[b + 1]], limits[2]):
-                if count == len(pairs):
-                    # The number of pairs is not known before: room doubles.
-                    pairs = np.concatenate((pairs, np.empty_like(pairs)))
-                pairs[count] = a, b
-                count += 1
-    return pairs[:count]
+            if not _side_by_side(inner, outer, hits, distance):
+                continue
+            both = np.concatenate((inner, outer))
+            both = both[np.argsort(distance[both], kind="mergesort")]
+            chi2 = chi2_of(room[0], both, hits, places, field, MAX_CHI2)
+            if not chi2 <= MAX_CHI2:
+                continue
+            if count == len(pairs):
+                # The number of pairs is not known before: room doubles.
+                pairs, chi2s = np.concatenate((pairs, np.empty_like(pairs))), np.concatenate((chi2s, chi2s))
+            pairs[count, 0], pairs[count, 1], chi2s[count] = a, b, chi2
+            count += 1
+    return pairs[:count], chi2s[:count]
 
 
 @compiled
-def _continues(inner: Any, outer: Any, limits: Any) -> bool:
-    """Whether the two helices bend alike and meet the nearest hits of each other."""
-    _, reach, beside, scattering = limits
-    apart = outer.begin > inner.end
-    gap = np.hypot(outer.first[0] - inner.last[0], outer.first[1] - inner.last[1]) if apart else 0.0
+def _continues(
+    end: Any, begin: Any, inner: Any, outer: Any, hits: Any, distance: Any, places: Any, field: Any, room: Any
+) -> bool:
+    """Whether two pieces bend alike, and the inner one leads to the first hit of the outer one."""
+    near, last, first = hits[inner[0]], hits[inner[-1]], hits[outer[0]]
+    if distance[outer[0]] > distance[inner[-1]] and np.hypot(first.x - last.x, first.y - last.y) > REACH:
+        return False
     # A straight line through the beam line meets the hits of two particles that fly back to back.
-    ahead = np.sum((outer.first - inner.first)[:2] * (inner.last - inner.first)[:2])
-    if gap > reach or ahead < -beside * inner.lever:
+    along_x, along_y = last.x - near.x, last.y - near.y
+    if (first.x - near.x) * along_x + (first.y - near.y) * along_y < -BESIDE * np.hypot(along_x, along_y):
         return False
-    kink = scattering / max(min(inner.pt, outer.pt), 1e-3)
-    # Not the curvatures: between the pieces the field may have changed.
-    charge_over_pt = abs(inner.rho / inner.bend - outer.rho / outer.bend)
-    if charge_over_pt > _uncertainty(inner, kink) + _uncertainty(outer, kink):
+    if (end.k - begin.k) ** 2 > SIGMAS * SIGMAS * (end.cov[2, 2] + begin.cov[2, 2]) + (LOSS * end.k) ** 2:
         return False
-    across, along = max(inner.across, outer.across), max(inner.along, outer.along)
-    if not _meets(inner, outer.first, gap, across + kink * inner.lever, along + kink * inner.lever):
-        return False
-    return not apart or _meets(outer, inner.last, gap, across + kink * outer.lever, along + kink * outer.lever)
+    room[0] = end
+    state = room[0]
+    pass_material(state, places[last.surface], 1)
+    approach(state, first.x, first.y, 1.0, field)
+    return residual(state, first, bend_at(field, state))[0] < 2 * SIGMAS * SIGMAS  # type: ignore[no-any-return]
 
 
 @compiled
-def _uncertainty(piece: Any, kink: float) -> float:
-    """Uncertainty of 1/pT of a piece in 1/GeV: of its sagitta half an error of a hit, and half a kink."""
-    return float(4 * (piece.across + kink * piece.lever / 4) / piece.lever**2 / piece.bend)
-
-
-@compiled
-def _meets(piece: Any, hit: Any, gap: float, across: float, along: float) -> bool:
-    """Whether a hit this far beyond a piece lies on its helix, whose own hits may be off by so much."""
-    grows = 1 + gap / piece.lever
-    away, off = distance_from_helix(hit, piece.rho, piece.phi, piece.d, piece.z0, piece.slope)
-    return bool(abs(away) <= across * grows**2 and abs(off) <= along * grows)
-
-
-@compiled
-def _side_by_side(inner: Any, outer: Any, beside: float) -> bool:
+def _side_by_side(inner: Any, outer: Any, hits: Any, distance: Any) -> bool:
     """Whether each hit of the outer piece that lies before the inner one's end has a hit of it beside it."""
-    end = np.sum(inner[-1] ** 2)
-    for i in range(len(outer)):
+    for i in outer:
         # Hits go outward: all others lie further out, too.
-        if np.sum(outer[i] ** 2) > end:
+        if distance[i] > distance[inner[-1]]:
             break
         nearest = np.inf
-        for j in range(len(inner)):
-            nearest = min(nearest, np.sum((outer[i] - inner[j]) ** 2))
-        if nearest > beside**2:
+        for j in inner:
+            a, b = hits[i], hits[j]
+            nearest = min(nearest, (a.x - b.x) ** 2 + (a.y - b.y) ** 2 + (a.z - b.z) ** 2)
+        if nearest > BESIDE**2:
             return False
     return True

@@ -1,74 +1,20 @@
-"""What track builders look at, hits and the segments between them, and how tracks are numbered."""
+"""The segments between hits that track builders look at, and how tracks are numbered."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
-from domainpar.plan import BoolArray
-from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import FloatArray, IntArray, volumes_and_layers
+from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.joining import grouped
-from domainpar.tracking.reco.ckf.layout import Layout, trackml
-from domainpar.tracking.reco.helix import ERRORS
-from domainpar.tracking.reco.kalman import UNMEASURED
+from domainpar.tracking.reco.hit_table import TrackHits
 
 NO_TRACK = -1
-
-SIGMAS = 5.0
-"""Sigmas of the resolution of its surface by which a hit may be off."""
-
-
-@dataclass(frozen=True, eq=False)
-class TrackHits:
-    """What track builders know of the hits of an event, in the user's order.
-
-    Attributes:
-        position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
-        surface: Volume and layer of each hit as one number, int64 [N]; 0 for all where there are none.
-        module: Module of each hit within its surface, [N]; 0 where it is unknown.
-        field: As for `helix.fit_helices`.
-        layout: The surfaces, for following, `resolution` and `error`; by default those of TrackML.
-        measured: Axes and errors that are told (`Hits.measured`), [N, 8]; None where none are.
-    """
-
-    position: FloatArray | None
-    surface: IntArray
-    module: IntArray
-    field: float | FloatArray | Field = 2.0
-    layout: Layout | None = None
-    measured: FloatArray | None = None
-
-    def __len__(self) -> int:
-        return len(self.surface)
-
-    def take(self, kept: BoolArray) -> TrackHits:
-        """Some of them, in their order."""
-        position = None if self.position is None else self.position[kept]
-        measured = None if self.measured is None else self.measured[kept]
-        return replace(self, position=position, surface=self.surface[kept], module=self.module[kept], measured=measured)
-
-    @cached_property
-    def resolution(self) -> npt.NDArray[np.float64]:
-        """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
-        layout = trackml() if self.layout is None else self.layout
-        of_surface = layout.resolution_of(*volumes_and_layers(self.surface))
-        if self.measured is None:
-            return of_surface
-        told = np.asarray(self.measured, np.float64)[:, 6:]
-        return np.where(np.isnan(told), of_surface, np.minimum(told, UNMEASURED))
-
-    @cached_property
-    def error(self) -> npt.NDArray[np.float64]:
-        """How far each hit may lie from the helix of its particle in mm, float64 [N, 2]: `helix.ERRORS` and `SIGMAS` of
-        its resolution."""
-        return np.hypot(ERRORS, SIGMAS * self.resolution)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.compiling import clock
-from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.greedy import link_greedily, refine, share
-from domainpar.tracking.reco.helix import ERRORS, chi2_of_tracks, fit_helices
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.perigee import fit_perigees
 from domainpar.tracking.reco.pieces import stitch
-from domainpar.tracking.reco.segments import NO_TRACK, Segments, TrackHits, components, long_enough, number_tracks
+from domainpar.tracking.reco.segments import NO_TRACK, Segments, components, long_enough, number_tracks
 
 Method = Literal["greedy", "cc"]
 SCORE_CUT: dict[str, float] = {"greedy": 0.1, "cc": 0.5}
@@ -38,8 +38,8 @@ class TrackOptions:
     Attributes:
         method: `greedy` or `cc`.
         score_cut: Segments at or below it are dropped; None: the method's own, `SCORE_CUT`.
-        max_chi2: `greedy`, `refine` and `shared_hits` only: largest chi2 of the hits of a track from its helix
-            (`helix.chi2`).
+        max_chi2: `greedy`, `refine` and `shared_hits` only: largest chi2 per degree of freedom of the hits of a track
+            (`kalman.chi2_of`).
         min_hits: Tracks with fewer hits are dropped.
         refine: Grow each track anew from its own hits (`greedy.refine`): outliers fall off, wrong joins come apart.
         stitch: Join pieces of one helix (`reco.pieces`); hits without positions have none.
@@ -54,7 +54,7 @@ class TrackOptions:
 
     method: Method = "greedy"
     score_cut: float | None = None
-    max_chi2: float = 1.0
+    max_chi2: float = 12.0
     min_hits: int = 3
     refine: bool = False
     stitch: bool = True
@@ -128,7 +128,7 @@ def finished(
     if options.refine:
         tracks = number_tracks(refine(tracks, hits, options.max_chi2, options.min_hits))
     if options.stitch and hits.position is not None:
-        tracks = stitch(tracks, hits.position, field=hits.field, error=hits.error)
+        tracks = stitch(tracks, hits)
     if options.extend:
         began = clock()
         tracks = extend_tracks(tracks, hits, options.min_hits)
@@ -185,14 +185,14 @@ def worthy(
     return number_tracks(np.where((tracks >= 0) & np.append(enough, False)[tracks], tracks, NO_TRACK))
 
 
-REASONS = ("hits", "scores", "beam", "helix")
+REASONS = ("hits", "scores", "beam", "fit")
 """What the quality of a track consists of: a least quality means something for these only."""
 
 WORTH_OF_SCORE, WORTH_OF_BEAM, WORTH_OF_FIT = 2.0, 2.0, 8.0
 """Hits that are as good a reason to believe in a track as a segment that is certain, a helix through the beam line, and
 hits exactly on a helix. Chosen on simulated events: pixel hits and full events."""
 
-NEAR_BEAM, NEAR_HELIX = 0.15, 0.05
+NEAR_BEAM, NEAR_HELIX = 0.15, 4.0
 """The distance from the beam line in mm, and the chi2 per degree of freedom, at which half of that is left."""
 
 
@@ -202,7 +202,7 @@ def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArra
 
     The score of a hit is that of the best segment which leads to it from another hit of its track. Most particles come
     from the beam line, and few wrong tracks lead to it; hits of several particles seldom lie on one helix as closely as
-    they are measured (`chi2_of_tracks`). A track that has nothing of this must be long.
+    they are measured. A track that has nothing of this must be long.
     """
     inner, outer = segments.inner, segments.outer
     inside = (tracks[inner] == tracks[outer]) & (tracks[inner] >= 0)
@@ -211,13 +211,10 @@ def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArra
     on = tracks >= 0
     reasons = np.asarray(np.bincount(tracks[on], weights=1 + WORTH_OF_SCORE * best[on]), np.float64)
     if hits.position is not None:
-        position = np.ascontiguousarray(hits.position, np.float64)
-        bz = np.abs(Field.of(hits.field).bending(position))
-        error = np.where(hits.resolution > 0, hits.resolution, ERRORS)  # what is not known is allowed
-        off = fit_helices(position, tracks, len(reasons), hits.field).d0 / NEAR_BEAM
-        reasons += np.nan_to_num(WORTH_OF_BEAM / (1 + off * off))  # no helix, no reason
-        chi2 = chi2_of_tracks(position, error, bz, tracks, len(reasons))
-        reasons += WORTH_OF_FIT / (1 + chi2 / NEAR_HELIX)
+        fits = fit_perigees(hits, tracks, len(reasons), passes=1)
+        off, chi2 = fits.value[:, 0] / NEAR_BEAM, fits.chi2 / fits.ndf
+        # No fit, no reason.
+        reasons += np.nan_to_num(WORTH_OF_BEAM / (1 + off * off) + WORTH_OF_FIT / (1 + chi2 / NEAR_HELIX))
     return reasons
 
 

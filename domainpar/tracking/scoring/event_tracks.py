@@ -30,15 +30,15 @@ from domainpar.common.compiling import clock
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import BEAM_SPOT, field_of
-from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_numbers
+from domainpar.tracking.events.graph import FloatArray, Hits, IntArray
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.perigee import NAMES, Perigees, fit_perigees
-from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.reco.tracks import (
     TrackOptions,
     build_tracks,
@@ -103,16 +103,12 @@ class TrackFinders:
 
     def _ckf(self, whole: WholeEvent) -> IntArray:
         """The tracks of helix following, refined if those of the network are."""
-        hits = whole.hits
-        if hits.position is None:
+        if not whole.event.has_positions:
             what = "--ckf follows helices, but its hits have no positions"
             raise whole.event.place.problem(what, "leave it out")
+        told = whole.event.settings.get("beam_spot")
         try:
-            field = field_of(whole.event.settings, hits.volume, hits.layer)
-            told = whole.event.settings.get("beam_spot")
-            columns = hits.position, hits.volume, hits.layer, hits.module
-            spot = self.beam_spot if told is None else BeamSpot(*told)
-            tracks = find_tracks(*columns, field, spot, layout_of(whole.event.settings), measured=hits.measured)
+            tracks = find_tracks(hits_of(whole), self.beam_spot if told is None else BeamSpot(*told))
         except ValueError as error:
             raise whole.event.place.of(error) from error
         if self.options is None or not self.options.refine:
@@ -184,9 +180,8 @@ def hits_of(whole: WholeEvent) -> TrackHits:
     volume, layer, module = (
         whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
     )  # fmt: skip
-    field = field_of(whole.event.settings, volume, layer)
-    surface, layout = surface_numbers(volume, layer), layout_of(whole.event.settings)
-    return TrackHits(whole.nodes("position"), surface, module, field, layout, whole.nodes("measured"))
+    field, layout = field_of(whole.event.settings, volume, layer), layout_of(whole.event.settings)
+    return TrackHits.of(whole.nodes("position"), volume, layer, module, field, layout, whole.nodes("measured"))
 
 
 # --- files of others -------------------------------------------------------------------------------------------------

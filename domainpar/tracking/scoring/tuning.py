@@ -26,7 +26,7 @@ from domainpar.tracking.scoring.scorer import LeftOut, Scorer
 from domainpar.tracking.scoring.scores import EventScores
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "greedy": {"score_cut": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "max_chi2": (0.5, 1.0, 2.0)},
+    "greedy": {"score_cut": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "max_chi2": (6.0, 12.0, 25.0)},
     "cc": {"score_cut": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)},
 }
 """The values of each method's cuts that are tried, all with all."""
@@ -168,11 +168,12 @@ def read(run: Path) -> dict[str, Any]:
             # Refuses a method that is none, what is no cut, or has no possible value.
             if (method := key.removesuffix(EXTENDED).removesuffix(REFINED)) in LEFT:
                 continue
-            options = TrackOptions(**{"method": method, **chosen["cuts"]})
-            if options.min_quality and chosen.get("quality") != list(REASONS):
-                what = f"min_quality {options.min_quality:g} of {key!r} was chosen when other things counted as quality"
-                then = ", ".join(chosen.get("quality", ["which, it does not say"]))
-                raise ValueError(f"{what} ({then}; now {', '.join(REASONS)})")
+            TrackOptions(**{"method": method, **chosen["cuts"]})
+            for name in ("min_quality", "max_chi2"):
+                if chosen["cuts"].get(name) and chosen.get("quality") != list(REASONS):
+                    what = f"{name} {chosen['cuts'][name]:g} of {key!r} was chosen when other things counted as quality"
+                    then = ", ".join(chosen.get("quality", ["which, it does not say"]))
+                    raise ValueError(f"{what} ({then}; now {', '.join(REASONS)})")
         return dict(content)
 
     return read_file(path, checked, "remove it, and tune again")

@@ -15,6 +15,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.ckf.finder import BEAM_MARGIN, SEARCHES, find_tracks, reach_of
+from domainpar.tracking.reco.hit_table import TrackHits
 
 WIDE = BeamSpot(20.0, 60.0)
 
@@ -69,7 +70,7 @@ def test_a_store_keeps_what_was_told_and_measures_what_was_not(tmp_path):
 def found(hits, spot, field=None, eta=(0.0, 4.0), most=0.5):
     """Share of the prompt particles above 0.6 GeV with six hits of which one track of the prompt searches has most."""
     columns = hits.position, hits.volume, hits.layer, hits.module
-    tracks = find_tracks(*columns, field, spot, searches=SEARCHES[:3])
+    tracks = find_tracks(TrackHits.of(*columns, field), spot, SEARCHES[:3])
     particles = hits.particles
     wanted = (particles.pt > 0.6) & (np.hypot(*particles.vertex[:, :2].T) < 1) & (particles.nhits >= 6)
     wanted &= (np.abs(particles.eta) > eta[0]) & (np.abs(particles.eta) < eta[1])

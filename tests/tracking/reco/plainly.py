@@ -5,8 +5,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
-from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.graph import surface_numbers
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import chi2_of, room
 
 
 def sigmoid_exceeds(logit, score):
@@ -60,33 +62,24 @@ def numbered(num_hits, tracks):
 # --- growing ---------------------------------------------------------------------------------------------------------
 
 
-def off_helix(points):
-    """Mean square distance from the common helix, in units of the errors allowed; by the centre of its circle."""
-    points = np.array(sorted(points, key=lambda point: sum(x * x for x in point)))
-    fit = fit_helices(points, np.zeros(len(points), int), 1, 2.0)
-    if not fit.fitted[0]:
-        return math.inf
-    radius = fit.pt[0] / (GEV_PER_TESLA_MM * 2.0)
-    turn = -int(fit.charge[0])  # 1: to the left
-    left = np.array([-math.sin(fit.phi[0]), math.cos(fit.phi[0])])
-    nearest = left * fit.d0[0]
-    centre = nearest + turn * radius * left
-    spokes = points[:, :2] - centre
-    away = np.linalg.norm(spokes, axis=1) - radius
-    start = nearest - centre
-    angle = turn * np.arctan2(start[0] * spokes[:, 1] - start[1] * spokes[:, 0], spokes @ start)
-    off = (points[:, 2] - fit.z0[0] - math.sinh(fit.eta[0]) * radius * angle) / math.cosh(fit.eta[0])
-    bend = 0.008 / max(fit.pt[0], 1e-3) * np.linalg.norm(points[-1, :2] - points[0, :2])
-    return float(np.mean((away / (0.4 + bend)) ** 2 + (off / (1 + bend)) ** 2))
+def off_helix(points, surface):
+    """chi2 per degree of freedom, by the filter, of hits in whatever order."""
+    outward = sorted(range(len(points)), key=lambda row: sum(x * x for x in points[row]))
+    hits = TrackHits(np.array(points), np.array(surface), np.zeros(len(points), int))
+    return chi2_of(room()[0], np.array(outward), hits.table, hits.places, Field.of(2.0), math.inf)
 
 
 def grown(hits, edge_index, logits, most_off, score=0.1, min_hits=3):
     """Two tracks become one along a segment, the best first, if their hits could be those of one particle."""
     position = hits.position.astype(float)
     distance = (position**2).sum(axis=1).tolist()
-    surface, module = list(zip(hits.volume.tolist(), hits.layer.tolist())), hits.module.tolist()
+    surface, module = surface_numbers(hits.volume, hits.layer).tolist(), hits.module.tolist()
     segments = segments_of(edge_index, logits, distance, score)
     track_of = {hit: {hit} for hit in range(len(surface))}
+
+    def fits(track):
+        return off_helix([position[hit].tolist() for hit in track], [surface[hit] for hit in track])
+
     for (inner, outer), _ in sorted(segments.items(), key=lambda item: (-item[1][0], item[1][1])):
         ours, theirs = track_of[inner], track_of[outer]
         if ours is theirs:
@@ -94,7 +87,7 @@ def grown(hits, edge_index, logits, most_off, score=0.1, min_hits=3):
         alike = [(i, j) for i in ours for j in theirs if surface[i] == surface[j]]
         if any(0 != module[i] == module[j] or np.linalg.norm(position[i] - position[j]) > 25 for i, j in alike):
             continue
-        if len(ours | theirs) > 3 and not off_helix([position[hit].tolist() for hit in ours | theirs]) <= most_off:
+        if len(ours | theirs) > 3 and not fits(ours | theirs) <= most_off:
             continue
         joined = ours | theirs
         track_of |= dict.fromkeys(joined, joined)

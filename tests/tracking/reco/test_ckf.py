@@ -13,13 +13,13 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.finder import SEARCHES, find_tracks
 from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.helix import fit_helices
-from domainpar.tracking.reco.hit_table import table_of
+from domainpar.tracking.reco.hit_table import TrackHits
 
 
 def find(event, rows=slice(None), **changes):
     columns = (event.position, event.volume, event.layer, event.module)
     searches = [replace(search, **changes) for search in SEARCHES]
-    return find_tracks(*(column[rows] for column in columns), searches=searches)
+    return find_tracks(TrackHits.of(*(column[rows] for column in columns)), searches=searches)
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,12 @@ def test_the_same_event_gives_the_same_tracks(event, found):
 def test_tracks_turn_with_the_detector(event, angle):
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
     columns = event.volume, event.layer, event.module
-    table, _, rows = table_of(event.position, *columns, trackml())
-    table = table[np.argsort(rows)]
+    table = TrackHits.of(event.position, *columns).table
     position, errors = event.position.astype(float), np.sqrt(np.stack([table["var_u"], table["var_v"]], axis=1))
     found, again = (
-        find_tracks(position @ by.T, *columns, measured=np.hstack([table["u"] @ by.T, table["v"] @ by.T, errors]))
+        find_tracks(
+            TrackHits.of(position @ by.T, *columns, measured=np.hstack([table["u"] @ by.T, table["v"] @ by.T, errors]))
+        )
         for by in (np.eye(3), turn)
     )
     # Rounding may decide otherwise where two ways are equally good.
@@ -127,7 +128,7 @@ def test_hits_on_four_overlapping_modules_of_a_disk_are_all_found(event, found):
 def test_both_hits_of_a_track_that_flies_along_a_barrel_are_found_though_it_scatters_between_them():
     spot = BeamSpot(0.0, 55.0)
     event = simulate_event(4, 20_000, beam_spot=spot)
-    found = find_tracks(event.position, event.volume, event.layer, event.module, beam_spot=spot)
+    found = find_tracks(TrackHits.of(event.position, event.volume, event.layer, event.module), spot)
     own, momentum = on_own_track(found, event), np.append(event.particles.pt, 0)[event.particle_id - 1]
     innermost = (event.volume == 8) & (event.layer == 2) & (np.abs(event.position[:, 2]) > 250)
     both = innermost & (hits_beside(event) == 2) & (momentum > 0.5) & np.isin(event.particle_id, event.particle_id[own])
@@ -208,7 +209,7 @@ def test_hits_on_the_beam_line_and_in_one_place_are_no_track():
     position = np.repeat([[0.0, 0, 0], [31, 5, 1], [70, 11, 2]], 4, axis=0)
     layer = np.repeat([2, 4, 6], 4)
     searches = [replace(search, min_hits=4) for search in SEARCHES]
-    track_id = find_tracks(position, np.full(12, 8), layer, np.arange(12), searches=searches)
+    track_id = find_tracks(TrackHits.of(position, np.full(12, 8), layer, np.arange(12)), searches=searches)
     assert (track_id == -1).all()
 
 
@@ -225,7 +226,7 @@ def test_hits_on_the_beam_line_and_in_one_place_are_no_track():
 def test_what_cannot_be_searched_is_refused(change, message):
     given = {"position": np.zeros((3, 3)), "volume": np.full(3, 8), "layer": np.full(3, 2), "module": np.zeros(3, int)}
     with pytest.raises(ValueError, match=message):
-        find_tracks(**(given | change))
+        find_tracks(TrackHits.of(**(given | change)))
 
 
 def test_searches_go_from_hard_to_soft_and_to_displaced_tracks_last():

@@ -10,7 +10,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.crossing import next_surface, set_out
 from domainpar.tracking.reco.ckf.finder import resolve, scene_of
 from domainpar.tracking.reco.ckf.layout import trackml
-from domainpar.tracking.reco.hit_table import table_of
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import STATE_DTYPE, point
 
 
@@ -49,7 +49,7 @@ def test_ways_run_outward_and_hold_every_surface_once():
 
 def test_the_hits_of_a_simulated_event_lie_within_their_surfaces_extents():
     event = simulate_event(5, 3000)
-    hits, _, _ = table_of(event.position, event.volume, event.layer, event.module, trackml())
+    hits = TrackHits.of(event.position, event.volume, event.layer, event.module).table
     place = trackml().places[hits["surface"]]
     along = np.where(place["is_barrel"], hits["z"], hits["r"])
     # Corners of flat modules lie a little further out.
@@ -65,7 +65,7 @@ def test_the_hit_table_is_the_event_by_surface_and_phi(count):
     position, volume, layer, module = (
         column[chosen] for column in (event.position, event.volume, event.layer, event.module)
     )
-    hits, ptr, rows = table_of(position, volume, layer, module, trackml())
+    hits, ptr, rows = TrackHits.of(position, volume, layer, module).by_surface()
     assert sorted(rows) == list(range(min(count, len(event))))
     assert ptr[0] == 0
     assert ptr[-1] == len(rows)
@@ -82,7 +82,7 @@ def test_the_hit_table_is_the_event_by_surface_and_phi(count):
     [(1020.0, 215.0, 0.2, False), (1020.0, 215.0, 8.0, True), (130.0, 1500.0, 11.0, True)],
 )
 def test_a_track_that_left_the_barrels_flies_on_to_disks_that_are_near_alone(r, z, slope, there):
-    hits, ptr, _ = table_of(np.array([[r, 0.0, z]]), np.array([17]), np.array([4]), np.array([1]), trackml())
+    hits, ptr, _ = TrackHits.of(np.array([[r, 0.0, z]]), *np.array([[17], [4], [1]])).by_surface()
     scene = scene_of(hits, ptr, np.ones(1, bool), detector.geometry().field, trackml())
     state = np.zeros(1, STATE_DTYPE).view(np.recarray)[0]
     point(state, 0.0)

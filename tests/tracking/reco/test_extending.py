@@ -10,7 +10,8 @@ from domainpar.tracking.events.graph import surface_numbers, volumes_and_layers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.targets import target_particles
 from domainpar.tracking.reco.ckf.extending import extend_tracks
-from domainpar.tracking.reco.segments import TrackHits, number_tracks
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.segments import number_tracks
 
 TARGETS = {"pt": [1, float("inf")], "nhits": [7, float("inf")], "radius": [0, 1]}
 

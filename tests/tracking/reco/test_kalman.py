@@ -9,8 +9,8 @@ from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.motion import advance, arc_to_radius
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE, trackml
-from domainpar.tracking.reco.hit_table import table_of
+from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import (
     ENERGY_LOSS,
     HIT_DTYPE,
@@ -192,12 +192,10 @@ def test_a_circle_through_three_hits_begins_on_the_first_of_them():
 
 def test_hits_of_the_simulation_are_measured_along_their_own_modules():
     event, geometry = simulate_event(4, 6000), detector.geometry()
-    table, _, rows = table_of(event.position, event.volume, event.layer, event.module, trackml())
+    table = TrackHits.of(event.position, event.volume, event.layer, event.module).table
     keys = [geometry.modules[name].astype(int) for name in ("volume", "layer", "module")]
     numbers = {key: i for i, key in enumerate(zip(*(column.tolist() for column in keys)))}
-    own = [
-        numbers[key] for key in zip(*(getattr(event, name)[rows].tolist() for name in ("volume", "layer", "module")))
-    ]
+    own = [numbers[key] for key in zip(*(getattr(event, name).tolist() for name in ("volume", "layer", "module")))]
     modules = geometry.modules[own]
     for ours, theirs in (("u", "u_axis"), ("v", "v_axis")):
         along = np.abs(np.einsum("ni,ni->n", table[ours], modules[theirs]))
@@ -209,10 +207,8 @@ def test_what_files_tell_of_a_measurement_is_taken_and_the_rest_is_the_surfaces(
     event = simulate_event(4, 500)
     told = np.full((len(event), 8), np.nan, np.float32)
     told[0, 6:], told[1, 6:], told[2, :6] = (0.1, 0.2), (0.1, np.inf), (1, 0, 0, 0, 1, 0)
-    columns = event.position, event.volume, event.layer, event.module, trackml()
-    plain, _, rows = table_of(*columns)
-    table = table_of(*columns, told)[0][np.argsort(rows)]
-    plain = plain[np.argsort(rows)]
+    columns = event.position, event.volume, event.layer, event.module
+    plain, table = TrackHits.of(*columns).table, TrackHits.of(*columns, measured=told).table
     np.testing.assert_allclose(table["var_u"][:2], 0.01, rtol=1e-6)
     np.testing.assert_allclose(table["var_v"][:2], [0.04, UNMEASURED**2], rtol=1e-6)
     assert (table["thickness"] == 0).tolist() == [True, True] + [False] * (len(event) - 2)

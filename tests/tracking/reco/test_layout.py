@@ -20,8 +20,8 @@ from domainpar.tracking.events.surfaces import SurfaceRow, learned_surfaces, rea
 from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of, trackml
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.perigee import fit_perigees
-from domainpar.tracking.reco.segments import TrackHits
 
 SHIFT = 20
 
@@ -59,20 +59,20 @@ def test_a_detector_with_other_numbers_gives_the_tracks_that_it_gives_with_track
     rows = read_surfaces(written(tmp_path / "surfaces.csv", rows_of_trackml()))
     layout, event = layout_of({"surfaces": [list(row) for row in rows]}), simulate_event(4, 6000)
     columns = event.position, event.volume + SHIFT, event.layer, event.module
-    found = find_tracks(*columns, layout=layout)
-    usual = find_tracks(event.position, event.volume, event.layer, event.module)
+    found = find_tracks(TrackHits.of(*columns, layout=layout))
+    usual = find_tracks(TrackHits.of(event.position, event.volume, event.layer, event.module))
     # Neighbours are those that lines from the beam cross, more than the measured ones: the same tracks but a few.
     mine, yours = (len(np.unique(matches(tracks, event)[1])) for tracks in (found, usual))
     assert abs(mine - yours) < 0.02 * yours
     assert_same_surfaces(layout)
     np.testing.assert_array_equal(layout.ways, trackml().ways)
     with pytest.raises(ValueError, match="volume 7 layer 2, which is no surface of --surfaces"):
-        find_tracks(event.position, event.volume, event.layer, event.module, layout=layout)
+        find_tracks(TrackHits.of(event.position, event.volume, event.layer, event.module, layout=layout))
 
 
 def test_tracks_are_extended_through_the_surfaces_of_the_file():
     layout, event = layout_of({"surfaces": [list(row) for row in rows_of_trackml()]}), simulate_event(5, 3000)
-    begun = find_tracks(event.position, event.volume, event.layer, event.module)
+    begun = find_tracks(TrackHits.of(event.position, event.volume, event.layer, event.module))
     begun[::4] = -1
     extended = []
     for shift, of in ((0, None), (SHIFT, layout)):
@@ -92,7 +92,7 @@ def test_surfaces_learned_from_hits_lead_to_the_tracks_that_the_true_ones_do():
         {"surfaces": [list(row) for row in rows_of_trackml()]},
         learned_surfaces([replace(event, volume=event.volume + SHIFT)]),
     ):
-        count.append(len(np.unique(matches(find_tracks(*columns, layout=layout_of(settings)), event)[1])))
+        count.append(len(np.unique(matches(find_tracks(TrackHits.of(*columns, layout=layout_of(settings))), event)[1])))
     assert count[1] > 0.97 * count[0]
 
 
@@ -102,7 +102,7 @@ def test_surfaces_that_the_hits_do_not_lie_on_are_refused(kind):
     rows = [row._replace(place=row.place + 40 * (row.kind == kind)) for row in rows_of_trackml(0)]
     columns, layout = (event.position, event.volume, event.layer, event.module), layout_of({"surfaces": rows})
     with pytest.raises(ValueError, match=r"lie (3[4-9]|4[0-6])[.\d]* mm from .*prepare --surfaces FILE"):
-        find_tracks(*columns, layout=layout)
+        find_tracks(TrackHits.of(*columns, layout=layout))
     hits = TrackHits(*columns[:1], surface_numbers(event.volume, event.layer), event.module, 2.0, layout)
     with pytest.raises(ValueError, match="prepare --overwrite"):
         extend_tracks(np.full(len(event), -1), hits, 3)

@@ -7,6 +7,7 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.reco.ckf.finder import Search, find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.hit_table import TrackHits
 
 LADDER = [(1, i, "barrel", 40.0 + 60.0 * i, -3000.0, 3000.0, 0.01, 0.03, int(i < 3)) for i in range(9)]
 HEAVY = [(*row, 0.1) for row in BARRELS]
@@ -17,7 +18,7 @@ def whole_tracks(surfaces, hits, particle):
     volume, layer = np.array([row[:2] for row in BARRELS]).repeat(particle.max() + 1, axis=0).T
     layout = layout_of({"surfaces": [list(row) for row in surfaces]})
     module = np.zeros(len(particle), int)
-    track = find_tracks(hits.position, volume, layer, module, Field.of(2.0), BeamSpot(0, 30), layout)
+    track = find_tracks(TrackHits.of(hits.position, volume, layer, module, Field.of(2.0), layout), BeamSpot(0, 30))
     found = [np.unique(track[particle == number]) for number in range(particle.max() + 1)]
     return np.mean([len(tracks) == 1 and tracks[0] >= 0 for tracks in found])
 
@@ -47,7 +48,7 @@ def at_once(surfaces, z_of, max_holes=2):
     volume, layer = np.array([row[:2] for row in surfaces]).T
     search = Search(min_pt=0.4, d0=2.0, z0=0.0, min_hits=5, max_holes=max_holes)
     module = np.zeros(len(position), int)
-    track = find_tracks(position, volume, layer, module, Field.of(2.0), BeamSpot(0, 30), layout, [search])
+    track = find_tracks(TrackHits.of(position, volume, layer, module, Field.of(2.0), layout), BeamSpot(0, 30), [search])
     return np.bincount(track[track >= 0], minlength=1).max()
 
 

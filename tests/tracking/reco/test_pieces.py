@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.helix import ERRORS
-from domainpar.tracking.reco.pieces import Pieces, StitchOptions, find_pairs, stitch
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.pieces import REACH, stitch
 
 FIELD = 2.0
 BARREL = (32.0, 72.0, 116.0, 172.0, 260.0, 360.0, 500.0, 660.0)
@@ -36,10 +34,15 @@ def through_disks(pt=1.0, charge=1, phi=0.3, eta=2.5, z0=2.0, planes=DISKS):
     return fly((np.asarray(planes) - z0) / math.sinh(eta), pt, charge, phi, eta, (0, 0, z0))
 
 
-def stitched(*pieces, options=None, field=FIELD):
+def bare(position, field=FIELD):
+    """Hits on no known surface."""
+    return TrackHits(np.asarray(position), np.zeros(len(position), int), np.zeros(len(position), int), field)
+
+
+def stitched(*pieces, field=FIELD):
     """Track of each piece after stitching; its hits are all on that."""
     track_id = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
-    found = stitch(track_id, np.concatenate(pieces), options, field)
+    found = stitch(track_id, bare(np.concatenate(pieces), field))
     assert all(len(set(found[track_id == piece])) == 1 for piece in range(len(pieces)))
     return [int(found[track_id == piece][0]) for piece in range(len(pieces))]
 
@@ -106,10 +109,10 @@ def test_pieces_that_share_one_surface_are_joined():
 @pytest.mark.parametrize("shift", [-1.5, 1.5])
 def test_a_piece_goes_to_the_one_that_fits_best(shift):
     points = through_barrel()
-    near = points[4:] + np.array([0.0, 0.0, shift])
+    near = through_barrel(radii=(300.0, 420.0, 580.0, 630.0)) + np.array([0.0, 0.0, shift])
     assert stitched(points[:4], near) == [0, 0]  # alone it would do
-    assert stitched(near, points[:4], points[4:], options=StitchOptions(beside=1.0)) == [0, 1, 1]
-    assert stitched(points[4:], points[:4], near, options=StitchOptions(beside=1.0)) == [0, 0, 1]
+    assert stitched(near, points[:4], points[4:]) == [0, 1, 1]
+    assert stitched(points[4:], points[:4], near) == [0, 0, 1]
 
 
 # --- what is not -----------------------------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ def test_two_particles_side_by_side_are_two_tracks():
 
 def test_particles_back_to_back_are_not_joined():
     there, back = (through_barrel(1000.0, phi=phi, eta=0.0, z0=0.0) for phi in (0.3, 0.3 - np.pi))
-    assert stitched(there[:4], back[4:], options=StitchOptions(reach=1000.0)) == [0, 1]
+    assert stitched(there[:3], back[3:]) == [0, 1]
 
 
 @pytest.mark.parametrize("charge", [-1, 1])
@@ -154,27 +157,10 @@ def test_pieces_that_overlap_without_lying_side_by_side_are_not_joined():
 
 
 def test_pieces_farther_apart_than_the_reach_are_not_joined():
-    points = through_barrel()
-    gap = np.hypot(*(points[4] - points[3])[:2])
-    assert stitched(points[:4], points[4:], options=StitchOptions(reach=gap - 0.1)) == [0, 1]
-    assert stitched(points[:4], points[4:], options=StitchOptions(reach=gap + 0.1)) == [0, 0]
-
-
-def pairs_of(inner, outer):
-    track_id = np.repeat([0, 1], [len(inner), len(outer)])
-    error = np.tile(ERRORS, (len(track_id), 1))
-    pieces = Pieces.of(track_id, np.concatenate([inner, outer]), error, 3, FIELD).by_eta()
-    return find_pairs(pieces, StitchOptions(eta=0.1, scattering=1e-6)).tolist()
-
-
-def test_the_tolerance_grows_with_the_gap_and_shrinks_with_the_lever_arm():
-    shift = np.array([-math.sin(0.3), math.cos(0.3), 0]) * 0.9
-    of_200_mm, of_60_mm = np.linspace(100, 300, 4), np.linspace(240, 300, 4)
-    far, near = (shift + fly(np.linspace(gap + 300, gap + 500, 4), 1e4) for gap in (200, 20))
-    assert pairs_of(fly(of_200_mm, 1e4), near) == []
-    assert len(pairs_of(fly(of_200_mm, 1e4), far)) == 1
-    assert pairs_of(fly(of_200_mm, 1e4), near + shift) == []
-    assert len(pairs_of(fly(of_60_mm, 1e4), far - 0.2 * shift)) == 1
+    for gap, found in ((REACH - 1, [0, 0]), (REACH + 1, [0, 1])):
+        arcs = np.append(np.linspace(30, 210, 5), np.linspace(210 + gap, 300 + gap, 3))
+        points = fly(arcs, pt=1000.0)
+        assert stitched(points[:5], points[5:]) == found
 
 
 # --- what does not matter, and what stays ----------------------------------------------------------------------------
@@ -182,7 +168,7 @@ def test_the_tolerance_grows_with_the_gap_and_shrinks_with_the_lever_arm():
 
 def test_the_order_of_hits_and_the_names_of_tracks_do_not_matter():
     position, track_id = cut_event()
-    found = stitch(track_id, position)
+    found = stitch(track_id, bare(position))
     assert len(groups(found)) < 0.7 * len(groups(track_id))
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -190,9 +176,9 @@ def test_the_order_of_hits_and_the_names_of_tracks_do_not_matter():
         names = rng.permutation(1000)
         renamed = np.where(track_id >= 0, names[track_id], -1)
         again = np.empty_like(found)
-        again[order] = stitch(renamed[order], position[order])
+        again[order] = stitch(renamed[order], bare(position[order]))
         assert groups(again) == groups(found)
-        np.testing.assert_array_equal(stitch(renamed, position), found)
+        np.testing.assert_array_equal(stitch(renamed, bare(position)), found)
 
 
 @pytest.mark.parametrize("angle", [0.5, 1.9, np.pi, -2.4])
@@ -200,20 +186,20 @@ def test_a_rotated_event_has_the_same_tracks(angle):
     position, track_id = cut_event()
     cosine, sine = np.cos(angle), np.sin(angle)
     turned = position @ np.array([[cosine, sine, 0], [-sine, cosine, 0], [0, 0, 1]])
-    np.testing.assert_array_equal(stitch(track_id, turned), stitch(track_id, position))
+    np.testing.assert_array_equal(stitch(track_id, bare(turned)), stitch(track_id, bare(position)))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_stitching_again_changes_nothing(seed):
     position, track_id = cut_event(seed)
-    found = stitch(track_id, position)
-    np.testing.assert_array_equal(stitch(found, position), found)
+    found = stitch(track_id, bare(position))
+    np.testing.assert_array_equal(stitch(found, bare(position)), found)
 
 
 def test_tracks_are_numbered_by_their_first_hit_and_no_hit_leaves_or_enters_one():
     position, track_id = cut_event()
     before = track_id.copy()
-    found = stitch(track_id, position)
+    found = stitch(track_id, bare(position))
     np.testing.assert_array_equal(track_id, before)
     np.testing.assert_array_equal(found >= 0, track_id >= 0)
     _, first = np.unique(found[found >= 0], return_index=True)
@@ -230,12 +216,6 @@ def test_tracks_that_have_no_helix_are_left_alone():
     assert stitched(points[:2], points[2:5], at_one_place, points[5:]) == [0, 1, 2, 1]
 
 
-def test_pieces_of_too_few_hits_are_left_alone():
-    points = through_barrel()
-    assert stitched(points[:4], points[4:], options=StitchOptions(min_hits=4)) == [0, 0]
-    assert stitched(points[:3], points[3:], options=StitchOptions(min_hits=4)) == [0, 1]
-
-
 @pytest.mark.parametrize(
     "track_id",
     [[], [-1], [0], [-1, -1, -1, -1], [0, 0, 1, 1], [0, 0, 0, -1]],
@@ -243,13 +223,13 @@ def test_pieces_of_too_few_hits_are_left_alone():
 )
 def test_events_without_pieces_stay_as_they_are(track_id):
     position = through_barrel()[: len(track_id)]
-    np.testing.assert_array_equal(stitch(np.array(track_id, int), position), track_id)
+    np.testing.assert_array_equal(stitch(np.array(track_id, int), bare(position)), track_id)
 
 
 @pytest.mark.parametrize("field", [-2.0, np.array([[-3000.0, 2.0], [3000.0, 2.0]])], ids=["reversed", "table"])
 def test_the_field_may_point_either_way_or_be_a_table(field):
     position, track_id = cut_event()
-    np.testing.assert_array_equal(stitch(track_id, position, field=field), stitch(track_id, position))
+    np.testing.assert_array_equal(stitch(track_id, bare(position, field)), stitch(track_id, bare(position)))
 
 
 def test_a_stronger_field_means_faster_particles_which_scatter_less():
@@ -276,7 +256,7 @@ def test_particles_of_a_simulated_event_cut_in_two_come_together_again():
         for piece in (rows[:cut], rows[cut:]):
             truth[len(truth)] = int(particle)
             track_id[piece] = len(truth) - 1
-    found = stitch(track_id, hits.position, field=detector.geometry().field)
+    found = stitch(track_id, TrackHits.of(hits.position, hits.volume, hits.layer, hits.module))
     joined = [{truth[track] for track in set(track_id[found == name].tolist())} for name in range(found.max() + 1)]
     assert len(long) > 60
     assert sum(len(particles) > 1 for particles in joined) <= 0.02 * len(long)
@@ -289,31 +269,19 @@ def test_particles_of_a_simulated_event_cut_in_two_come_together_again():
 def test_what_does_not_agree_is_refused():
     points = through_barrel()
     with pytest.raises(ValueError, match=r"positions have shape \(8, 2\)"):
-        stitch(np.zeros(8, int), points[:, :2])
+        stitch(np.zeros(8, int), bare(points[:, :2]))
     with pytest.raises(ValueError, match=r"track ids have shape \(7,\) for 8 hits"):
-        stitch(np.zeros(7, int), points)
+        stitch(np.zeros(7, int), bare(points))
     with pytest.raises(ValueError, match="a track id is -2"):
-        stitch(np.full(8, -2), points)
+        stitch(np.full(8, -2), bare(points))
     with pytest.raises(ValueError, match=r"the field has shape \(3,\)"):
-        stitch(np.zeros(8, int), points, field=np.ones(3))
+        stitch(np.zeros(8, int), bare(points, np.ones(3)))
 
 
 def test_only_hits_on_tracks_need_a_finite_position():
     points = through_barrel()
     points[7] = np.nan
     track_id = np.array([0, 0, 0, 1, 1, 1, 1, -1])
-    assert stitch(track_id, points).tolist() == [0, 0, 0, 0, 0, 0, 0, -1]
+    assert stitch(track_id, bare(points)).tolist() == [0, 0, 0, 0, 0, 0, 0, -1]
     with pytest.raises(ValueError, match="positions are not finite"):
-        stitch(np.zeros(8, int), points)
-
-
-@pytest.mark.parametrize("name", sorted(set(asdict(StitchOptions())) - {"min_hits"}))
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_options_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"stitching option {name} is {value}; it must be a positive number"):
-        StitchOptions(**{name: value})
-
-
-def test_a_helix_of_fewer_than_three_hits_is_refused():
-    with pytest.raises(ValueError, match="stitching option min_hits is 2; a helix takes at least 3 hits"):
-        StitchOptions(min_hits=2)
+        stitch(np.zeros(8, int), bare(points))

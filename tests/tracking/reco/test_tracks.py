@@ -17,9 +17,9 @@ from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import sector_of_tiles
-from domainpar.tracking.reco.helix import ERRORS
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.rates import NETWORK
-from domainpar.tracking.reco.segments import Segments, TrackHits
+from domainpar.tracking.reco.segments import Segments
 from domainpar.tracking.reco.tracks import (
     TrackOptions,
     build_tracks,
@@ -162,7 +162,7 @@ def test_events_without_positions_have_tracks_along_their_edges(tmp_path):
 
 def test_no_helix_is_followed_without_positions_and_it_is_said(tmp_path):
     graph = sparse_event(4, 20, 20, positions=False)
-    with pytest.raises(ValueError, match="its hits have no positions"):
+    with pytest.raises(ValueError, match="their hits have no positions"):
         build(graph, random_logits(graph, 0), METHODS["greedy"])
     with stored(tmp_path, graph) as event:
         scores = run_ranks(lambda world: score_event(
@@ -302,18 +302,16 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
 
 
 def test_a_track_is_worth_more_the_closer_its_hits_lie_to_one_helix_as_its_surfaces_measure_them():
-    """The middle one of three hits is 0.3 mm off along z: 0.1 mm, 0.2 mm and 0.1 mm from the line closest to them."""
-    outward = np.array([[100.0, 0, 10], [200, 0, 20.3], [300, 0, 30]])
-    away = np.array([0.1, 0.2, 0.1]) * np.cos(np.arctan(0.1))  # seen across the flight
-    surface = surface_numbers(np.full(3, 8), np.array([2, 4, 6]))
-    pixels, unknown = TrackHits(outward, surface, np.ones(3, int)), TrackHits(outward, np.full(3, 77), np.ones(3, int))
-    sigma = pixels.resolution[0, 1]
-    assert 0.01 < sigma < 0.1
-    assert not unknown.resolution.any()
-    for hits, error in ((pixels, sigma), (unknown, ERRORS[1])):
-        per_freedom = np.sum((away / error) ** 2)  # six measurements, five parameters
-        alone = Segments.of(np.zeros((2, 0), int), np.zeros(0), hits, 0.0)
-        assert quality(np.zeros(3, int), alone, hits) == pytest.approx([3 + 2 + 8 / (1 + per_freedom / 0.05)], rel=1e-6)
+    worth = {}
+    for off in (0.0, 0.02, 0.3):
+        outward = np.array([[100.0, 0, 10], [200, 0, 20 + off], [300, 0, 30]])
+        for surface in (surface_numbers(np.full(3, 8), np.array([2, 4, 6])), np.full(3, 77)):
+            hits = TrackHits(outward, surface, np.ones(3, int))
+            alone = Segments.of(np.zeros((2, 0), int), np.zeros(0), hits, 0.0)
+            worth[off, surface[0] == 77] = quality(np.zeros(3, int), alone, hits)[0]
+    assert worth[0.0, False] == pytest.approx(13) == worth[0.0, True]
+    assert 5.1 > worth[0.3, False] < 9 < worth[0.3, True] < 13  # pixels measure better than a surface that is not known
+    assert worth[0.3, False] < worth[0.02, False] < 13
 
 
 def test_hits_of_tracks_that_are_dropped_are_built_again_without_the_segments_of_these():
@@ -353,8 +351,8 @@ def test_impossible_options_are_refused(wrong, said):
 def test_options_tell_what_they_look_at():
     of_all = {"min_hits": 3, "refine": False, "stitch": True, "extend": False, "min_quality": 0.0}
     assert TrackOptions("cc").to_json() == {"method": "cc", "score_cut": 0.5, **of_all}
-    assert TrackOptions().to_json() == {"method": "greedy", "score_cut": 0.1, "max_chi2": 1.0, **of_all}
+    assert TrackOptions().to_json() == {"method": "greedy", "score_cut": 0.1, "max_chi2": 12.0, **of_all}
     refined = TrackOptions("cc", refine=True, max_chi2=2.0).to_json()
     assert refined == {"method": "cc", "score_cut": 0.5, "max_chi2": 2.0, **of_all, "refine": True}
     sharing = TrackOptions("cc", shared_hits=True).to_json()
-    assert sharing == {"method": "cc", "score_cut": 0.5, "max_chi2": 1.0, **of_all, "shared_hits": True}
+    assert sharing == {"method": "cc", "score_cut": 0.5, "max_chi2": 12.0, **of_all, "shared_hits": True}

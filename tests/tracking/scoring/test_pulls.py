@@ -9,12 +9,11 @@ from source_files import read_event
 from domainpar.tracking.events.acts_maker import _WRITTEN, _simulate, acts_field
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import fit_perigees
-from domainpar.tracking.reco.segments import TrackHits
 from domainpar.tracking.scoring.event_tracks import write_acts
 from domainpar.tracking.scoring.scores import EventScores
 
@@ -45,9 +44,8 @@ def test_pulls_of_muons_of_acts_are_as_wide_as_the_errors_that_are_written(tmp_p
         hits = read_event("acts", tmp_path, f"{number:09d}")
         field, layout = Field.of(2.0), layout_of({"source": "acts"})
         columns = hits.position, hits.volume, hits.layer, hits.module
-        tracks = find_tracks(*columns, field, BeamSpot(0, 55), layout, measured=hits.measured)
-        surface = surface_numbers(hits.volume, hits.layer)
-        of_tracks = TrackHits(hits.position, surface, hits.module, field, layout, hits.measured)
+        of_tracks = TrackHits.of(*columns, field, layout, hits.measured)
+        tracks = find_tracks(of_tracks, BeamSpot(0, 55))
         fits = fit_perigees(of_tracks, tracks, tracks.max() + 1)
         nothing = np.zeros((2, 0), np.int64), *[np.zeros(0)] * 2, np.zeros(0, bool)
         scores = EventScores(

@@ -20,7 +20,7 @@ after metres, if at all, and any hit lies within its errors there."""
 
 
 class Scene(NamedTuple):
-    """Hits, surfaces and field around a track, as of `finder.table_of`, `layout` and `events.field`.
+    """Hits, surfaces and field around a track, as of `hit_table`, `layout` and `events.field`.
 
     Attributes:
         hits: The hit table.

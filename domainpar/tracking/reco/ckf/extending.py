@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import IntArray, volumes_and_layers
+from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of
-from domainpar.tracking.reco.ckf.layout import trackml
-from domainpar.tracking.reco.hit_table import table_of
-from domainpar.tracking.reco.segments import TrackHits, number_tracks
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.segments import number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
 """Of a track that a network began: fewer surfaces will do than of seeds that nobody vouches for."""
@@ -39,15 +38,10 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
     Raises:
         ValueError: If the hits have no positions, or one lies on none of the surfaces.
     """
-    if hits.position is None:
-        raise ValueError("tracks are followed along helices, but their hits have no positions")
-    layout = hits.layout or trackml()
-    table, ptr, rows_of_caller = table_of(
-        hits.position, *volumes_and_layers(hits.surface), hits.module, layout, hits.measured
-    )
+    table, ptr, rows_of_caller = hits.by_surface()
     begun = track_id[rows_of_caller]
     track_of = np.full(len(table), -1, np.int64)
-    scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), layout)
+    scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), hits.surfaces)
     # Each of them: what an inner seed with a false hit leads to holds the outer seeds, too, and they find the true one.
     starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room(), True)
     # The tracks as they were come after these, but before those that suit their hits so badly that none has more.

@@ -17,13 +17,13 @@ from domainpar.tracking.events import detector
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.tracking.events.graph import BoolArray, IntArray
 from domainpar.tracking.events.motion import HIGHLAND
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.crossing import Scene
-from domainpar.tracking.reco.ckf.layout import Layout, trackml
+from domainpar.tracking.reco.ckf.layout import Layout
 from domainpar.tracking.reco.ckf.seeds import find_seeds
-from domainpar.tracking.reco.hit_table import table_of
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import STATE_DTYPE
 from domainpar.tracking.reco.segments import number_tracks
 
@@ -75,15 +75,7 @@ def reach_of(beam_spot: BeamSpot, least: float = 0.0) -> float:
 
 
 def find_tracks(
-    position: FloatArray,
-    volume: IntArray,
-    layer: IntArray,
-    module: IntArray,
-    field: Field | None = None,
-    beam_spot: BeamSpot = detector.BEAM_SPOT,
-    layout: Layout | None = None,
-    searches: Sequence[Search] = SEARCHES,
-    measured: FloatArray | None = None,
+    hits: TrackHits, beam_spot: BeamSpot = detector.BEAM_SPOT, searches: Sequence[Search] = SEARCHES
 ) -> IntArray:
     """Find the tracks of one event.
 
@@ -91,28 +83,22 @@ def find_tracks(
     the field, outward and back; of the candidates that share hits the better ones keep them.
 
     Args:
-        position: x, y, z of each hit in mm, [N, 3].
-        volume: Detector volume of each hit, [N].
-        layer: Layer in the volume, [N].
-        module: Module in the layer, [N]: two hits of a track on one surface lie on different ones.
-        field: The field; by default that of the TrackML events.
+        hits: The hits; two of a track on one surface lie on different modules.
         beam_spot: Where collisions lie along the beam.
-        layout: The surfaces; by default those of the TrackML detector.
         searches: The searches, one after the other.
-        measured: Axes and errors of each hit, as for `hit_table.table_of`, [N, 8]; by default as the surfaces tell.
 
     Returns:
         Track of each hit, int64 [N]: 0, 1, ... by their first hit, or -1 for none. Equal hits give equal tracks on any
         machine to rounding, whatever the order of the hits.
 
     Raises:
-        ValueError: If shapes do not agree, a position is not finite, or a hit lies on none of the surfaces.
+        ValueError: As `TrackHits.by_surface`.
     """
-    layout, field = layout or trackml(), detector.geometry().field if field is None else field
-    hits, ptr, rows_of_caller = table_of(position, volume, layer, module, layout, measured)
-    track_of = np.full(len(hits), -1, np.int64)
+    layout = hits.surfaces
+    table, ptr, rows_of_caller = hits.by_surface()
+    track_of = np.full(len(table), -1, np.int64)
     count, thickest = 0, layout.places["material"].max()
-    scene = scene_of(hits, ptr, track_of < 0, field, layout)
+    scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), layout)
     for search in searches:
         scene = scene._replace(free=track_of < 0)
         curvature = GEV_PER_TESLA_MM * scene.field.largest / search.min_pt
@@ -134,7 +120,7 @@ def find_tracks(
 
 
 def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: Field, layout: Layout) -> Scene:
-    """The hits of `hit_table.table_of` in the detector, those that may be taken `free`, bool [N].
+    """The hits of `TrackHits.by_surface` in the detector, those that may be taken `free`, bool [N].
 
     A surface is as wide as the worst of its hits is measured there, across and along. The errors of `hits` are set to
     those of one cell: with the smaller ones of several cells, which fits take, the hits of fewer real tracks are found.

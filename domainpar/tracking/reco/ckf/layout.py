@@ -27,6 +27,9 @@ variances in mm^2 of a hit's position across (r phi) and along (z in a barrel, r
 its material in radiation lengths, and its sensors' thickness in mm, 0 where the resolution is told, which then goes by
 no number of cells."""
 
+NOWHERE = np.array([(True, True, np.nan, 0.0, 0.0, 0.1**2, 0.2**2, 0.015, 0.0)], PLACE_DTYPE)
+"""That of a hit which lies on no known surface."""
+
 MATERIAL_OF_VOLUME = {
     **dict.fromkeys((7, 8, 9), 0.0107), 13: 0.0200, 17: 0.0255, **dict.fromkeys((12, 14), 0.0310),
     **dict.fromkeys((16, 18), 0.0440),
@@ -91,7 +94,7 @@ class Layout:
             ValueError: If a hit lies on none of them; if more than `MOST_ASTRAY` of the hits of a surface, and at least
                 `FEWEST`, lie more than `ASTRAY` before or behind it.
         """
-        rows, unknown, layers = self._rows(volume, layer)
+        rows, unknown, layers = self.rows_of(volume, layer)
         whose = "the TrackML detector" if self.of_modules else "--surfaces"
         needed = (
             "following helices needs the radius or z, extent and resolution of every surface: prepare --surfaces FILE "
@@ -118,13 +121,7 @@ class Layout:
             )
         return rows
 
-    def resolution_of(self, volume: IntArray, layer: IntArray) -> npt.NDArray[np.float64]:
-        """Sigma of each hit across and along its surface in mm, float64 [N, 2]; 0 on a surface that is not known."""
-        variance = np.stack([self.places["var_u"], self.places["var_v"]], axis=1)
-        variance = np.append(variance, np.zeros((1, 2)), axis=0)  # the last, row -1, is that of no surface
-        return np.asarray(np.sqrt(variance[self._rows(volume, layer)[0]]))
-
-    def _rows(self, volume: IntArray, layer: IntArray) -> tuple[IntArray, list[Layer], int]:
+    def rows_of(self, volume: IntArray, layer: IntArray) -> tuple[IntArray, list[Layer], int]:
         """Row of each hit's surface, -1 on none; the (volume, layer) on none; and how many layers have hits."""
         present, place = np.unique(np.stack([volume, layer], axis=1), axis=0, return_inverse=True)
         layers = [(int(v), int(n)) for v, n in present]
