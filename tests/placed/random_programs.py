@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -401,11 +401,31 @@ def run_split(program: Program, num_ranks: int, tally: Tally) -> None:
     raise AssertionError(f"{program}: nothing is left of it")
 
 
+def check_programs(seeds: Iterable[int]) -> Tally:
+    """Run each program on one rank, and on two or on three, in double precision.
+
+    Single precision would turn rounding into other masks.
+
+    Raises:
+        AssertionError: If one is not exact, as `settled` and `run_split` say.
+    """
+    before, tally = torch.get_default_dtype(), Tally()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for seed in seeds:
+            program = Program(seed)
+            settled(program)
+            run_split(program, 2 + seed % 2, tally)
+    finally:
+        torch.set_default_dtype(before)
+    return tally
+
+
 def main(first: int, last: int) -> int:
     """Run the programs of some seeds on one to three ranks; 1 if one is wrong."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    torch.set_default_dtype(torch.float64)  # single precision would turn rounding into other masks
+    torch.set_default_dtype(torch.float64)
     tally, wrong = Tally(), 0
     for seed in range(first, last):
         program = Program(seed)

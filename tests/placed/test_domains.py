@@ -227,7 +227,7 @@ def in_processes(world, transport):
     return found
 
 
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("mpi", marks=[needs_mpi, pytest.mark.slow])])
 def test_so_it_does_in_processes_of_a_host_with_its_own_communicator(transport):
     found = run_ranks(in_processes, 4, transport, transport=transport)
     for kind in (BothEnds, Forces):

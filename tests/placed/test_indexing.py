@@ -209,7 +209,7 @@ def test_lengths_that_coincide_mean_nothing(name):
 def test_ghosts_are_fetched_once_however_often_they_are_read():
     def thrice(x, src, dst, e):
         h = sums(x, src, dst, e)
-        return h[src] + h[src] * 2 + h.index_select(0, src) + h.mean(0)
+        return h[src] * h[dst] + h[src] * 2 + h.index_select(0, src) + h.mean(0)
 
     assert check(thrice).ranks[4][0].forward == (2, 1)  # of x and of h; the mean
 

@@ -27,14 +27,6 @@ def becomes_stale(x, src, dst, e):
     return y[src]
 
 
-def changed_behind(x, src, dst, e):
-    with torch.no_grad():
-        h = sums(x, src, dst, e)
-        first = h[src]
-        h.data.mul_(2.0)
-        return first + h[src]
-
-
 def max_norm(x, batch, kind, net):
     return net(batch), net(kind)
 
@@ -98,7 +90,6 @@ EXACT = {
     "an embedding whose table is rows": lambda batch, x: F.embedding(batch, x),
     "norms over rows": lambda x: F.layer_norm(x, (13, 4)),
     "fresh rows changed by sums": becomes_stale,
-    "changed behind the back": changed_behind,
     "row numbers as bytes": lambda src, x: x[src.byte().long()],
     "columns for all rows": lambda x: F.one_hot(torch.arange(x.size(0)), 13),
     "cross products": lambda series: torch.cross(series, series.flip(2), dim=2),

@@ -19,7 +19,8 @@ from domainpar.common.agreement import Refused
 from domainpar.testing import run_ranks
 
 NODES, EDGES, WIDTH = 701, 3100, 16  # numbers of edges are more than torch leaves to one thread
-SIZES = (1, 2, 3, 5)
+FEW, MORE = (1, 3), (2, 5)  # of three ranks, with parts that are drawn, one owns nothing
+SIZES = (*FEW, *MORE)
 
 
 def graph():
@@ -176,11 +177,18 @@ def hashes(name, dtype=torch.float32, same_bits=True, sizes=SIZES, **more):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float64)], ids=["single", "double"])
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "counts"),
+    [
+        pytest.param(torch.float32, FEW, [4], id="single"),
+        slow(torch.float32, (1, *MORE), [2], id="single, more ranks"),
+        slow(torch.float64, SIZES, [2, 4], id="double"),
+    ],
+)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_has_one_hash_on_any_number_of_ranks_and_threads(name, dtype):
-    found = hashes(name, dtype)
-    for count in (2, 4):
+def test_training_has_one_hash_on_any_number_of_ranks_and_threads(name, dtype, sizes, counts):
+    found = hashes(name, dtype, sizes=sizes)
+    for count in counts:
         with threads(count):
             found[count, "threads"] = train(World.alone(), name, "contiguous", dtype, True)[0]
     assert len(set(found.values())) == 1, found

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from marks import slow
 from proving import check_no_rank_holds_all
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -244,7 +245,7 @@ def test_the_split_of_these_tests_proves_something():
         check_no_rank_holds_all(edges, torch.cat(list(owners(size, NODES).values()))[homes], size, "incoming")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, slow(2), 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_on_several_kinds_are_exact(name, size):
     (model,) = copies(name, 1)
@@ -381,7 +382,7 @@ def dimes_on_rank(world, models):
     return found
 
 
-@pytest.mark.parametrize(("size", "transport"), [(1, "threads"), (2, "threads"), (3, "threads"), (3, "gloo")])
+@pytest.mark.parametrize(("size", "transport"), [(1, "threads"), (2, "threads"), (3, "threads"), slow(3, "gloo")])
 def test_dimenet_of_torch_geometric_is_exact_on_given_triplets(size, transport):
     give_triplets()
     pos, z, HERE.bonds, HERE.pairs = molecule()

@@ -158,9 +158,9 @@ class Imputes(nn.Module):
         return x.nan_to_num(0.0)
 
 
-@pytest.mark.parametrize(("num_ranks", "transport"), [(1, "threads"), (3, "threads"), (2, "gloo")])
-def test_what_every_rank_holds_is_saved_as_plain_tensors_and_rows_and_ranks_are_not(num_ranks, transport):
-    assert all(run_ranks(save_what_can_be, num_ranks, transport=transport))
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_what_every_rank_holds_is_saved_as_plain_tensors_and_rows_and_ranks_are_not(num_ranks):
+    assert all(run_ranks(save_what_can_be, num_ranks))
 
 
 def save_what_can_be(world):
@@ -296,7 +296,7 @@ def test_what_is_compiled_around_a_model_leaves_it_as_it_is(num_ranks, where):
 
 
 def shard_somewhere(world):
-    """What happens to models that are sharded before and after, by each way of torch."""
+    """What happens to models that are sharded before and after, by each way of torch; and what processes can save."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -327,6 +327,7 @@ def shard_somewhere(world):
             shard(Plain())
         except Exception as error:
             said[shard.__name__] = f"{type(error).__name__}: {error}"
+    assert save_what_can_be(world)
     return said
 
 

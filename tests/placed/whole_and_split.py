@@ -178,6 +178,11 @@ def wide(index: Tensor, like: Tensor) -> Tensor:
     return index.view(-1, 1).expand_as(like)
 
 
+def seed(number: int) -> None:
+    """Seed the generator of CPUs alone: torch.manual_seed also keeps a stack trace for each kind of GPU."""
+    torch.default_generator.manual_seed(number)
+
+
 class WholeGraph:
     """Stands for a part where nothing is split."""
 
@@ -359,7 +364,7 @@ def runs_of(
     given = (edge_index, owner, call, leaves or {}, backward)
 
     def on(size: int) -> list[Left]:
-        torch.manual_seed(0)
+        seed(0)
         copies = [copy.deepcopy(module) for _ in range(size)]
         return run_ranks(on_rank, size, copies, *given, timeout=SECONDS, transport=transport)
 
@@ -372,7 +377,7 @@ def runs_of(
         return Runs(found, None if alone.refused else alone)
     if not against or all(left.refused for lefts in found.values() for left in lefts):
         return Runs(found, None)
-    torch.manual_seed(0)
+    seed(0)
     return Runs(found, run_one(WholeGraph(edge_index), call, copy.deepcopy(module), leaves or {}, backward))
 
 
@@ -404,7 +409,7 @@ def run(
     **more: Any,
 ) -> Runs:
     """Run a function of a sample's fields; arguments as for `check`, others as for `runs_of`."""
-    torch.manual_seed(1)
+    seed(1)
     module = None if net is None else net().double()
     call, leaves = calling(function, sample, calls)
     return runs_of(call, sample.edge_index, sample.assignment, module=module, leaves=leaves, backward=gradients, **more)
