@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import dense
 import numpy as np
 import torch
-from tiled import sha
+from random_events import random_event
+from tiled import TiledEvent, sha
 
 from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages
 from domainpar.nn.published import InteractionGNN
@@ -28,6 +29,13 @@ class Answer:
     def sha(self):
         """One hash of all its bits."""
         return sha(self.logits, *self.gradients.values())
+
+
+def tiled_event(num_nodes=70, num_edges=400, num_edge_features=6):
+    """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
+    graph = random_event(2, num_nodes, num_edges, num_edge_features=num_edge_features, reach=2)
+    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], num_nodes))
+    return TiledEvent.of(graph, tiles, 9, tiny=num_edges <= 1)
 
 
 def network(event, dtype=torch.float64, published=False, **flags):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 
 import dense
-import numpy as np
+import networks
 import pytest
 import torch
 from marks import slow
-from random_events import random_event
-from tiled import TiledEvent, sha
+from tiled import sha
 from torch import nn
 
 from domainpar.nn.heads import EDGE, Head, pooled
@@ -26,9 +25,7 @@ ORDERS = ("interaction", "interaction-node-first")
 
 @pytest.fixture(scope="module")
 def event():
-    """With self-loops, duplicate edges, isolated nodes and tiles without any node."""
-    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 90))
-    return TiledEvent.of(random_event(2, 90, 500, reach=2), tiles, 9)
+    return networks.tiled_event(90, 500)
 
 
 def network(name, heads=EVERYTHING, dtype=torch.float32, **options):

@@ -26,43 +26,12 @@ def make(in_features, widths, readout):
     return mlp
 
 
-def as_torch_layers(mlp):
-    layers = []
-    for position, linear in enumerate(mlp.linears):
-        plain = nn.Linear(linear.in_features, linear.out_features).double()
-        plain.load_state_dict(linear.state_dict())
-        layers.append(plain)
-        if position < len(mlp.norms):
-            layers += [mlp.norms[position], nn.ReLU()]
-    return nn.Sequential(*layers)
-
-
-def on_a_tile(mlp, rows, upstream):
-    """Outputs; what the last layer left, padding columns included; gradient of the rows, padding columns included."""
-    out, every = rows.new_empty(len(rows), mlp.out_features), slice(0, len(rows))
-    mlp_program = forward(mlp, [rows], every, out)
-    left = rows_of(mlp_program, -1, len(rows))
-    return out, left, back(mlp, [rows], every, upstream).grad_tables[0]
-
-
-@pytest.mark.parametrize(("in_features", "widths", "readout"), SHAPES.values(), ids=SHAPES)
-def test_an_mlp_is_torchs_linear_layer_norm_and_relu_forward_and_backward(in_features, widths, readout):
-    mlp = make(in_features, widths, readout)
-    rows = torch.randn(45, in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    plain = rows.clone().requires_grad_()
-    expected = as_torch_layers(mlp)(plain)
-    upstream = 1 - expected.detach().tanh() ** 2
-    (theirs,) = torch.autograd.grad(expected, plain, upstream)
-    out, _, ours = on_a_tile(mlp, rows, upstream)
-    torch.testing.assert_close(out, expected.detach(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(ours[:, :in_features], theirs, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(("in_features", "widths", "readout"), SHAPES.values(), ids=SHAPES)
 def test_padding_columns_stay_zero_and_get_no_gradient(in_features, widths, readout):
     mlp = make(in_features, widths, readout)
-    rows = torch.ones(5, in_features, dtype=torch.float64)
-    _, product, gradient = on_a_tile(mlp, rows, torch.ones(5, widths[-1], dtype=torch.float64))
+    rows, every = torch.ones(5, in_features, dtype=torch.float64), slice(0, 5)
+    product = rows_of(forward(mlp, [rows], every, rows.new_empty(5, mlp.out_features)), -1, 5)
+    gradient = back(mlp, [rows], every, torch.ones(5, widths[-1], dtype=torch.float64)).grad_tables[0]
     assert product.shape == (5, padded(widths[-1], COLUMN_BLOCK))
     assert not product[:, widths[-1] :].any()
     assert gradient.shape == (5, padded(in_features, COLUMN_BLOCK))
@@ -107,6 +76,12 @@ NETS = {
     "a norm in the middle only": ([linear(9, 32), nn.ReLU, linear(32, 16), norm(16), linear(16, 48), nn.Tanh], False),
     "linear states": ([linear(9, 16), norm(16), nn.SiLU, linear(16, 32)], False),
     "linear states alone": ([linear(9, 32)], False),
+    "norms and ReLU": ([linear(9, 32), norm(32), nn.ReLU, linear(32, 16), norm(16), nn.ReLU], False),
+    "a readout of width 1": (
+        [linear(9, 32), norm(32), nn.ReLU, linear(32, 32), norm(32), nn.ReLU, linear(32, 1)],
+        True,
+    ),
+    "a readout alone": ([linear(9, 5)], True),
     "no norm at all": ([linear(9, 16), nn.Tanh, linear(16, 16), nn.SiLU, linear(16, 3)], True),
     "norms without scale and shift": (
         [linear(9, 16), norm(16, elementwise_affine=False), nn.SiLU, linear(16, 16), norm(16), nn.Tanh],

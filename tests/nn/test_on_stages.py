@@ -18,21 +18,13 @@ from domainpar.tracking.config import BITWISE, MODELS
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.tracking.networks.on_events import OnEvents
 
-
-def tiled_event(**shape):
-    """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
-    graph = random_event(2, 70, **{"num_edges": 400, "num_edge_features": 6, "reach": 2, **shape})
-    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 70))
-    return TiledEvent.of(graph, tiles, 9, tiny=graph.num_edges <= 1)
-
-
 SHAPES = {"": {}, "no edges": {"num_edges": 0}, "one edge": {"num_edges": 1}}
 
 
 @pytest.mark.parametrize("grouping", ["random", "one part"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_is_its_definition_with_all_gradients(shape, grouping):
-    event = tiled_event(**shape)
+    event = networks.tiled_event(**shape)
     found = networks.on_ranks(event, 3, grouping=grouping, published=True)
     assert networks.distance(found, networks.by_formula(event, published=True)) < 1e-10
 
@@ -98,7 +90,7 @@ def _second_gradients(world, event, name, of):
 @pytest.mark.parametrize("of", ["features", "parameters"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gradient_of_a_gradient_is_refused_by_name(name, of):
-    for said in run_ranks(_second_gradients, 2, tiled_event(), name, of):
+    for said in run_ranks(_second_gradients, 2, networks.tiled_event(), name, of):
         if name in BITWISE:
             assert "create_graph=True" in said
             assert "plain torch" in said

@@ -24,11 +24,12 @@ def event():
     return TiledEvent.of(graph, np.arange(90) * NUM_TILES // 90, NUM_TILES)
 
 
-@pytest.mark.parametrize("flags", [{}, {"shared_weights": True, "layers": 1}], ids=["two layers", "one, shared"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_there_is_one_hash_on_any_ranks_and_groupings(event, order, flags):
+def test_there_is_one_hash_on_any_ranks_and_groupings(event, order):
+    """Here of one layer with shared weights; two layers with their own are tried in test_rules.py."""
+    flags = {"order": order, "graph_iters": 2, "shared_weights": True, "layers": 1}
     answers = {
-        networks.on_ranks(event, num_ranks, grouping=grouping, order=order, graph_iters=2, **BF16, **flags).sha
+        networks.on_ranks(event, num_ranks, grouping=grouping, **BF16, **flags).sha
         for num_ranks, grouping in ((1, "ranges"), (2, "random"), (3, "ranges"), (3, "one part"), (5, "random"))
     }
     assert len(answers) == 1

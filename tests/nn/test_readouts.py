@@ -4,13 +4,11 @@ import itertools
 
 import dense
 import networks
-import numpy as np
 import pytest
 import torch
 from marks import slow
 from one_mlp import an_mlp
-from random_events import random_event
-from tiled import TiledEvent, sha
+from tiled import sha
 
 from domainpar.nn import interaction
 from domainpar.nn.gradients import GradientSink
@@ -32,9 +30,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def event():
-    """With self-loops, duplicate edges, isolated nodes and tiles without any node."""
-    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], 90))
-    return TiledEvent.of(random_event(2, 90, 500, reach=2), tiles, 9)
+    return networks.tiled_event(90, 500)
 
 
 def chain(head, dtype, products=None):

@@ -5,6 +5,7 @@ import networks
 import numpy as np
 import pytest
 import torch
+from networks import tiled_event
 from one_mlp import an_mlp
 from random_events import random_event
 from tiled import TiledEvent
@@ -14,21 +15,7 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.stages import EdgeStage, NodeStage
 from domainpar.testing import run_ranks
 
-NUM_NODES, NUM_TILES = 70, 9
-
-
-def tiled_event(num_edges=400, num_edge_features=6):
-    """An event with self-loops, duplicate edges, isolated nodes and three tiles without any node."""
-    graph = random_event(2, NUM_NODES, num_edges, num_edge_features=num_edge_features, reach=2)
-    tiles = np.sort(np.random.default_rng(2).choice([0, 1, 3, 4, 6, 8], NUM_NODES))
-    return TiledEvent.of(graph, tiles, NUM_TILES, tiny=num_edges <= 1)
-
-
-def whole(event):
-    """Features of all nodes and edges, and both ends of the edges, in stored order."""
-    features = torch.from_numpy(event.graph.features[event.order.original_row]).double()
-    edge_features = torch.from_numpy(event.graph.edge_features[event.order.original_position]).double()
-    return features, edge_features, *map(torch.from_numpy, event.edge_index)
+NUM_NODES = 70
 
 
 def assert_close(found, expected, what):
@@ -39,33 +26,9 @@ def assert_close(found, expected, what):
         assert difference <= 1e-12, f"{what}: {difference:.2e}"
 
 
-def _logits_and_gradients(world, event, flags, upstream):
-    part = event.part(world.transport, event.grouping("random", world.size, seed=world.size), torch.float64)
-    model = InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=16, dtype=torch.float64, **flags)
-    sink = GradientSink(model)
-    logits = model(part.graph, part.halo)
-    logits.backward(upstream[torch.from_numpy(part.graph.plan.edge_ids)])
-    assert sink.reduce(world.transport) == 0
-    owned = part.graph.plan.edge_owned
-    scores = torch.full((event.graph.edge_index.shape[1],), torch.nan, dtype=torch.float64)
-    scores[torch.from_numpy(part.graph.plan.edge_ids[owned])] = logits.detach()[torch.from_numpy(owned)]
-    return scores, {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
 def _compare_network(event, num_ranks, flags):
-    num_edges = event.graph.edge_index.shape[1]
-    upstream = torch.randn(num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    model = InteractionNetwork(3, event.graph.edge_features.shape[1], hidden=16, dtype=torch.float64, **flags)
-    expected = dense.interaction_network(model, *whole(event))
-    expected.backward(upstream)
-    found = run_ranks(_logits_and_gradients, num_ranks, event, flags, upstream)
-    scores = torch.stack([scores for scores, _ in found]).nansum(dim=0)
-    assert_close(scores, expected.detach(), "logits")
-    for _, gradients in found:
-        for name, parameter in model.named_parameters():
-            assert_close(
-                gradients[name], torch.zeros_like(parameter) if parameter.grad is None else parameter.grad, name
-            )
+    found, expected = networks.on_ranks(event, num_ranks, **flags), networks.by_formula(event, **flags)
+    assert networks.distance(found, expected) <= 1e-12
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -138,7 +101,7 @@ def stage_inputs(event, shape):
 def whole_stage(event, shape, sums, used=("edges", "sums")):
     """The same from plain torch on the whole event."""
     nodes, edges, upstream, mlp = stage_inputs(event, shape)
-    *_, src, dst = whole(event)
+    *_, src, dst = networks.tables(event)
     new, at_dst, at_src = dense.edge_stage(EdgeStage(mlp), nodes, edges, src, dst)
     at_ends = torch.cat([at_dst, at_src], dim=1) if sums else new.new_zeros(NUM_NODES, 0)
     losses = {"edges": (new * upstream[0]).sum(), "sums": (at_ends * upstream[1][:, : at_ends.shape[1]]).sum()}
@@ -212,7 +175,7 @@ def test_edges_and_their_products_may_be_bfloat16_with_sums_and_all_else_exact()
     for position, (ours, theirs) in enumerate(zip((*found, *of_parameters), (*expected, *expected_of_parameters))):
         tolerance = 0.01 if position < 2 else 0.15  # rounding opens or closes some ReLUs
         assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
-    *_, src, dst = whole(event)  # sums are of the rows as they were stored
+    *_, src, dst = networks.tables(event)  # sums are of the rows as they were stored
     sums = [torch.zeros(NUM_NODES, 16).index_add(0, end, found[0].float()) for end in (dst, src)]
     torch.testing.assert_close(found[1], torch.cat(sums, dim=1), rtol=1e-5, atol=1e-5)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from random_events import assigned_graphs
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -295,7 +296,7 @@ def _all_cases(world):
     return True
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [slow(2), 4])
 def test_all_of_it_holds_between_processes_over_gloo(num_ranks):
     assert run_ranks(_all_cases, num_ranks, transport="gloo") == [True] * num_ranks
 
