@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from domainpar.common.words import this_python
 from domainpar.infer import infer, main
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
-from domainpar.testing import find_mpiexec, run_command, run_ranks
+from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.tracking.part_loading import BadEvent
@@ -507,22 +506,6 @@ def test_other_scores_stay_unless_they_are_to_be_replaced(place, tmp_path):
     assert files_of(tmp_path / "out") == first
     _, second = inferred(place, tmp_path / "out", 2, split="test", overwrite=True)
     assert set(second) == {"scores.json", "event000000003.scores.zarr.zip"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_two_processes_without_flags_score_the_newest_run_where_it_lies(place, tmp_path, monkeypatch):
-    for number in ("0001", "0002"):
-        shutil.copytree(place / "run", tmp_path / "runs" / number)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT)
-    code, text = run_command([find_mpiexec(), "-n", "2", sys.executable, "-m", "domainpar.infer"], 60.0)
-    assert code == 0, text
-    assert [path.parent.name for path in (tmp_path / "runs").glob("*/scores")] == ["0002"]
-    _, expected = inferred(place, tmp_path / "one")
-    found = files_of(tmp_path / "runs" / "0002" / "scores")
-    del found["scores.json"], expected["scores.json"]  # they name different runs
-    assert found == expected
 
 
 def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capfd):

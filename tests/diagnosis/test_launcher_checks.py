@@ -22,7 +22,6 @@ def test_here_they_belong_together():
     finding = check_mpi(ALONE)
     assert finding.verdict in (Verdict.PASS, Verdict.WARN), finding
     assert finding.figures["mpiexecs"][0] == find_mpiexec()
-    assert probe_mpi(finding.figures["mpiexecs"][:1], 0.1).verdict in (Verdict.PASS, Verdict.WARN)
 
 
 def test_no_mpi_library_at_all_fails_and_no_mpi4py_does_not_matter(monkeypatch):
@@ -93,7 +92,7 @@ def test_ranks_that_see_only_themselves_fail_the_probe(tmp_path):
 
 
 @pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
-def test_an_mpiexec_of_another_library_is_found_and_the_right_one_named(tmp_path):
+def test_an_mpiexec_of_another_library_is_found_and_the_right_one_works_and_is_named(tmp_path):
     wrong, right = fake_mpiexec(tmp_path, LONELY), find_mpiexec()
     finding = probe_mpi([wrong, right], 0.1)
     assert finding.verdict is Verdict.WARN

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -106,16 +105,6 @@ def test_without_an_mpi_library_mpiexec_is_refused_and_one_process_works():
     assert "hint: pip install 'domainpar[mpi]'" in output
     code, output = run_command([sys.executable, PROGRAM], timeout=90, **missing)
     assert (code, output) == (0, "rank 0 of 1 over threads\n")
-
-
-@fault(1)
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
-@pytest.mark.faults
-def test_another_mpis_launcher_is_refused_at_once():
-    pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
-    code, output = run_command([sys.executable, PROGRAM], timeout=90, **pretended)  # ranks wait 300 s for each other
-    assert code == 2
-    assert "mpiexec started 8 processes" in output
 
 
 PMIX = {"PMIX_RANK": "{}", "PMIX_NAMESPACE": "slurm.pmix.7.0"}

@@ -77,6 +77,7 @@ def test_ranks_do_not_outlive_a_killed_rank_zero():
     assert re.search("domainpar: error: rank 0.* is gone.* rank 1", output)
 
 
+@fault(1)
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="no mpi4py")
 def test_a_launcher_of_another_mpi_library_is_refused():
     pretended = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
