@@ -161,9 +161,6 @@ REFUSED = {
     "all pairs": (lambda x, z: torch.kron(x, z), "a table of all rows against all rows"),
     "cross products over rows": (lambda series: torch.linalg.cross(series, series, dim=1), "mixes rows"),
 }
-AS_IN_TORCH = {
-    "unflattened rows": lambda x: x.unflatten(0, (2, -1)),
-}
 
 
 @cases(EXACT)

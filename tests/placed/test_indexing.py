@@ -172,10 +172,6 @@ REFUSED = {
     "a slice whose rows are changed in place": (changed_after(lambda x: x[1:], False), "write clone() there"),
     "take": (lambda x, src: x.take(src), "no exact form that is known here"),
 }
-AS_IN_TORCH = {
-    "a mask of edges on nodes": lambda x, edge_mask: x[edge_mask],
-    "what every rank has, at ends": lambda table, src: table[src],
-}
 
 
 @cases(EXACT)
@@ -186,11 +182,6 @@ def test_reading_rows_is_exact(function, more):
 @refusals(REFUSED)
 def test_rows_read_after_what_they_were_taken_from_changed_are_refused(function, text, more):
     check(function, refused=text, **more)
-
-
-@pytest.mark.parametrize("name", AS_IN_TORCH)
-def test_what_torch_refuses_fails_alike_on_all_ranks(name):
-    check_error(AS_IN_TORCH[name])
 
 
 @pytest.mark.parametrize("name", ODD)

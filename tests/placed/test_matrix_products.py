@@ -278,14 +278,6 @@ REFUSED = {
     "groups of columns": (lambda columns, net: net(columns), "splits rows", {"net": lambda: nn.GroupNorm(2, 40)}),
     "local response": (lambda x: F.local_response_norm(x.t()[None], 2), "mixes rows"),
 }
-AS_IN_TORCH = {
-    "attention to a mask of pairs": lambda square, table: F.scaled_dot_product_attention(
-        table, table, table, attn_mask=square[:, :3]
-    ),
-}
-
-
-ENOUGH = [name for name, sample in ODD.items() if sample.num_nodes > 1]
 
 
 @cases(EXACT)

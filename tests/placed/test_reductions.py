@@ -194,9 +194,6 @@ REFUSED = {
         "a table of all rows against all rows",
     ),
 }
-AS_IN_TORCH = {
-    "a weighted mean of squares": lambda x, z, c: F.mse_loss(x, z, weight=c.abs()),
-}
 
 
 TOO_FEW = ("no edges", "one node without edges")
