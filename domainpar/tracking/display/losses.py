@@ -56,7 +56,7 @@ def lost_table(finders: Sequence[Finder], style: str) -> tuple[ReportTable, ...]
 
 
 def layer_table(finders: Sequence[Finder]) -> tuple[ReportTable, ...]:
-    """The share of a found particle's hits that its track holds on each layer, and how far these lie from the helix."""
+    """The share of a found particle's hits that its track holds on each layer, and how far these lie from the track."""
     names = sorted(
         {name for finder in finders for name in finder.counts.layers}, key=lambda name: [*map(int, name.split("."))]
     )
@@ -78,8 +78,8 @@ def layer_table(finders: Sequence[Finder]) -> tuple[ReportTable, ...]:
                     numbers.append((*of_line, f"{what} {along}", "mm", value, "", "", "", sum(distances)))
     note = (
         "Layers by volume and layer; of target particles with a track most of whose hits are theirs. Held: hits on the "
-        "track. Across, along: median ± half of the interval that holds 68.3 % of the distances of held hits from the "
-        "helix fitted to their track, in the transverse plane, and along z as seen across the flight."
+        "track. Across, along: median ± half of the interval that holds 68.3 % of the distances of held hits from what "
+        "the others of their track tell, in the transverse plane, and along z as seen across the flight."
     )
     return ReportTable.of([*rows.values()], note, numbers=numbers)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import FloatArray, IntArray
-from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.perigee import fit_perigees
 
 LEAST_HITS, SOFTEST, HARDEST = 8, 0.3, 5.0
 """Hits of a track that is cut in halves, at least; and its pT in GeV: halves of harder ones are all but straight."""
@@ -28,32 +28,30 @@ simulation have 0.03 at most in the field of their making (2 T, a solenoid, Trac
 another of them."""
 
 
-def ratios_of_halves(position: FloatArray, track_id: IntArray, field: Field) -> IntArray:
+def ratios_of_halves(hits: TrackHits, track_id: IntArray) -> IntArray:
     """Tracks by |eta| and by the momentum of their outer half over that of their inner one, each over its charge.
 
     Args:
-        position: x, y, z of each hit in mm, [N, 3].
+        hits: The hits, with positions, in the field in which the halves are fitted.
         track_id: Track of each hit, or -1 for none, [N].
-        field: The field in which the halves are fitted.
 
     Returns:
         int64 [3, 100], bins of `ETAS` and `RATIOS`; ratios beyond count in the outermost.
     """
-    rows = np.lexsort((np.sum(np.asarray(position, np.float64) ** 2, axis=1), track_id))
-    rows = rows[track_id[rows] >= 0]
-    tracks, first, track, hits = np.unique(track_id[rows], return_index=True, return_inverse=True, return_counts=True)
-    half = np.full(len(position), -1)
-    half[rows] = 2 * track + (2 * (np.arange(len(rows)) - first[track]) >= hits[track])
-    half[rows[hits[track] < LEAST_HITS]] = -1
-    fits = fit_helices(position, half, 2 * len(tracks), field)
-    with np.errstate(divide="ignore", invalid="ignore"):  # NaN without a fit, infinite on a line
-        ratio = np.clip(fits.pt[1::2] * fits.charge[1::2] / (fits.pt * fits.charge)[::2], RATIOS[0], RATIOS[-1])
-        good = (fits.pt[::2] > SOFTEST) & (fits.pt[::2] < HARDEST) & np.isfinite(ratio)
-    middle = first + (hits + 1) // 2
-    ends = rows[np.minimum([first, middle - 1, middle, first + hits - 1], len(rows) - 1)]
-    across = (position[ends[1::2]] - position[ends[::2]])[..., :2]
-    good &= (np.linalg.norm(across, axis=-1) >= SHORTEST).all(axis=0)
-    counts: IntArray = np.histogram2d(np.abs(fits.eta[::2][good]), ratio[good], bins=(ETAS, RATIOS))[0].astype(np.int64)
+    rows = hits.outward(track_id)
+    tracks, first, track, number = np.unique(track_id[rows], return_index=True, return_inverse=True, return_counts=True)
+    half = np.full(len(hits), -1)
+    half[rows] = 2 * track + (2 * (np.arange(len(rows)) - first[track]) >= number[track])
+    half[rows[number[track] < LEAST_HITS]] = -1
+    over_pt, eta = fit_perigees(hits, half, 2 * len(tracks), passes=1).momenta[:, :2].T
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN without a fit
+        ratio = np.clip(over_pt[::2] / over_pt[1::2], RATIOS[0], RATIOS[-1])
+        good = (np.abs(over_pt[::2]) < 1 / SOFTEST) & (np.abs(over_pt[::2]) > 1 / HARDEST) & np.isfinite(ratio)
+    middle = first + (number + 1) // 2
+    ends = hits.table[rows[np.minimum([first, middle - 1, middle, first + number - 1], len(rows) - 1)]]
+    across = np.hypot(ends["x"][1::2] - ends["x"][::2], ends["y"][1::2] - ends["y"][::2])
+    good &= (across >= SHORTEST).all(axis=0)
+    counts: IntArray = np.histogram2d(np.abs(eta[::2][good]), ratio[good], bins=(ETAS, RATIOS))[0].astype(np.int64)
     return counts
 
 

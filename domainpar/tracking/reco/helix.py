@@ -1,7 +1,9 @@
 """A helix through the hits of each track: momentum, direction, charge and distance from the beam line.
 
-A circle in the transverse plane (V. Karimaki, Nucl. Instrum. Meth. A 305 (1991) 187: explicit, and a straight line is
-no special case) and a straight line of z over the arc length. Positive charges turn clockwise seen from +z.
+For hits of which nothing else need be known, whatever detector, unit or particles they are of: `reco.perigee` fits by
+the errors and the material of the surfaces. A circle in the transverse plane (V. Karimaki, Nucl. Instrum. Meth. A 305
+(1991) 187: explicit, and a straight line is no special case) and a straight line of z over the arc length. Positive
+charges turn clockwise seen from +z.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field, field_at
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-
-MIN_FITTED_HITS = 3
+from domainpar.tracking.reco.kalman import MIN_FITTED_HITS
 
 STEPS = 4
 """Steps from hit to hit in which a map of the field is followed."""
@@ -72,66 +73,26 @@ def fit_helices(
     """
     position = np.ascontiguousarray(position, np.float64)
     track_id = np.asarray(track_id)
-    check_tracks(position, track_id)
+    if position.ndim != 2 or position.shape[1] != 3:
+        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
+    if track_id.shape != (len(position),):
+        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
     if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
         raise ValueError(
             f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
             f"in [0, {num_tracks})."
         )
-    check_finite(position)
-    rows, ptr = _outward(position, track_id, num_tracks)
+    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+    if len(broken):
+        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
+    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
+    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
     curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], Field.of(field), ptr).T
     fitted = np.isfinite(curvature)
     with np.errstate(divide="ignore"):  # a straight line has curvature 0
         pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
     charge = np.where(fitted, -np.sign(np.where(fitted, curvature * mean_bz, 0.0)), 0.0).astype(np.int8)
     return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
-
-
-def _outward(position: FloatArray, track_id: IntArray, num_tracks: int) -> tuple[IntArray, IntArray]:
-    """Hits by track, each outward from the origin, and where the tracks begin among them, [T + 1]."""
-    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
-    return rows, np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-
-
-def check_tracks(position: FloatArray, track_id: IntArray) -> None:
-    """Refuse positions that are not [N, 3], and track ids that are not [N]."""
-    check_positions(position)
-    if track_id.shape != (len(position),):
-        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
-
-
-def check_positions(position: FloatArray) -> None:
-    """Refuse positions that are not [N, 3]."""
-    if position.ndim != 2 or position.shape[1] != 3:
-        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
-
-
-def check_finite(position: FloatArray) -> None:
-    """Refuse positions that are not finite."""
-    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
-    if len(broken):
-        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
-
-
-@compiled
-def distance_from_helix(hit: Any, rho: float, phi: float, d: float, z0: float, slope: float) -> Any:
-    """Distance of a hit from a helix in mm: in the transverse plane, left is positive; and across the flight, along z.
-
-    Args:
-        hit: x, y, z in mm.
-        rho: Curvature in 1/mm, positive for a turn to the right.
-        phi: Direction of flight at the point closest to the beam line.
-        d: Distance of that point from the beam line in mm, positive where the beam line lies to the left.
-        z0, slope: z of that point in mm, and the change of z over the length of the arc.
-    """
-    sine, cosine = np.sin(phi), np.cos(phi)
-    x, y = hit[0] - d * sine, hit[1] + d * cosine
-    ahead, left = x * cosine + y * sine, y * cosine - x * sine
-    value = left + 0.5 * rho * (x * x + y * y)
-    away = 2 * value / (1 + np.sqrt(max(1 + 2 * rho * value, 0.0)))
-    off = hit[2] - z0 - slope * _arc(ahead, left, rho)
-    return away, off / np.sqrt(1 + slope**2)
 
 
 @compiled

@@ -33,7 +33,7 @@ EVEN_FIELD = 120.0
 ENERGY_LOSS, PION = 0.045, 0.1396
 """GeV that a fast particle loses in a radiation length, beta^-3 times as much one that is slow; GeV of the mass."""
 
-LOST = 1e8
+LOST = 1e10
 """Variance in mm^2 of a place across the flight from which on a filter knows nothing any more: rounding decides."""
 
 UNMEASURED = 1e6

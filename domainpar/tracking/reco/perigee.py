@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
@@ -60,6 +61,12 @@ class Perigees:
     covariance: FloatArray
     chi2: FloatArray
     ndf: IntArray
+
+    @property
+    def momenta(self) -> npt.NDArray[np.float64]:
+        """Charge over pT in 1/GeV, pseudorapidity, phi, d0 and z0 of each, float64 [T, 5]."""
+        d0, z0, phi, theta, qop = self.value.T
+        return np.column_stack([qop / np.sin(theta), -np.log(np.tan(theta / 2)), phi, d0, z0])
 
 
 def fit_perigees(

@@ -1,4 +1,4 @@
-"""The distance of each hit from the helix that is fitted to all hits of its track."""
+"""The distance of each hit from what the other hits of its track tell."""
 
 from __future__ import annotations
 
@@ -8,36 +8,69 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.common.compiling import compiled
-from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
-from domainpar.tracking.events.graph import FloatArray, IntArray
-from domainpar.tracking.reco.helix import distance_from_helix, fit_helices
+from domainpar.tracking.events.field import Field
+from domainpar.tracking.events.graph import IntArray
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import (
+    MIN_FITTED_HITS,
+    approach,
+    begin,
+    bend_at,
+    forget,
+    pass_material,
+    residual,
+    room,
+    take,
+)
 
 
-def residuals(position: FloatArray, track_id: IntArray, num_tracks: int) -> npt.NDArray[np.float64]:
-    """Distance of hits from their helices in mm, by `distance_from_helix`: across in the transverse plane, and along z.
+def residuals(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None) -> Any:
+    """Distance of hits in mm from their tracks: across in the transverse plane, left is positive, and along z
+    as seen across the flight.
+
+    One filter comes from inside and one from outside; what both predict at a hit is weighted by their errors.
 
     Args:
-        position: x, y, z of each hit in mm, [N, 3].
-        track_id: Track of each hit, in [0, num_tracks), or -1 for none, [N].
-        num_tracks: Number of tracks T.
+        hits, track_id, num_tracks, rows: As for `perigee.fit_perigees`.
 
     Returns:
         float64 [N, 2]; NaN on no track, and on one without a fit.
 
     Raises:
-        ValueError: As `fit_helices`.
+        ValueError: As `fit_perigees`.
     """
-    helices = fit_helices(position, track_id, num_tracks, 1.0)  # circles are those of hits, whatever the field
-    rho = helices.charge * GEV_PER_TESLA_MM / helices.pt
-    table = np.stack([rho, helices.phi, -helices.d0, helices.z0, np.sinh(helices.eta)], axis=1)
-    return np.asarray(_residuals(np.ascontiguousarray(position, np.float64), track_id, table))
+    order = hits.outward(track_id, rows)
+    ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
+    sums = np.zeros((len(order), 2, 2))
+    about = hits.table, hits.places, Field.of(hits.field), room()
+    _predict(order if rows is None else rows[order], ptr, *about, sums)
+    off: npt.NDArray[np.float64] = np.full((len(track_id), 2), np.nan)
+    with np.errstate(invalid="ignore"):
+        off[order] = sums[:, 0] / sums[:, 1]
+    return off
 
 
 @compiled
-def _residuals(position: Any, track: Any, helices: Any) -> Any:
-    off = np.full((len(position), 2), np.nan)
-    for i in range(len(position)):
-        if track[i] >= 0:
-            rho, phi, d, z0, slope = helices[track[i]]
-            off[i] = distance_from_helix(position[i], rho, phi, d, z0, slope)
-    return off
+def _predict(rows: Any, ptr: Any, hits: Any, places: Any, field: Any, room: Any, sums: Any) -> None:
+    """Add up what both filters predict at each hit, by weight, and the weights, in `sums` [n, 2, 2]."""
+    state = room[0]
+    for track in range(len(ptr) - 1):
+        first, last = ptr[track], ptr[track + 1] - 1
+        if last - first + 1 < MIN_FITTED_HITS:
+            continue
+        begin(state, hits[rows[first]], hits[rows[(first + last) // 2]], hits[rows[last]], field)
+        for side in (1, -1):
+            forget(state)
+            for n in range(last - first + 1):
+                i = first + n if side > 0 else last - n
+                hit = hits[rows[i]]
+                if n > 0 and hit.surface != hits[rows[i - side]].surface:
+                    pass_material(state, places[hits[rows[i - side]].surface], side)
+                approach(state, hit.x, hit.y, 1.0, field)
+                _, _, across, up = residual(state, hit, bend_at(field, state))
+                of_across, of_up = 1 / state.cov[0, 0], 1 / state.cov[3, 3]
+                sums[i, 0, 0] += of_across * across
+                sums[i, 1, 0] += of_across
+                sums[i, 0, 1] += of_up * up / np.hypot(1.0, state.slope)
+                sums[i, 1, 1] += of_up
+                take(state, hit, field)

@@ -19,6 +19,7 @@ from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.helix import fit_helices
 from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, matchable_tracks
 from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.perigee import Perigees
 
 COLUMNS = ("q/pT", "eta", "phi", "d0", "z0")
 """Charge over pT in 1/GeV, pseudorapidity, direction in rad, d0 and z0 in mm, as `reco.perigee` defines them."""
@@ -78,17 +79,15 @@ def rows_of_hits(hits: Hits, field: Field) -> FloatArray:
 
 
 def rows_of_tracks(
-    truth: EventTruth, track_id: IntArray, shared: IntArray | None, value: FloatArray, cuts: TrackCuts
+    truth: EventTruth, track_id: IntArray, shared: IntArray | None, fits: Perigees, cuts: TrackCuts
 ) -> FloatArray:
-    """Rows of the targets that some tracks match, given `Perigees.value` of the tracks."""
+    """Rows of the targets that some tracks match, given the fits of the tracks."""
     if truth.particles is None:
         return np.zeros((0, 10))
     track, ids = matched(truth, track_id, shared, cuts, cuts.target)
     rows = np.flatnonzero(_near(truth.particles, ids))
     rows = rows[:: -(-max(len(rows), 1) // MOST)]  # spread over all
-    d0, z0, phi, theta, qop = value[track[rows]].T
-    fitted = np.column_stack([qop / np.sin(theta), -np.log(np.tan(theta / 2)), phi, d0, z0])
-    return _joined(fitted, truth.particles, ids[rows])
+    return _joined(fits.momenta[track[rows]], truth.particles, ids[rows])
 
 
 def matched(

@@ -111,9 +111,7 @@ def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, An
     if not found or not event.has_positions:
         return None
     hits = hits_of(WholeEvent(event))
-    assert hits.position is not None  # the event has them
-    field = Field.of(hits.field)
-    return {"name": str(field), "halves": ratios_of_halves(hits.position, found[0], field).tolist()}
+    return {"name": str(Field.of(hits.field)), "halves": ratios_of_halves(hits, found[0]).tolist()}
 
 
 def _judge_tracks(
@@ -128,7 +126,7 @@ def _judge_tracks(
     if isinstance(truth := truth_to_count(event, cuts, border_sectors), str):
         return {"uncounted": truth}
     rows = [
-        rows_of_tracks(truth, scores.tracks[finder], scores.shared_hits.get(finder), fits.value, cuts).tolist()
+        rows_of_tracks(truth, scores.tracks[finder], scores.shared_hits.get(finder), fits, cuts).tolist()
         for finder, fits in scores.parameters.items()
     ]
     scored, built = scores.edge_scored, scores.built

@@ -268,9 +268,8 @@ def write_acts(directory: str | Path, scores: EventScores, position: FloatArray 
     lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits.get(NETWORK)).splitlines()
     heading, columns = "", [""] * len(lines)
     if (fits := scores.parameters.get(NETWORK)) is not None:
-        heading, theta, qop = "chi2,ndf,chi2/ndf,pT,eta,phi,", *fits.value.T[3:]
-        momentum = np.sin(theta) / np.abs(qop), -np.log(np.tan(theta / 2)), fits.value[:, 2]
-        rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, *momentum])
+        heading, (over_pt, eta, phi, *_) = "chi2,ndf,chi2/ndf,pT,eta,phi,", fits.momenta.T
+        rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, 1 / np.abs(over_pt), eta, phi])
         columns = ["".join(f"{number:.9g}," for number in row) for row in rows]
         pairs = [(a, a) for a in range(5)] + [(a, b) for a in range(5) for b in range(5) if a != b]
         names = [f"var_{NAMES[a]}" if a == b else f"cov_{NAMES[a]}{NAMES[b]}" for a, b in pairs]

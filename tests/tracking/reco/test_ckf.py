@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from domainpar.tracking.events import detector
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.finder import SEARCHES, find_tracks
 from domainpar.tracking.reco.ckf.layout import trackml
-from domainpar.tracking.reco.helix import fit_helices
 from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.perigee import fit_perigees
 
 
 def find(event, rows=slice(None), **changes):
@@ -153,9 +152,10 @@ def test_every_track_has_the_hits_asked_for(event, min_hits):
 
 def test_a_momentum_limit_leaves_out_what_lies_far_below_it(event):
     track_id = find(event, min_pt=1.5)
-    fitted = fit_helices(event.position, track_id, track_id.max() + 1, detector.geometry().field)
+    hits = TrackHits.of(event.position, event.volume, event.layer, event.module)
+    over_pt, eta = fit_perigees(hits, track_id, track_id.max() + 1).momenta[:, :2].T
     # At small angles to the beam three hits tell little about momentum.
-    central = fitted.pt[np.abs(fitted.eta) < 1]
+    central = 1 / np.abs(over_pt[np.abs(eta) < 1])
     assert len(central) > 10
     assert central.min() > 1.3
 

@@ -6,6 +6,7 @@ import pytest
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.perigee import Perigees
 from domainpar.tracking.reco.truth_check import FEWEST, Frame, mistakes, rows_of_tracks, summary
 
 AS_IT_IS = np.eye(3)
@@ -32,7 +33,8 @@ def rows(off=0.0, tesla=1.0, turned=AS_IT_IS):
     theta = np.arctan2(np.hypot(x, y), z)
     value = np.stack([d0, z0, np.arctan2(y, x), theta, charge / (tesla * np.linalg.norm(p, axis=0))], axis=1) + off
     order = rng.permutation(NUMBER)  # tracks are numbered otherwise than particles
-    return rows_of_tracks(truth, np.argsort(order)[at_hits - 1], None, value[order], TrackCuts())
+    fits = Perigees(value[order], np.zeros((NUMBER, 5, 5)), np.zeros(NUMBER), np.zeros(NUMBER, int))
+    return rows_of_tracks(truth, np.argsort(order)[at_hits - 1], None, fits, TrackCuts())
 
 
 def test_medians_and_widths_are_those_of_the_differences():

@@ -1,4 +1,4 @@
-"""What matched tracks hold of their particles' hits, layer by layer, and how far these lie from the fitted helix."""
+"""What matched tracks hold of their particles' hits, layer by layer, and how far these lie from the fitted track."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerCounts(Model, frozen=True):
     Attributes:
         hits: The particles' hits, once for each such track.
         held: Those of them that lie on the track.
-        across, along: Held hits by their distance from the helix fitted to their track (`residuals`), in bins of
+        across, along: Held hits by their distance from what the others of their track tell (`residuals`), in bins of
             `RESIDUALS`; hits without a fit are in none.
     """
 
@@ -52,7 +52,7 @@ def count_layers(overlaps: Overlaps, truth: EventTruth, matched: BoolArray) -> d
     if truth.position is not None:
         from domainpar.tracking.reco.residuals import residuals  # its compiled code is loaded when tracks are fitted
 
-        off = residuals(truth.position[overlaps.member], overlaps.track_of_member, overlaps.num_tracks)
+        off = residuals(truth.hits, overlaps.track_of_member, overlaps.num_tracks, overlaps.member)
     surfaces, layer_of_hit = np.unique(truth.surface, return_inverse=True)
     hits = np.bincount(layer_of_hit, tracks_of_particle[overlaps.particle_of_hit], len(surfaces)).astype(np.int64)
     layer, off = layer_of_hit[overlaps.member[held]], off[held]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,11 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Par
 from domainpar.tracking.events.store import StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import NO_PARTICLES, target_particles
 from domainpar.tracking.events.truth_order import places_along_particles, rows_of_table
+from domainpar.tracking.reco.ckf.layout import Layout, layout_of
 from partitioners import Sectors
+
+if TYPE_CHECKING:
+    from domainpar.tracking.reco.hit_table import TrackHits
 
 HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
@@ -36,7 +40,8 @@ class EventTruth:
         border: Distance of each hit to the nearest hit of another sector (`distance_to_other_sectors`), float32 [N],
             infinite where there is none; None when no sectors were asked for, or without positions.
         border_sectors: The sectors that were asked for: 8, or "8x2".
-        field: That bent the particles, as for `helix.fit_helices`.
+        field: That bent the particles, as of `TrackHits`.
+        layout, measured: The surfaces, and errors of hits, as of `TrackHits`.
     """
 
     particle_id: IntArray
@@ -47,6 +52,8 @@ class EventTruth:
     border: FloatArray | None = None
     border_sectors: Sectors | None = None
     field: float | FloatArray | Field = 2.0
+    layout: Layout | None = None
+    measured: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.particle_id)
@@ -65,6 +72,14 @@ class EventTruth:
         if self.particles is None:
             raise ValueError(NO_PARTICLES)
         return np.isin(particle_ids, self.particles.particle_id[target_particles(self._counted, conditions)])
+
+    @cached_property
+    def hits(self) -> TrackHits:
+        """The hits as fits take them."""
+        from domainpar.tracking.reco.hit_table import TrackHits  # its compiled code is loaded when tracks are fitted
+
+        about = self.field, self.layout, self.measured
+        return TrackHits(self.position, self.surface, np.zeros(len(self), np.int64), *about)
 
     @cached_property
     def places(self) -> IntArray | None:
@@ -112,6 +127,8 @@ def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> Event
         border=border,
         border_sectors=border_sectors,
         field=detector.field_of(event.settings, hits.volume, hits.layer),
+        layout=layout_of(event.settings),
+        measured=hits.measured,
     )
 
 

@@ -1,12 +1,11 @@
-"""Hits of matched tracks are counted layer by layer, and lie as far from their helix as geometry says."""
+"""Hits of matched tracks are counted layer by layer, and lie as far from their track as geometry says."""
 
 import numpy as np
 import pytest
 from drawn_tracks import EVERY, drawn
 
-from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.graph import surface_numbers
-from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.layers import RESIDUALS, median_and_width
 from domainpar.tracking.reco.performance.matching import TrackCuts
@@ -45,26 +44,18 @@ def test_events_with_different_layers_add_up():
 
 
 @pytest.mark.parametrize("charge", [1, -1])
-def test_distances_are_those_from_the_circle_and_the_line_of_the_fit(charge):
-    rng = np.random.default_rng(3)
-    turned = np.linspace(0.05, 1.2, 9)
+def test_distances_are_those_from_the_track_that_the_other_hits_tell(charge):
+    turned = np.linspace(0.05, 0.8, 9)
     along = 900 * np.stack([np.sin(turned), charge * (np.cos(turned) - 1), 0.7 * turned], axis=1)
-    position = along + rng.normal(0, 0.3, along.shape)
-    track = np.append(np.zeros(9, np.int64), [-1, 1])
-    off = residuals(np.append(position, [[1, 2, 3], [4, 5, 6]], axis=0), track, 2)
-    assert np.isnan(off[9:]).all()  # on no track, and on one without a fit
-    fit = fit_helices(position, track[:9], 1, 2.0)
-    radius, phi, slope = fit.pt[0] / (GEV_PER_TESLA_MM * 2), fit.phi[0], np.sinh(fit.eta[0])
-    assert fit.charge[0] == charge
-    right = np.array([np.sin(phi), -np.cos(phi)])
-    closest = fit.d0[0] * np.array([-np.sin(phi), np.cos(phi)])
-    centre = closest + charge * radius * right  # positive charges turn right
-    away = charge * (np.linalg.norm(position[:, :2] - centre, axis=1) - radius)  # left is positive
-    start, here = closest - centre, position[:, :2] - centre
-    angle = np.arctan2(start[0] * here[:, 1] - start[1] * here[:, 0], here @ start)
-    above = (position[:, 2] - fit.z0[0] - slope * radius * np.abs(angle)) / np.hypot(1, slope)
-    np.testing.assert_allclose(off[:9], np.stack([away, above], axis=1), atol=1e-6)
-    assert 0.1 < np.abs(off[:9]).max() < 1.0
+    track, nothing = np.append(np.zeros(9, np.int64), [-1, 1]), np.zeros(11, np.int64)
+    left = 900 * np.stack([charge * np.sin(turned), np.cos(turned), 0 * turned], axis=1)  # of the flight
+    for hit, (across, up) in ((4, (0.3, 0.0)), (2, (-0.3, 0.0)), (6, (0.0, 0.5)), (0, (0.0, 0.0))):
+        position = along.copy()
+        position[hit] += across * left[hit] / 900 + [0, 0, up]
+        hits = TrackHits(np.append(position, [[1, 2, 3], [4, 5, 6]], axis=0), nothing, nothing)
+        off = residuals(hits, track, 2)
+        assert np.isnan(off[9:]).all()  # on no track, and on one without a fit
+        np.testing.assert_allclose(off[hit], [across, up / np.hypot(1, 0.7)], atol=0.03)
 
 
 def test_held_hits_stand_in_the_bins_of_their_distances():
@@ -73,7 +64,7 @@ def test_held_hits_stand_in_the_bins_of_their_distances():
     position[4] += [0, 0, 5.0]  # and not the noise on the track
     layers = surface_numbers(np.full(9, 8), np.arange(9))
     event = drawn("aaaaaaaa.", "000000000", position=position, surface=layers)
-    off = residuals(position, event[0], 1)
+    off = residuals(event[1].hits, event[0], 1)
     found = count_tracks(*event, CUTS).layers
     assert set(found) == {f"8.{n}" for n in range(8)}
     for n in range(8):
