@@ -68,7 +68,7 @@ BENCHES = (
     Bench("tracks", "--ranks 1 2 --repeats 3", "--case medium"),
 )
 
-ALONE = ("certificate", "graphs", "sectors")
+ALONE = ("certificate", "devices", "energy", "graphs", "sectors")
 """Those that take a launcher, an hour and more, or stores of one's own: started by hand."""
 
 
