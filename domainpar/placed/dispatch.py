@@ -297,6 +297,31 @@ def writing(func: Any) -> Rule:
     return write
 
 
+_write_copy = writing(aten.copy_.default)
+
+
+@rule(aten.copy_.default)
+def copy_(func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a tensor that nothing else is a view of, what waits for its sum goes as it is, where no history is kept.
+
+    Autograd takes over the gradient of a parameter, but copies it where anything else holds it, such as a hook. That
+    may be so on one rank alone, so that the copy may not ask others.
+    """
+    target, source = args[:2]
+    if (
+        not torch.is_grad_enabled()
+        and isinstance(target, Placed)
+        and isinstance(source, Placed)
+        and source.place.pending
+        and (target.shape, target.dtype) == (source.shape, source.dtype)
+        and _has_memory_alone(target)
+    ):
+        target.local, target.place = source.local.clone(), source.place
+        _changed(target)
+        return target
+    return _write_copy(func, args, kwargs)
+
+
 def written(target: Any, value: Any, made_of: Any) -> Any:
     """Write a value into a tensor, in place: the one place where rows are written.
 
@@ -309,8 +334,7 @@ def written(target: Any, value: Any, made_of: Any) -> Any:
         if tuple(value.shape) != tuple(target.shape):
             raise RuntimeError(f"a result of shape {tuple(value.shape)} does not fit one of {tuple(target.shape)}.")
         return target.copy_(whole_local(value))
-    memory = target.memory
-    alone = not memory.viewed and target._base is None and memory.origin is None  # nobody else holds its numbers
+    alone = _has_memory_alone(target)
     shares = alone and isinstance(value, Placed) and value.place is target.place and value.place.pending
     shares = shares and value.dtype is target.dtype
     if not shares:
@@ -340,6 +364,11 @@ def written(target: Any, value: Any, made_of: Any) -> Any:
     _changed(target)
     target.fresh = fresh  # its numbers may lie once in memory, as those of the value do
     return target
+
+
+def _has_memory_alone(target: Placed) -> bool:
+    memory = target.memory
+    return not memory.viewed and target._base is None and memory.origin is None
 
 
 def _changed(target: Placed) -> None:

@@ -454,3 +454,25 @@ def test_a_module_without_weights_and_one_with_frozen_ones_have_no_gradient():
         return layer.bias.grad is None, layer.weight.grad.shape
 
     assert run_ranks(work, 3) == [(True, (4, 4))] * 3
+
+
+@pytest.mark.parametrize("holds", [[1], [0, 2]], ids=str)
+def test_ranks_of_which_some_hold_the_gradients_make_the_same_exchanges(holds):
+    """Autograd copies a gradient that anything else holds, in place of taking it over: here on some ranks alone."""
+
+    def steps(world, holds):
+        part = split_graph(USUAL.edge_index, USUAL.num_nodes, world)
+        net = made(Net)
+        of_nodes = nn.Parameter(part.nodes(torch.ones(USUAL.num_nodes, 4, dtype=torch.float64)))
+        model, kept = parallelize(net, world), []
+        if world.rank in holds:
+            for parameter in [*net.parameters(), of_nodes]:
+                parameter.register_hook(kept.append)
+        for _ in range(2):
+            loss = (model(part.nodes(USUAL.x.double()) * of_nodes, part.edge_index) ** 2).mean()
+            loss.backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        return [*gradients, part.whole(of_nodes.grad)]
+
+    for found, expected in zip(run_ranks(steps, 3, holds), run_ranks(steps, 3, ()), strict=True):
+        assert all(map(torch.equal, found, expected))
