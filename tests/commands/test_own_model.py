@@ -398,7 +398,9 @@ def test_without_verification_what_is_silent_goes_through_and_what_is_refused_st
 
 
 def test_verification_leaves_the_network_and_the_run_as_they_are(store, tmp_path):
-    runs = [started(store, tmp_path / str(verify), "evolving", 2, verify=verify, dropout=0.2) for verify in (0, 1)]
+    runs = [
+        started(store, tmp_path / str(verify), "evolving", 2, verify=verify, dropout=0.2) for verify in (False, True)
+    ]
     for name, value in runs[0].states[0].items():
         assert torch.equal(runs[1].states[0][name], value), name
     assert runs[0].losses().tolist() == runs[1].losses().tolist()

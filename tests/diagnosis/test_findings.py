@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from domainpar.common.models import read_as
 from domainpar.diagnosis.finding import (
     Finding,
     Verdict,
@@ -105,4 +106,4 @@ def test_the_json_says_the_same(tmp_path):
     write_json(tmp_path / "found.json", as_record([GOOD, BAD]))
     content = json.loads((tmp_path / "found.json").read_text())
     assert content["exit_code"] == 1
-    assert [Finding.read(values) for values in content["checks"]] == [GOOD, BAD]
+    assert read_as(list[Finding], content["checks"]) == [GOOD, BAD]
