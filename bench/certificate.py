@@ -23,7 +23,7 @@ import torch
 
 from domainpar.common import timeouts
 from domainpar.common.agreement import gather
-from domainpar.diagnosis import machine
+from domainpar.diagnosis import machine_checks as machine
 from domainpar.diagnosis.finding import (
     Finding,
     as_record,
@@ -44,8 +44,8 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.diagnosis.layouts import SMALL, distinct_hashes, trained, trained_sha256
 from domainpar.tracking.diagnosis.toy import ring_event, toy_store
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.forecast import weight_of
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.tracking.training.step_memory import weight_of
 
 PRECISIONS: dict[str, dict[str, Any]] = {"float32": {}, "float64": {"dtype": "float64"}, "bf16": {"precision": "bf16"}}
 TRACKS_OF_LAYOUTS = (60, 43)

@@ -81,7 +81,7 @@ def events_of(options: argparse.Namespace, preset: str) -> tuple[Callable[[str],
     if options.data is None:
         learn = [str(LEARNED_SEED + i) for i in range(options.learn)]
         score = [str(SCORED_SEED + i) for i in range(options.events)]
-        return lambda name: selection.of(simulate_event(int(name), num_hits)), learn, score
+        return lambda name: selection.select(simulate_event(int(name), num_hits)), learn, score
     learn, score = (
         {f"{directory}/{name}": (acts, name) for name in acts.names[:count]}
         for directory, count in ((options.train, options.learn), (options.data, options.events))

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domainpar import __version__
-from domainpar.diagnosis.machine import cpu_model, installed
+from domainpar.diagnosis.machine_checks import cpu_model, installed
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 

@@ -19,7 +19,7 @@ from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.scoring.scores import score_event
-from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.network import DTYPES, make_network
 from domainpar.tracking.training.parts import PartLoader
@@ -53,7 +53,7 @@ class Job:
     def trainer(self, world: World, loader: PartLoader | None = None) -> tuple[Trainer, list[Sample]]:
         """A trainer with the job's number of threads, and the sample of each step."""
         set_threads(self.training.threads or 1)
-        training_data = open_lessons(self.training, self.store, world)
+        training_data = open_training_data(self.training, self.store, world)
         trainer = make_trainer(self.training, training_data, world)
         trainer.loader = loader or trainer.loader
         return trainer, samples_of(training_data.store.events()[:1], None)
@@ -76,7 +76,7 @@ class PhaseClock:
     def __init__(self, world: World) -> None:
         self._world = world
         self._marks: list[tuple[str, float, float]] = []
-        world.presence.mark = self._mark  # type: ignore[method-assign]
+        world.rank_status.mark = self._mark  # type: ignore[method-assign]
 
     def step(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Run one step; returns its record with seconds and seconds without waiting for each phase, on this rank."""

@@ -24,8 +24,8 @@ from domainpar.nn.stages import MOST_BYTES_OF_LAYERS
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.training.forecast import DATA_BYTES
 from domainpar.tracking.training.network import DTYPES
+from domainpar.tracking.training.step_memory import DATA_BYTES
 
 GIB = 2**30
 BARE = 0.5 * GIB

@@ -106,7 +106,7 @@ def add_floats(kind: torch.dtype) -> int:
 
 def total_of_floats(self: Partials) -> Totals:
     """Takes the place of `Partials.total`: what `add_floats` has added up, as bits of float64."""
-    of_threads = self._program.of_threads(self._limbs, self.size, operations.NUMBERS[self._exact])
+    of_threads = self._program.thread_arrays(self._limbs, self.size, operations.NUMBERS[self._exact])
     sums = np.sum(of_threads, axis=0, dtype=of_threads[0].dtype).astype(np.float64)
     return Totals(np.stack([sums, np.zeros_like(sums)]).view(np.int64), 0, 0.0)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.placed.parallelize import parallelize as parallelize
     from domainpar.placed.part import GraphPart as GraphPart
     from domainpar.placed.ranks import NotExact as NotExact
-    from domainpar.placed.recompute import in_blocks as in_blocks, kept_ghosts as kept_ghosts
+    from domainpar.placed.activation_checkpoint import in_blocks as in_blocks, kept_ghosts as kept_ghosts
     from domainpar.placed.split import part_of_domain as part_of_domain
     from domainpar.placed.split import split_graph as split_graph, split_slices as split_slices
     from domainpar.placed.tensor import Placed as Placed
@@ -41,7 +41,7 @@ _MODULES = {
     "domainpar.placed.parallelize": "parallelize",
     "domainpar.placed.part": "GraphPart",
     "domainpar.placed.ranks": "NotExact",
-    "domainpar.placed.recompute": "in_blocks kept_ghosts",
+    "domainpar.placed.activation_checkpoint": "in_blocks kept_ghosts",
     "domainpar.placed.split": "part_of_domain split_graph split_slices",
     "domainpar.placed.tensor": "Placed",
     "domainpar.placed.verify": "Verification verify",

@@ -55,7 +55,7 @@ def _broken() -> Iterator[str]:
 
 
 def _work(config: DoctorConfig) -> int:
-    from domainpar.tracking.diagnosis.doctor import diagnose
+    from domainpar.tracking.diagnosis.all_checks import diagnose
 
     return diagnose(config)
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domainpar.common.words import VOICE, byte_size, several
+from domainpar.common.words import PROGRESS_LOG, byte_size, several
 from domainpar.tracking.command_line import run_command
 from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig
 
@@ -79,7 +79,7 @@ def estimated(config: EstimateConfig) -> list["Estimate"]:
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), World.alone())
     shared = {field.name for field in fields(TrainConfig)} & {field.name for field in fields(EstimateConfig)}
     training = TrainConfig(**{name: getattr(config, name) for name in shared - {"store"}})
-    with VOICE.doing("memory of a step, on pieces of an event"):
+    with PROGRESS_LOG.doing("memory of a step, on pieces of an event"):
         work = Work.of(training, store)
     print(
         f"events : {several(work.data.steps_per_epoch, 'step')} an epoch; predicted from event "
@@ -92,7 +92,7 @@ def estimated(config: EstimateConfig) -> list["Estimate"]:
     for ranks in sorted({most, *(2**power for power in range(most.bit_length()))}):
         for domain_size in dict.fromkeys((ranks, 1)):
             if domain_size <= work.tiling.tiles.num_tiles:
-                with VOICE.doing(f"steps of {several(ranks, 'rank')}, {domain_size} to an event"):
+                with PROGRESS_LOG.doing(f"steps of {several(ranks, 'rank')}, {domain_size} to an event"):
                     lines = [Line(*line) for line in _lines_of(training, store, ranks, domain_size)]
                 found += work.estimates(training, ranks, domain_size, lines)
     return found

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import refused_as_asked, run_command
+from domainpar.tracking.command_line import refuse_like_flags, run_command
 from domainpar.tracking.config import EvaluateConfig
 
 
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _work(config: EvaluateConfig) -> int:
     if started_as_root():
-        from domainpar.tracking.scoring.evaluate import evaluate
+        from domainpar.tracking.scoring.external_tracks import evaluate
 
-        with refused_as_asked("evaluate"):
+        with refuse_like_flags("evaluate"):
             print(*evaluate(config), sep="\n")
     return 0
 

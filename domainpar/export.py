@@ -26,7 +26,7 @@ from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Problem, as_problem
 from domainpar.common.words import several
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import config_of_run, refused_as_asked, run_command
+from domainpar.tracking.command_line import config_of_run, refuse_like_flags, run_command
 from domainpar.tracking.config import ExportConfig
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _work(config: ExportConfig) -> int:
     watch_compiling(talks=True)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's exporter warns of torch
-    with refused_as_asked("export"):
+    with refuse_like_flags("export"):
         export(config)
     return 0
 

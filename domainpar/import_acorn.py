@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import refused_as_asked, run_command
+from domainpar.tracking.command_line import refuse_like_flags, run_command
 from domainpar.tracking.config import ImportAcornConfig
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(config: ImportAcornConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
-    with refused_as_asked("import_acorn"):
+    with refuse_like_flags("import_acorn"):
         from domainpar.tracking.training.acorn_checkpoint import read_network, write_run
 
         network = read_network(Path(str(config.checkpoint)))

@@ -97,7 +97,7 @@ def infer(config: InferConfig, world: "World", allocator: str | None = None) -> 
         Problem: If no event could be scored.
         RuntimeError: If an edge of an event did not get exactly one score.
     """
-    from domainpar.tracking.scoring.run import score_store
+    from domainpar.tracking.scoring.inference import score_store
 
     score_store(config, world, allocator)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from domainpar.common.agreement import Refused, agree, on_all, on_root
 from domainpar.tracking.command_line import run_command
 from domainpar.tracking.config import SHIPPED, PrepareConfig
-from domainpar.tracking.config.acorn import default_store
+from domainpar.tracking.config.acorn_keys import default_store
 from domainpar.tracking.config.group import Text
 from domainpar.tracking.config.texts import Spot
 from domainpar.tracking.events.source_table import SOURCES
@@ -75,7 +75,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         NotWritten: If events or the list of them cannot be written; RanksFailed on all ranks but the first.
     """
     from domainpar.common.problems import NotWritten
-    from domainpar.common.words import VOICE, progress
+    from domainpar.common.words import PROGRESS_LOG, progress
     from domainpar.tracking.events.given_edges import GivenEdges
     from domainpar.tracking.events.preparation import prepare
     from domainpar.tracking.events.store import LEARNED
@@ -107,7 +107,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         def useless() -> "Problem | None":
             problem = too_few_segments(facts, source.settings, config.least_segments, target)
             if problem is not None and world.is_root:
-                VOICE.say("\n".join(described(facts, source.settings, target)))
+                PROGRESS_LOG.say("\n".join(described(facts, source.settings, target)))
             return problem
 
         def note(seen: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
                 beside=beside,
                 ranks=world.transport,
                 on_event=lambda record, kept: advance(),
-                say=VOICE.say,
+                say=PROGRESS_LOG.say,
                 **looking,
             )
         except Refused as refused:
@@ -313,8 +313,8 @@ def _report(directory: Path) -> None:
     from domainpar.tracking.config import TrainConfig
     from domainpar.tracking.cost.cuts import median_event, print_report
     from domainpar.tracking.events.store import EventStore
-    from domainpar.tracking.training.forecast import weight_of
     from domainpar.tracking.training.network import make_network
+    from domainpar.tracking.training.step_memory import weight_of
 
     config, store = TrainConfig(), EventStore(directory)
     weight, record = PartMemory(0.0, PerRow()), median_event(store)
@@ -325,7 +325,7 @@ def _report(directory: Path) -> None:
 
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
-    from domainpar.common.words import VOICE, between, on_ranks, several, this_python
+    from domainpar.common.words import PROGRESS_LOG, between, on_ranks, several, this_python
     from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.module_map import ModuleMap
@@ -371,7 +371,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         with store.open(labelled[0]) as event:
             if event.label_note is not None:
                 print(f"true segments: {event.label_note}")
-    VOICE.tell(*described(facts, store.settings, targets_of(config)))
+    PROGRESS_LOG.tell(*described(facts, store.settings, targets_of(config)))
     print(*store.standard.lines(store.feature_names, store.edge_feature_names), sep="\n")
     if labels := list(store.labels.values()):
         known_in = Counter(label.name for record in store.events() for label in record.labels)
@@ -385,7 +385,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         command += ["--task", labels[0].task, "--label", labels[0].name]
     last = ["--tracks", "greedy", "--extend", "--ckf"] if trained else []  # as the shipped networks were judged
     last += ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
-    VOICE.close(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
+    PROGRESS_LOG.close(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
 
 
 def _num_events(config: PrepareConfig, directory: Path) -> int | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from domainpar.common.problems import as_problem
 from domainpar.parallel.launcher import started_as_root
-from domainpar.tracking.command_line import refused_as_asked, run_command
+from domainpar.tracking.command_line import refuse_like_flags, run_command
 from domainpar.tracking.config import ConfigError, ReportConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _work(config: ReportConfig) -> int:
     if not started_as_root():  # nothing is shared: the others have nothing to do
         return 0
     try:
-        with refused_as_asked("report"):
+        with refuse_like_flags("report"):
             for line in write_report(config, build_report(config)):
                 print(line)
     except ModuleNotFoundError as error:

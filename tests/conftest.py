@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from marks import drawn
 
-from domainpar.common.words import VOICE
+from domainpar.common.words import PROGRESS_LOG
 
 _A_DAY = 86_400.0
 
@@ -59,8 +59,8 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[None]:
-        VOICE.say(str(self), sys.stderr)
-        with VOICE.heard(self):
+        PROGRESS_LOG.say(str(self), sys.stderr)
+        with PROGRESS_LOG.heard(self):
             return (yield)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -69,7 +69,7 @@ class Progress:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.running.remove(nodeid)
         self.done += 1
-        VOICE.spoke()
+        PROGRESS_LOG.spoke()
 
 
 class Skips:
@@ -139,4 +139,4 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # else the output of this process is that of the test that runs
         config.pluginmanager.register(Progress(), "progress")
     else:  # on a busy machine any command may be silent for long; what it says then is the matter of few tests
-        VOICE.silence = _A_DAY
+        PROGRESS_LOG.silence = _A_DAY

@@ -137,7 +137,7 @@ def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | 
     # By order of mention, rank 0's names first: every rank comes to the same first difference.
     for name in dict.fromkeys(name for named in everyone for name in named):
         held = [named.get(name, "missing") for named in everyone]
-        if odd := strays(held):
+        if odd := differing_ranks(held):
             rest = [rank for rank in range(len(held)) if rank not in odd]
             others = "the others" if len(rest) > 1 else name_ranks([ranks.world_ranks[rank] for rank in rest])
             names = name_ranks([ranks.world_ranks[rank] for rank in odd if held[rank] == held[odd[0]]])
@@ -173,7 +173,7 @@ def on_root(ranks: Ranks, make: Callable[[], T], kind: Any = Any) -> T:
     return value
 
 
-def strays(held: Sequence[Any]) -> list[int]:
+def differing_ranks(held: Sequence[Any]) -> list[int]:
     """Ranks that hold something else than most do; without a majority, something else than rank 0 does."""
     (commonest, count), *_ = Counter(held).most_common()
     # Without a majority nobody knows who is right: rank 0, which speaks for all, is taken for it.

@@ -33,7 +33,7 @@ from numba import njit
 from numba.core import caching, event
 
 from domainpar.common import timeouts
-from domainpar.common.words import VOICE, several
+from domainpar.common.words import PROGRESS_LOG, several
 
 ELSEWHERE = "NUMBA_CACHE_DIR=DIR, a directory of yours on a local disk"
 """The remedy where compiled kernels cannot be kept."""
@@ -199,7 +199,7 @@ class _CompileTimer(event.Listener):
     """Holds the lock of this machine while numba compiles, and measures how long that takes, with loading."""
 
     def __init__(self) -> None:
-        self.talks, self.listens, self._alone, self._said, self._why_not = False, False, False, "", ""
+        self.talks, self.listens, self._alone, self._last_text, self._why_not = False, False, False, "", ""
         self.looked = False  # whether kernels can be kept
         self._mutex, self._file, self._depth = threading.Lock(), -1, 0
         self._began = self._seconds = 0.0
@@ -212,7 +212,7 @@ class _CompileTimer(event.Listener):
 
     def on_start(self, started: event.Event) -> None:
         if started.kind == "numba:compile":
-            VOICE.begin(self._far)
+            PROGRESS_LOG.begin(self._far)
             return self._say()
         with self._mutex:
             self._depth += 1  # kernels that call each other are compiled within each other
@@ -223,7 +223,7 @@ class _CompileTimer(event.Listener):
     def on_end(self, ended: event.Event) -> None:
         if ended.kind == "numba:compile":
             self.ready += 1
-            return VOICE.end(self._far)
+            return PROGRESS_LOG.end(self._far)
         with self._mutex:
             self._depth -= 1
             if self._depth == 0:
@@ -241,8 +241,8 @@ class _CompileTimer(event.Listener):
                 return False
             self._file = os.open(_lock_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             came = time.perf_counter()
-            VOICE.begin(self._far)
-            stack.callback(VOICE.end, self._far)
+            PROGRESS_LOG.begin(self._far)
+            stack.callback(PROGRESS_LOG.end, self._far)
             while (waited := time.perf_counter() - came) < timeouts.COMPILING:  # its owner may be frozen
                 with suppress(BlockingIOError):
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,15 +256,15 @@ class _CompileTimer(event.Listener):
     def keeps_nothing(self, why: str) -> None:
         """Compile without waiting for others, who will not find it on disk either, and say why kernels are not kept."""
         self._alone, self._why_not = True, self._why_not or why
-        if self._said:
+        if self._last_text:
             self._say()
 
     def _say(self) -> None:
         anew = f"at every start: they cannot be kept, {self._why_not}; {ELSEWHERE}, helps"
         text = f"compiling: kernels for this machine (numba), {anew if self._why_not else 'once: later runs load them'}"
-        if self.talks and text != self._said:
-            self._said = text
-            VOICE.say(text, sys.stderr)
+        if self.talks and text != self._last_text:
+            self._last_text = text
+            PROGRESS_LOG.say(text, sys.stderr)
 
     def _far(self) -> str:
         return f"compiling: {several(self.ready, 'kernel')} compiled or loaded so far"

@@ -73,7 +73,7 @@ class EventPlace:
         """An error about this event, to be raised: what is wrong with the values seen, and what to do."""
         return Problem(what, hint, event=self.event, file=self.file)
 
-    def of(self, error: ValueError) -> Problem:
+    def attach_to(self, error: ValueError) -> Problem:
         """An error of code that saw values and not whose they are, now about this event."""
         if isinstance(error, Problem):
             return Problem(error.what, error.hint, event=error.event or self.event, file=error.file or self.file)

@@ -71,7 +71,7 @@ def _what_to_type(program: str) -> str | None:
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
-class Voice:
+class ProgressLog:
     """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
 
     Lines with `WARNING:`, and indented ones behind them, are kept: `close` says them once more, where they are seen.
@@ -175,13 +175,13 @@ class Voice:
                 speaker.join()
 
 
-VOICE = Voice()
+PROGRESS_LOG = ProgressLog()
 """That of this process."""
 
 
 @contextmanager
 def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
-    """Show, on a rank that talks, how far a work is: a bar on a terminal, elsewhere lines of `VOICE`.
+    """Show, on a rank that talks, how far a work is: a bar on a terminal, elsewhere lines of `PROGRESS_LOG`.
 
     Yields:
         A function to call when `count` more units are done, with a `note` to be shown beside the number.
@@ -207,9 +207,9 @@ def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> It
             return ""
 
         if talks:
-            VOICE.begin(far)
+            PROGRESS_LOG.begin(far)
         try:
             yield advance
         finally:
             if talks:
-                VOICE.end(far)
+                PROGRESS_LOG.end(far)

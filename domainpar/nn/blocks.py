@@ -123,7 +123,7 @@ def _constants(layer: PerceptronLayer, dropout: float) -> Tensor:
     table = layer.linear.bias.new_zeros(NUM_CONSTANTS, padded(out, COLUMN_BLOCK))
     table[kernels.BIAS, :out] = layer.linear.bias
     if layer.norm is not None:
-        table[kernels.SCALE], table[kernels.SHIFT] = layer.of_norm or (1, 0)
+        table[kernels.SCALE], table[kernels.SHIFT] = layer.norm_parameters or (1, 0)
         table[kernels.EPS] = layer.norm.eps
     table[kernels.KEPT] = 1.0 / (1.0 - dropout)
     return table
@@ -298,7 +298,7 @@ class MLPProgram:
         self._of_constants = []
         for layer, constants in zip(self._layers, folded.constants):
             bias = layer.linear.bias
-            of_norm = layer.of_norm or (bias, bias)
+            of_norm = layer.norm_parameters or (bias, bias)
             self._of_constants.append(partials.take(3, constants.shape[1], bias, *of_norm))
         self._partials = partials
 
@@ -353,7 +353,7 @@ class MLPProgram:
             program.reads(rows)
         return out
 
-    def hand_back(self, grad_product: Operand, position: int, grad_input: Operand, add: bool = False) -> None:
+    def input_grad(self, grad_product: Operand, position: int, grad_input: Operand, add: bool = False) -> None:
         """The gradient of an input of the first layer, given that of its product."""
         back = self._folded.inputs[position].back
         if grad_input.width == back.shape[1]:
@@ -368,5 +368,5 @@ class MLPProgram:
         """Hand the sums of all tiles to a sink."""
         mlp = self._folded.mlp
         parameters = mlp.trained()
-        limbs = totals.of(order_of(mlp.shapes, self._folded.widths), self._first_partial)
+        limbs = totals.take(order_of(mlp.shapes, self._folded.widths), self._first_partial)
         grad_sink.add_limbs(parameters, limbs, totals.rejected, totals.largest)

@@ -306,7 +306,7 @@ class _Call(NamedTuple):
         owned, ghosts = graph.features[: graph.num_owned], graph.features[graph.num_owned :]
         encoder, key = network.node_encoder, self.key_of("node encoder")
         # Raw features of ghosts are read with the part, and rows do not depend on each other: the bits of their owners.
-        nodes = halo.join(encoder([owned], graph, key), encoder.of_ghosts([ghosts], graph, key))
+        nodes = halo.join(encoder([owned], graph, key), encoder.run_on_ghosts([ghosts], graph, key))
         if not network.node_first:
             return _States(nodes, self.given, None, [], [])
         keys = [self.key_of("edge encoder")]

@@ -453,7 +453,7 @@ def _give_operator(symbol: Callable[..., Any], operation: Callable[..., Any]) ->
         return operation(left, right)
 
     @overload(symbol)
-    def of_lanes(left, right):  # type: ignore[no-untyped-def]
+    def resolve(left, right):  # type: ignore[no-untyped-def]
         return implementation if isinstance(left, Lanes) and right in (left, left.dtype) else None
 
 

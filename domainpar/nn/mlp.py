@@ -62,14 +62,14 @@ class PerceptronLayer(NamedTuple):
     activation: int
 
     @property
-    def of_norm(self) -> list[nn.Parameter]:
+    def norm_parameters(self) -> list[nn.Parameter]:
         """Scale and shift of the norm; none without a norm, or of one that has none."""
         return [] if self.norm is None or self.norm.weight is None else [self.norm.weight, self.norm.bias]
 
     @property
     def all_parameters(self) -> list[nn.Parameter]:
-        """Weight and bias of the linear map, then `of_norm`."""
-        return [self.linear.weight, self.linear.bias, *self.of_norm]
+        """Weight and bias of the linear map, then `norm_parameters`."""
+        return [self.linear.weight, self.linear.bias, *self.norm_parameters]
 
     @property
     def shape(self) -> LayerShape:

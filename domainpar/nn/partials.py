@@ -67,12 +67,12 @@ class Partials:
 
     def clear(self) -> None:
         """Set the sums of all threads to 0."""
-        for limbs in self._program.of_threads(self._limbs, 2 * self.size + 2, np.int64):
+        for limbs in self._program.thread_arrays(self._limbs, 2 * self.size + 2, np.int64):
             limbs[:] = 0
 
     def total(self) -> Totals:
         """Sums over all tiles, to be read before the next program runs."""
-        one, *others = self._program.of_threads(self._limbs, 2 * self.size + 2, np.int64)
+        one, *others = self._program.thread_arrays(self._limbs, 2 * self.size + 2, np.int64)
         limbs, rejected, largest = one[:-2], int(one[-2]), one[-1]
         for other in others:
             limbs, rejected, largest = limbs + other[:-2], rejected + int(other[-2]), max(largest, other[-1])
@@ -92,7 +92,7 @@ class Totals(NamedTuple):
     rejected: int
     largest: float
 
-    def of(self, order: IntArray, first: int) -> IntArray:
+    def take(self, order: IntArray, first: int) -> IntArray:
         """Limbs in an order, int64 [2, numbers]; 0 for what is not here.
 
         Args:

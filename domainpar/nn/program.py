@@ -280,7 +280,7 @@ class Program:
         members.each(threads, worker, most, stop, looks_after)
         tables.let_go()
 
-    def of_threads(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
+    def thread_arrays(self, operand: Operand, count: int, dtype: Any) -> list[Any]:
         """The same memory of every thread, as arrays of `count` numbers."""
         first, size = operand.address, count * np.dtype(dtype).itemsize
         return [memory[first : first + size].view(dtype) for memory in team().memories(self._bytes)]

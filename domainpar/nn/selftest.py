@@ -183,7 +183,7 @@ def _block(folded: Folded, at_nodes: Tensor, grad_sums: Tensor, tables: Sequence
     into = torch.empty(SAMPLE_ROWS, folded.width, dtype=grad_product.dtype)
     operations.copy(program, grad_product, table(into))
     for position, grad_operand in enumerate(grad_operands):
-        mlp_program.hand_back(grad_product, position, table(grad_operand))
+        mlp_program.input_grad(grad_product, position, table(grad_operand))
     partials.clear()
     program.run(tiles)
     grad_rows = [each[rows].to(folded.exact) for each in (into, *grad_operands)]

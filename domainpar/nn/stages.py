@@ -73,7 +73,7 @@ class NodeStage(Stage):
         return out
 
     @torch.no_grad()
-    def of_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
+    def run_on_ghosts(self, tables: Sequence[Tensor], graph: LocalGraph, key: int | None = None) -> Tensor:
         """The same for ghost nodes whose tables, each [num_ghosts, width], are on this rank; returns [num_ghosts, out].
 
         The results have the bits of their owners without an exchange. They have no gradient, because the owners compute
@@ -192,7 +192,7 @@ def run_chain(
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(call, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
     made = EdgeResults(*results)
-    return made if nodes is None else made._replace(nodes=nodes.known_as(results[-1]))
+    return made if nodes is None else made._replace(nodes=nodes.with_owned(results[-1]))
 
 
 def _one_by_one(

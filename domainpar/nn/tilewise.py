@@ -175,7 +175,7 @@ class NodeTiles:
         grad_product = mlp_program.backward(table(gradient), carried=carried)
         for position, grad_table in enumerate(grad_tables):
             if grad_table is not None:
-                mlp_program.hand_back(grad_product, position, table(grad_table), add=position == 0 and self.residual)
+                mlp_program.input_grad(grad_product, position, table(grad_table), add=position == 0 and self.residual)
         partials.clear()
         program.run(tiles_of(self.pieces))
         mlp_program.add_partials(partials.total(), self.grad_sink)
@@ -330,7 +330,7 @@ class EdgeTiles:
                 at_ends[position].cleared_by(program),
             )
             if into is not NOTHING:
-                linked.mlp_program.hand_back(grad_product, 0, into, carries)
+                linked.mlp_program.input_grad(grad_product, 0, into, carries)
             gradient, gathered = into, gathered if reads else NOTHING
         partials.clear()
         self._run(program, grad_sums)
@@ -453,7 +453,7 @@ class _NodeProducts:
         for linked, gradient, first, weight in zip(self._chain, gradients, firsts, weights):
             if weight.requires_grad:
                 order = order_at_ends(*weight.shape, node_width, gradient.width // 2)
-                linked.link.grad_sink.add_limbs([weight], totals.of(order, first), totals.rejected, totals.largest)
+                linked.link.grad_sink.add_limbs([weight], totals.take(order, first), totals.rejected, totals.largest)
         return grad_states
 
 

@@ -116,7 +116,7 @@ class SideChannel:
         self._lost = False  # not tried again: torch prints a page of C++ frames at every attempt
 
     @classmethod
-    def of_threads(cls, num_ranks: int) -> Self:
+    def for_threads(cls, num_ranks: int) -> Self:
         """The channel that ranks of one process share."""
         from torch.distributed import HashStore  # type: ignore[attr-defined]
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from domainpar.common.agreement import gather, strays
+from domainpar.common.agreement import differing_ranks, gather
 from domainpar.parallel.transport import Transport
 
 Name = TypeVar("Name", bound=Hashable)
@@ -61,7 +61,7 @@ def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[s
     differing = [name for name in of_ranks[0] if len({held.get(name) for held in of_ranks}) > 1]
     if not differing:  # a rank that lacks tensors has others than rank 0
         differing = sorted({name for held in of_ranks for name in held} - set(of_ranks[0]))
-    drifted = strays([json.dumps(held, sort_keys=True) for held in of_ranks])
+    drifted = differing_ranks([json.dumps(held, sort_keys=True) for held in of_ranks])
     others = "the others" if 2 * len(drifted) < transport.size else "rank 0"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     what = (

@@ -20,7 +20,7 @@ from domainpar.common import limits
 from domainpar.common.agreement import Gathering, Ranks, difference, gather, name_ranks
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
-from domainpar.parallel.presence import write_error
+from domainpar.parallel.rank_status import write_error
 
 SHARING, HOST_OF_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
 """Environment variables with which NCCL takes several ranks on one GPU, for tests: 1, or another host for each."""
@@ -34,7 +34,7 @@ class VisibleGpus(NamedTuple):
     host: str
     uuids: list[str]  # what tells each from all others
     may_share: bool = False  # whether its environment has NCCL take several ranks on one
-    told_host: str = ""  # what NCCL is told to be its machine; empty where it looks itself
+    nccl_host: str = ""  # what NCCL is told to be its machine; empty where it looks itself
     why: str = ""  # what kept torch from seeing more, in its own words
 
     @classmethod
@@ -116,7 +116,7 @@ def choose_device(device: str, may_share: bool, ranks: Ranks = ALONE) -> DeviceC
         fewest = min(seen[other].uuids, key=lambda uuid: users[uuid])
         own[other] = seen[other].uuids.index(fewest)
         users[fewest] += 1
-    as_nccl_sees = Counter((one.told_host, one.uuids[index or 0]) for one, index in zip(seen, own, strict=True))
+    as_nccl_sees = Counter((one.nccl_host, one.uuids[index or 0]) for one, index in zip(seen, own, strict=True))
     mine = own[ranks.rank]
     assert mine is not None, "else it was refused"
     chosen = torch.device("cuda", mine)

@@ -43,7 +43,7 @@ class HaloRows:
         self.halo, self.owned, self.local = halo, owned, local
         self._pending = pending
 
-    def known_as(self, owned: Tensor) -> HaloRows:
+    def with_owned(self, owned: Tensor) -> HaloRows:
         """The same rows, with another tensor as the one that autograd knows, [num_owned, width]."""
         return HaloRows(self.halo, owned, self.local, self._pending)
 
@@ -317,12 +317,12 @@ def ask_owners(transport: Transport) -> Ask:
             raise ValueError(
                 f"{len(wanted)} parts asked over {transport.size} ranks; group the tiles into {transport.size}."
             )
-        return [table[:, 0] for table in hand_over([ids.reshape(-1, 1) for ids in wanted], transport)]
+        return [table[:, 0] for table in exchange_tables([ids.reshape(-1, 1) for ids in wanted], transport)]
 
     return ask
 
 
-def hand_over(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
+def exchange_tables(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
     """Send every rank a table of integers of its own, int64 [any number, columns]; returns those for this one.
 
     A *collective* all-to-all in the order of ranks, with sizes that differ; all tables have the same columns.

@@ -18,8 +18,8 @@ from domainpar.parallel import gpus, shared_memory, side_channel
 from domainpar.parallel import launcher as launchers
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.launcher import Launcher
-from domainpar.parallel.presence import write_error
 from domainpar.parallel.proof import proved
+from domainpar.parallel.rank_status import write_error
 from domainpar.parallel.start_limit import limited
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import Transport
@@ -32,19 +32,19 @@ TransportName = Literal["auto", "mpi", "gloo", "nccl"]
 LARGEST_DEFAULT_DOMAIN = 8  # ranks that share one event, by default
 
 
-class ToldHere(Refused):
+class PrintedHere(Refused):
     """What this rank prints itself: rank 0, which would, cannot be met, or may not know."""
 
 
-class ToldByAnother(Refused):
+class PrintedElsewhere(Refused):
     """What another rank of this host prints."""
 
 
 def tells(refused: ValueError) -> bool:
     """Whether this rank is the one to print that the ranks cannot meet."""
-    if isinstance(refused, ToldByAnother):
+    if isinstance(refused, PrintedElsewhere):
         return False
-    return isinstance(refused, ToldHere) or launchers.started_as_root()
+    return isinstance(refused, PrintedHere) or launchers.started_as_root()
 
 
 Meeting = tuple[Transport, torch.device, SideChannel | None]  # of all ranks; of this one; where there is one
@@ -66,7 +66,7 @@ def meet(
         checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
         own = gpus.choose_device(device, share_gpu)
-        return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.of_threads(1)
+        return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.for_threads(1)
     if launcher.kind == "srun" and launcher.rank == 0 and (launcher.size or 1) > 1 and launchers.by_pty():
         # In a shell of srun --pty that hides what it is nobody else would come, and nothing would say why.
         others = f"waits for the other {(launcher.size or 1) - 1} tasks of srun --pty"
@@ -96,7 +96,7 @@ def meet(
                 "check names and firewalls between the hosts, or take --transport mpi",
             )
         ranks, towards = by_mpi, (marks.hosts[0], 1)
-    return _of_store(name, own.device, timeout, marks, ranks, towards), own.device, marks
+    return _group_transport(name, own.device, timeout, marks, ranks, towards), own.device, marks
 
 
 def checked_domain_size(domain_size: int | None, size: int) -> int:
@@ -233,7 +233,7 @@ def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) 
     ranks = environ.get("MPI_LOCALNRANKS", "")  # of hydra, MPICH's own launcher
     if library.startswith("MPICH") and ranks.isdigit() and (problem := shared_memory.shortage(int(ranks))):
         first_here = environ.get("MPI_LOCALRANKID") == "0"
-        raise (ToldHere if first_here else ToldByAnother)(problem.what, problem.hint)
+        raise (PrintedHere if first_here else PrintedElsewhere)(problem.what, problem.hint)
 
 
 def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> tuple[SideChannel, Ranks]:
@@ -256,15 +256,15 @@ def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> t
             raise Refused(f"port {port} of {host} is taken", hint) from None
         if any(sign in said for sign in ("resolve", "getaddrinfo", "Name or service")):
             hint = "set MASTER_ADDR to an address that every host knows"
-            raise ToldHere(f"{rank} cannot resolve {host}, where rank 0 serves", hint) from None
+            raise PrintedHere(f"{rank} cannot resolve {host}, where rank 0 serves", hint) from None
         what = f"{rank} of {launcher.size} could not meet rank 0 at {host}:{port} within {join_seconds:g} s"
         hint = "check that rank 0 was started, and MASTER_ADDR, MASTER_PORT and firewalls; --join-timeout waits longer"
-        raise ToldHere(f"{what}: {_first_line(error)}", hint) from None
+        raise PrintedHere(f"{what}: {_first_line(error)}", hint) from None
     ranks = side_channel.StoreRanks(store, launcher.rank, launcher.size, join_seconds, serves)
     return SideChannel(store, launcher.size, serves, gather(ranks, platform.node()), connect), ranks
 
 
-def _of_store(
+def _group_transport(
     name: str, device: torch.device, deadline: float, marks: SideChannel, ranks: Ranks, towards: tuple[str, int]
 ) -> Transport:
     """Form a gloo or NCCL group of processes that share a store. *Collective*."""
@@ -283,7 +283,7 @@ def _of_store(
         if isinstance(error, Refused):
             raise
         # Rank 0 may find out minutes later, and may not be the one that is wrong: one rank of each host says so.
-        kind = ToldHere if _first_here(marks.store) else ToldByAnother
+        kind = PrintedHere if _first_here(marks.store) else PrintedElsewhere
         # NCCL says what is wrong in its last line, gloo in its first.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")

@@ -57,7 +57,7 @@ def form_group(
         how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     timeout = timedelta(seconds=deadline + timeouts.GRACE)
     dist.init_process_group(store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout, **how)
-    return proved(of_group(None, device, deadline, on_abort, owned=True), device)
+    return proved(wrap_group(None, device, deadline, on_abort, owned=True), device)
 
 
 class GlooTransport(Transport):
@@ -290,7 +290,7 @@ class _UnderWay:
     since: float | None = None  # when it was first seen to have come to them, on the monotonic clock
 
 
-def of_group(
+def wrap_group(
     group: dist.ProcessGroup | None,
     device: torch.device,
     deadline: float,

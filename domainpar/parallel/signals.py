@@ -19,15 +19,15 @@ STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 class StopFlag:
     """Whether this process was asked to stop. Ranks agree on it at the next step boundary."""
 
-    asked: bool = False  # by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once
+    requested: bool = False  # by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once
     by: int | None = None  # the signal that asked first
     what: str = "stopping at the next step, with a checkpoint"  # said then
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.asked:
-            self.asked, self.by = True, number
+        if not self.requested:
+            self.requested, self.by = True, number
             if started_as_root():
                 # Not `print`, which the signal may have interrupted: its buffer takes no second call.
                 os.write(2, f"\n{self.what}, if there is time; Ctrl-C (again) ends at once\n".encode())

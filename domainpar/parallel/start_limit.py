@@ -18,7 +18,7 @@ from domainpar.common import timeouts
 from domainpar.common.agreement import name_ranks
 from domainpar.common.problems import error_text
 from domainpar.parallel.launcher import Launcher, detect
-from domainpar.parallel.presence import launchers_of
+from domainpar.parallel.rank_status import launchers_of
 from domainpar.parallel.signals import STOP_SIGNALS
 
 CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2  # of Linux

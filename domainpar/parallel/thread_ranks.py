@@ -41,7 +41,7 @@ def run_threads(
         TimeoutError: If ranks were still at work after `timeout`.
         Exception: What the first failing rank raised.
     """
-    switchboard, marks = Switchboard(num_ranks), SideChannel.of_threads(num_ranks)
+    switchboard, marks = Switchboard(num_ranks), SideChannel.for_threads(num_ranks)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
     # Settings of the process, which all ranks change.

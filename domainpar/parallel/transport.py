@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from domainpar.common import faults
-from domainpar.common.agreement import name_ranks, strays
+from domainpar.common.agreement import differing_ranks, name_ranks
 from domainpar.common.words import some_of
 from domainpar.parallel.board import SideChannel, describe, missing
 from domainpar.parallel.errors import Garbled, RankMissing, RanksDiffer
@@ -320,7 +320,7 @@ class Transport(OfThisProcess, ABC):
 
     def _check_same(self, calls: Sequence[tuple[str, str]]) -> None:
         """Refuse data of another call than this rank's, given the call and the place of every rank."""
-        if odd := strays([name for name, _ in calls]):
+        if odd := differing_ranks([name for name, _ in calls]):
             rest = [rank for rank in range(len(calls)) if rank not in odd]
             raise RanksDiffer(
                 f"ranks are in different calls: {self.name_ranks(odd)} in {in_words(*calls[odd[0]])}, "

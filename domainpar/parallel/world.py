@@ -21,13 +21,13 @@ from domainpar.common.agreement import Refused, agree, agree_on, gather
 from domainpar.common.compiling import watch_compiling
 from domainpar.common.limits import cores_here
 from domainpar.common.problems import Problem, as_problem, problem_record
-from domainpar.common.words import VOICE, several
+from domainpar.common.words import PROGRESS_LOG, several
 from domainpar.parallel.board import SideChannel
 from domainpar.parallel.digests import about_this_program
 from domainpar.parallel.launcher import alone_in_job, detect
 from domainpar.parallel.meeting import TransportName, checked_domain_size, meet, tells
-from domainpar.parallel.presence import Presence, Watcher, exit_code, fail, guard, write_error
 from domainpar.parallel.proof import proved
+from domainpar.parallel.rank_status import RankStatus, Watcher, exit_code, fail, guard, write_error
 from domainpar.parallel.side_channel import share_store
 from domainpar.parallel.threads import Switchboard, ThreadTransport
 from domainpar.parallel.transport import OfThisProcess, Transport
@@ -58,19 +58,19 @@ class World(OfThisProcess):
         domain: Communication of the ranks that share this rank's graph; the same object as `transport` if all do.
         groups: Ranks of each domain group, those of one machine together, in the order of ranks.
         device: The device on which this rank computes.
-        presence: The state of this rank that others can see.
+        rank_status: The state of this rank that others can see.
     """
 
     transport: Transport
     domain: Transport
     groups: tuple[tuple[int, ...], ...]
     device: torch.device
-    presence: Presence = field(repr=False)
+    rank_status: RankStatus = field(repr=False)
 
     @classmethod
     def alone(cls, device: str | torch.device = "cpu") -> Self:
         """A world of one rank. It runs the same code as any other world."""
-        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SideChannel.of_threads(1))
+        return cls.over(ThreadTransport(Switchboard(1), 0), device, marks=SideChannel.for_threads(1))
 
     @classmethod
     def over(
@@ -93,7 +93,7 @@ class World(OfThisProcess):
         """
         transport.board = marks or transport.board
         groups, domain = _grid(transport, domain_size)
-        return cls(transport, domain, groups, torch.device(device), Presence(transport, domain, marks))
+        return cls(transport, domain, groups, torch.device(device), RankStatus(transport, domain, marks))
 
     @classmethod
     def launch(
@@ -127,9 +127,9 @@ class World(OfThisProcess):
         joined, own_device, marks = meet(transport, device, domain_size, timeout, join_seconds, share_gpu)
         ranks = cls.over(joined, own_device, domain_size, marks)
         if marks is not None and marks.connect is not None:
-            watcher = Watcher(marks.connect(), ranks.presence, marks.serves)
+            watcher = Watcher(marks.connect(), ranks.rank_status, marks.serves)
             watcher.start()
-            ranks.presence.stop_watching = watcher.stop
+            ranks.rank_status.stop_watching = watcher.stop
         if joined.name != "threads":  # else this rank is alone
             ranks._report_what_nobody_catches()
             joined.barrier()  # a rank that fails from here on is noticed by all
@@ -158,12 +158,12 @@ class World(OfThisProcess):
             ValueError: If there is no such group.
             Refused: On every rank, if messages of the group arrive changed.
         """
-        from domainpar.parallel.process_group import of_group  # torch.distributed is for those who use it
+        from domainpar.parallel.process_group import wrap_group  # torch.distributed is for those who use it
 
         device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        transport = of_group(group, device, timeout)
+        transport = wrap_group(group, device, timeout)
         checked_domain_size(domain_size, transport.size)
         proved(transport, device)
         return cls.over(transport, device, domain_size, share_store(transport))
@@ -228,10 +228,10 @@ class World(OfThisProcess):
                 time.sleep(timeouts.REPORT)  # launchers end all ranks when the first is gone
             raise SystemExit(2) from None
         if detect().kind == "none" and (seen := alone_in_job()):
-            VOICE.say(f"WARNING: {seen}", sys.stderr)
+            PROGRESS_LOG.say(f"WARNING: {seen}", sys.stderr)
         watch_compiling(talks=ranks.is_root)
         try:
-            with guard(ranks.presence):
+            with guard(ranks.rank_status):
                 wrong_number = None
                 if num_ranks is not None and num_ranks != ranks.size:
                     advice = f"mpiexec -n {num_ranks} python -m ..., or omit --ranks to take as many as are started"
@@ -277,7 +277,7 @@ class World(OfThisProcess):
     @property
     def host(self) -> str:
         """Name of this machine."""
-        return self.presence.host
+        return self.rank_status.host
 
     def cores_for_each(self) -> int:
         """Number of cores that this rank may use without taking one from another rank, at least 1. *Collective*.
@@ -292,8 +292,8 @@ class World(OfThisProcess):
         return max(1, min(most, len(cores) // self.transport.all_gather(mine).count(mine)))
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
-        """Note what this rank is about to do, for the status dump of all ranks; arguments as for `Presence.mark`."""
-        self.presence.mark(phase, step, event)
+        """Note what this rank is about to do, for the status dump of all ranks; arguments as for `RankStatus.mark`."""
+        self.rank_status.mark(phase, step, event)
 
     def set_deadline(self, seconds: float) -> None:
         """Set how many seconds this rank waits for others before it raises; first steps take longer."""
@@ -308,7 +308,7 @@ class World(OfThisProcess):
     def take_counters(self) -> ExchangeCounters:
         """The sums of the counters of this rank's transports, which begin anew."""
         counters = []
-        for transport in self.presence.transports:
+        for transport in self.rank_status.transports:
             counters.append([getattr(transport, name) for name in ExchangeCounters._fields])
             transport.seconds_exchanging = transport.seconds_waiting = 0.0
             transport.bytes_sent = 0
@@ -316,7 +316,7 @@ class World(OfThisProcess):
 
     def close(self) -> None:
         """Wait for all ranks, then release what the transports hold. *Collective*. A second call does nothing."""
-        self.presence.close()
+        self.rank_status.close()
 
     def __enter__(self) -> Self:
         return self
@@ -325,7 +325,7 @@ class World(OfThisProcess):
         if self.size == 1:
             self.close()  # there is nobody to end: an error is the caller's, who may catch it
             return
-        with guard(self.presence):  # also around `close`: another rank may never come
+        with guard(self.rank_status):  # also around `close`: another rank may never come
             if error is not None:
                 raise error
             self.close()
@@ -336,7 +336,7 @@ class World(OfThisProcess):
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
             if issubclass(kind, Exception):  # not Ctrl-C, nor an exit that was asked for
-                fail(self.presence, error)
+                fail(self.rank_status, error)
             else:
                 usual(kind, error, trace)
 

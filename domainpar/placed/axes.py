@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domainpar.parallel.halo import Halo, hand_over
+from domainpar.parallel.halo import Halo, exchange_tables
 from domainpar.placed.ranks import GraphRanks, OneBlock
 from domainpar.plan import PartitionPlan
 
@@ -203,7 +203,7 @@ class Axis:
         everyone = ranks.gathered_rows(torch.from_numpy(wanted))
         table = self.table.cpu()
         asked = [ids[(table[ids] >= 0) & (table[ids] < self.length)].numpy() for ids in everyone]
-        told = hand_over([ids.reshape(-1, 1) for ids in asked], ranks.transport)
+        told = exchange_tables([ids.reshape(-1, 1) for ids in asked], ranks.transport)
         ghosts = np.concatenate([ids[:, 0] for ids in told])
         send = np.concatenate(asked)
         plan = PartitionPlan(

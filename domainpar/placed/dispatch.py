@@ -71,12 +71,12 @@ def rule_of_rows(*calls: Any) -> Callable[[Rule], Rule]:
     """As `rule`, for calls that are made on every rank where nothing has rows; else no argument waits for shares."""
 
     def add(function: Rule) -> Rule:
-        def of_rows(func: Any, args: Any, kwargs: Any) -> Any:
+        def by_placement(func: Any, args: Any, kwargs: Any) -> Any:
             placed = [settle(x) for x in placed_in((args, kwargs))]
             found = function if any(type(x.place) is Rows for x in placed) else on_whole
             return found(func, args, kwargs)
 
-        rule(*calls)(of_rows)
+        rule(*calls)(by_placement)
         return function
 
     return add

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from domainpar.common.agreement import Refused, gather, strays
+from domainpar.common.agreement import Refused, differing_ranks, gather
 from domainpar.parallel.digests import digest
 from domainpar.parallel.places import where
 from domainpar.parallel.transport import Transport
@@ -180,7 +180,7 @@ class InputLog:
         nothing_more: list[Any] = ["nothing more", "the next comparison", False]
         for number in range(max(map(len, of_ranks))):
             here = [entries[number] if number < len(entries) else nothing_more for entries in of_ranks]
-            if odd := strays([what for what, _, _ in here]):
+            if odd := differing_ranks([what for what, _, _ in here]):
                 usual = next(rank for rank in range(len(here)) if rank not in odd)
                 both = ", ".join(
                     f"{self._transport.name_ranks([rank])} {' at '.join(filter(None, here[rank][:2]))}"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from domainpar.common.agreement import agree, difference
 from domainpar.parallel.world import World
-from domainpar.placed.gradients import WholeGradients
 from domainpar.placed.input_log import HINT
+from domainpar.placed.parameter_gradients import WholeGradients
 from domainpar.placed.ranks import NotExact, ranks_of
 from domainpar.placed.replicas import check_sizes, take_from_root
 from domainpar.placed.tensor import Placed

@@ -83,7 +83,7 @@ class GraphPart(OfThisProcess):
         if sets is None:
             totals = torch.tensor([plan.num_owned, len(edge_ids)], device="cpu")
             transport.all_reduce(totals)
-            sets = Sets.of_one(*totals.tolist())
+            sets = Sets.single_kind(*totals.tolist())
         self.sets, self.axes = sets, dict[Kind, Axis]()
         family: list[Axis] = []
         for kind, (first, last) in sets.ends.items():

@@ -32,7 +32,7 @@ class Sets:
     is_one: bool = False
 
     @classmethod
-    def of_one(cls, num_nodes: int, num_edges: int) -> Sets:
+    def single_kind(cls, num_nodes: int, num_edges: int) -> Sets:
         """The sets of a graph with one kind of nodes and one of edges."""
         return cls({NODES: (0, num_nodes)}, {EDGES: (0, num_edges)}, True)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from domainpar.common.agreement import Refused, agree, difference, gather, on_all
-from domainpar.parallel.halo import HostExchange, HostHalo, ask_owners, hand_over
+from domainpar.parallel.halo import HostExchange, HostHalo, ask_owners, exchange_tables
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.placed.input_log import HINT, array_given, in_words, whole_number
@@ -171,7 +171,7 @@ def _local_edges(mine: IntArray, owner: IntArray, transport: Transport) -> Local
     to = [np.flatnonzero(owner_of_dst == part) for part in range(transport.size)]
 
     def handed(of_ranks: list[IntArray]) -> IntArray:
-        return np.concatenate(hand_over([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
+        return np.concatenate(exchange_tables([values.reshape(-1, 1) for values in of_ranks], transport))[:, 0]
 
     # From rank to rank ids ascend, as slices do.
     return LocalEdges(handed([first + at for at in to]), *(handed([ends[at] for at in to]) for ends in mine))
@@ -283,7 +283,7 @@ def _graph(
     sets, homes = None, None
     if isinstance(edge_index, Mapping):
         sets, ends, homes = numbered_as_one(edge_index, num_nodes)
-        partitioner, position = _of_all(partitioner, sets, "partitioner"), _of_all(position, sets, "position")
+        partitioner, position = _join_kinds(partitioner, sets, "partitioner"), _join_kinds(position, sets, "position")
         between, total = homes[ends], sets.num_nodes
     else:
         total = whole_number(num_nodes, "split_graph's num_nodes")
@@ -295,7 +295,7 @@ def _graph(
     return Topology(between, total, position, POLICY), ends, partitioner, sets, homes
 
 
-def _of_all(given: Any, sets: Sets, what: str) -> Any:
+def _join_kinds(given: Any, sets: Sets, what: str) -> Any:
     """What is given of each kind of nodes, one after the other; a name, or nothing, as it is.
 
     Raises:

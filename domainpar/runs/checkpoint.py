@@ -21,7 +21,7 @@ from domainpar.common import faults
 from domainpar.common.agreement import on_all, on_root
 from domainpar.common.atomic_files import json_bytes
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE
+from domainpar.common.words import PROGRESS_LOG
 from domainpar.nn.optimizers import optimizer_name
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint_files import CheckpointChoice, CheckpointFiles, name_of
@@ -182,7 +182,7 @@ def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str 
 
 def warn(text: str) -> None:
     """Print a warning in one piece, beside the progress bar; on rank 0."""
-    VOICE.say(f"WARNING: {text}", sys.stderr)
+    PROGRESS_LOG.say(f"WARNING: {text}", sys.stderr)
     sys.stderr.flush()
 
 

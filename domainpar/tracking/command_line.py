@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, nobody_reads, problem_record
-from domainpar.common.words import VOICE, some_of
+from domainpar.common.words import PROGRESS_LOG, some_of
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking import config
 from domainpar.tracking.config.group import (
@@ -86,7 +86,7 @@ def run_command(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         name = _Command(config_class).name
-        with VOICE.heard(name) if started_as_root() else nullcontext():
+        with PROGRESS_LOG.heard(name) if started_as_root() else nullcontext():
             code = work(asked)
         _flush()
         return code
@@ -108,7 +108,7 @@ def run_command(
 
 
 @contextmanager
-def refused_as_asked(command: str) -> Iterator[None]:
+def refuse_like_flags(command: str) -> Iterator[None]:
     """Around the work of a command that writes one file: what will not do is refused, as flags are."""
     try:
         yield
@@ -382,7 +382,7 @@ class _Command:
 
     def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
         """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
-        from domainpar.tracking.config.acorn import converted
+        from domainpar.tracking.config.acorn_keys import converted
 
         everything = [name for command in _commands() for name in _Command(command).flags]
         try:

@@ -71,7 +71,7 @@ def _settle(place: EventPlace, transport: Transport, error: ValueError | OSError
     if isinstance(error, OSError):
         problem = place.problem(f"cannot be read: {error.strerror or error}")
     elif error is not None:
-        problem = place.of(error)
+        problem = place.attach_to(error)
     try:
         agree(transport, problem)
     except Refused as refused:

@@ -18,7 +18,7 @@ from domainpar.tracking.config import (
     Weighting,
     resolved_yaml,
 )
-from domainpar.tracking.config.acorn import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
+from domainpar.tracking.config.acorn_keys import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
 
 INF = math.inf
 

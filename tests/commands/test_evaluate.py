@@ -11,8 +11,8 @@ from small_run import simulated, write_run
 from domainpar import evaluate
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.store import read_arrays
-from domainpar.tracking.scoring.evaluate import _memberships
 from domainpar.tracking.scoring.event_tracks import track_lines
+from domainpar.tracking.scoring.external_tracks import _memberships
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from domainpar.tracking.config import (
 )
 from domainpar.tracking.config.group import fields_of
 from domainpar.tracking.config.prepare import PartitionerName
-from domainpar.tracking.config.ranks import GroupingName
+from domainpar.tracking.config.rank_flags import GroupingName
 from domainpar.tracking.events import source_table
 from partitioners import GROUPINGS, PARTITIONERS
 

@@ -34,7 +34,8 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.tracking.part_loading import BadEvent
-from domainpar.tracking.scoring import scores, summary
+from domainpar.tracking.scoring import infer_summary as summary
+from domainpar.tracking.scoring import scores
 from domainpar.tracking.scoring.score_files import ScoredEvent
 from domainpar.tracking.scoring.scorer import Outcome
 from domainpar.tracking.training.run import train

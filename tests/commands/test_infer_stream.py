@@ -24,7 +24,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, patient, run_ranks
 from domainpar.tracking.config import ConfigError, InferConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
-from domainpar.tracking.scoring import run
+from domainpar.tracking.scoring import inference as run
 
 NUM_EVENTS = 24
 

@@ -137,7 +137,7 @@ def test_events_that_a_map_was_learned_from_are_told_behind_a_filter_too(tmp_pat
     assert from_all in said
     files = read_run_files(Path("run"))
     for record in files.store.records:
-        assert re.match("train split, not trained on.* learned from it", files.known_as(record))
+        assert re.match("train split, not trained on.* learned from it", files.describe_split(record))
     prepare_store(PrepareConfig(source="scores", input="run", min_score=1e-3, store="filtered"), world)
     assert EventStore("filtered").learned_from == EventStore("own").learned_from != {}
     assert from_all in told("filtered")

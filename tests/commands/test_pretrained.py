@@ -38,8 +38,8 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import MODULE_MAP, EventStore, outside
-from domainpar.tracking.scoring.run import score_store
-from domainpar.tracking.scoring.summary import other_events
+from domainpar.tracking.scoring.infer_summary import other_events
+from domainpar.tracking.scoring.inference import score_store
 from domainpar.tracking.training import pretrained
 from domainpar.tracking.training.network import begin_with, make_network
 from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, runs_of, source

@@ -23,10 +23,10 @@ def told(monkeypatch):
         real(voice, work)
         look(voice)
 
-    real = words.Voice.begin
-    monkeypatch.setattr(words.Voice, "begin", begin)
-    monkeypatch.setattr(words.Voice, "look", look)
-    monkeypatch.setattr("tqdm.tqdm.update", lambda bar, count: look(words.VOICE))
+    real = words.ProgressLog.begin
+    monkeypatch.setattr(words.ProgressLog, "begin", begin)
+    monkeypatch.setattr(words.ProgressLog, "look", look)
+    monkeypatch.setattr("tqdm.tqdm.update", lambda bar, count: look(words.PROGRESS_LOG))
     return texts
 
 

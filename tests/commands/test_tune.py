@@ -200,7 +200,9 @@ def test_no_more_events_are_taken_than_have_enough_targets(place, monkeypatch, n
 def test_signs_of_life_say_which_cuts_are_tried(place, monkeypatch):
     monkeypatch.setitem(tuning.GRIDS, "cc", {"score_cut": (0.1, 0.5)})
     told, count_tracks = [], tuning.count_tracks
-    monkeypatch.setattr(tuning, "count_tracks", lambda *what: told.append(words.VOICE.phase) or count_tracks(*what))
+    monkeypatch.setattr(
+        tuning, "count_tracks", lambda *what: told.append(words.PROGRESS_LOG.phase) or count_tracks(*what)
+    )
     inferred(place, place / "out", tracks="cc", tune=True, split="test")
     events = [record.event for record in EventStore(place / "store").events("val")]
     assert told == [f"event {event}: {number} of 18 cuts" for event in events for number in range(1, 19)]

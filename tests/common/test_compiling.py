@@ -86,7 +86,7 @@ def test_the_clock_stands_still_while_a_kernel_is_compiled_and_goes_on_after_it(
         return count * 2
 
     monkeypatch.setattr(compiling, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(compiling._WATCH, "_said", "")
+    monkeypatch.setattr(compiling._WATCH, "_last_text", "")
     before = compiling.clock()
     with event.install_listener("numba:compile", Slow()):
         assert outer(3) == 7
@@ -102,14 +102,14 @@ def test_while_kernels_are_compiled_it_is_told_how_many_are_there(watched, monke
         njit(lambda x: x + 1)(1)
 
     told = []
-    monkeypatch.setattr(words.VOICE, "_works", [])
+    monkeypatch.setattr(words.PROGRESS_LOG, "_works", [])
     monkeypatch.setattr(compiling._WATCH, "ready", 0)
-    real = words.VOICE.begin
-    monkeypatch.setattr(words.VOICE, "begin", lambda work: (real(work), told.append(work())))
+    real = words.PROGRESS_LOG.begin
+    monkeypatch.setattr(words.PROGRESS_LOG, "begin", lambda work: (real(work), told.append(work())))
     for _ in range(3):
         compile_one()
     assert told == [f"compiling: {count} compiled or loaded so far" for count in ("0 kernels", "1 kernel", "2 kernels")]
-    assert words.VOICE._works == [], "and what is compiled is no longer at hand"
+    assert words.PROGRESS_LOG._works == [], "and what is compiled is no longer at hand"
 
 
 def test_a_lock_that_nobody_gives_back_or_that_cannot_be_had_stops_nothing(monkeypatch, tmp_path):

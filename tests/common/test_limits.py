@@ -88,7 +88,7 @@ def test_no_more_cores_are_counted_than_the_quota_pays_for(monkeypatch, quota, c
 
 
 def test_doctor_says_what_is_left(monkeypatch):
-    from domainpar.diagnosis import machine
+    from domainpar.diagnosis import machine_checks as machine
 
     monkeypatch.setattr(limits, "quota", lambda: 1.0)
     monkeypatch.setattr(limits, "memory", lambda: limits.Memory(2**30, 2**29))

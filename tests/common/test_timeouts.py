@@ -68,4 +68,6 @@ def test_every_time_out_is_used_and_none_has_a_home_of_its_own():
         for target in node.targets
         if isinstance(target, ast.Name) and target.id.endswith(ends)
     ]
-    assert sorted(own) == ["ranks.py: LEAST_SECONDS", "transport.py: SLOW_SECONDS"], "thresholds, not time-outs"
+    assert sorted(own) == ["rank_differences.py: LEAST_SECONDS", "transport_checks.py: SLOW_SECONDS"], (
+        "thresholds, not time-outs"
+    )

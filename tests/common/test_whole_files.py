@@ -15,7 +15,7 @@ WRITERS = {"write_text", "write_bytes", "write_synced", "to_csv", "to_parquet", 
 ELSEWHERE = {
     "domainpar/common/atomic_files.py": "the place itself",
     "domainpar/tracking/command_line.py": "/dev/null",
-    "domainpar/diagnosis/launcher.py": "a temporary file of a process that is waited for",
+    "domainpar/diagnosis/launcher_checks.py": "a temporary file of a process that is waited for",
     "domainpar/testing.py": "likewise",
     "domainpar/runs/checkpoint_files.py": "a folder that appears whole",
     "domainpar/measure/forecast.py": "/proc",

@@ -68,28 +68,28 @@ class Clock:
 def clock(monkeypatch):
     """A clock of our own for the signs of life of this process."""
     clock = Clock()
-    monkeypatch.setattr(words.VOICE, "_clock", clock)
-    monkeypatch.setattr(words.VOICE, "silence", timeouts.SILENCE)
-    words.VOICE.spoke()
+    monkeypatch.setattr(words.PROGRESS_LOG, "_clock", clock)
+    monkeypatch.setattr(words.PROGRESS_LOG, "silence", timeouts.SILENCE)
+    words.PROGRESS_LOG.spoke()
     return clock
 
 
 def _after(clock, seconds):
     clock.now += seconds
-    return words.VOICE.look()
+    return words.PROGRESS_LOG.look()
 
 
 def test_a_work_that_says_nothing_for_long_is_named_with_how_far_it_is(clock, capsys):
-    words.VOICE._began = clock()
-    words.VOICE.phase = "optimizer"  # of a step that was taken before
+    words.PROGRESS_LOG._began = clock()
+    words.PROGRESS_LOG.phase = "optimizer"  # of a step that was taken before
     with words.progress("learn a map", 1200, "event", talks=True, done=3) as advance:
         assert _after(clock, 9) == pytest.approx(1)
         advance(2, "loss 0.5")
         assert _after(clock, 1) == timeouts.SILENCE  # after how many seconds it may be time again
-        with words.VOICE.doing("compare"):
-            words.VOICE.phase = "load"
+        with words.PROGRESS_LOG.doing("compare"):
+            words.PROGRESS_LOG.phase = "load"
             _after(clock, 10)
-        words.VOICE.say("a line")
+        words.PROGRESS_LOG.say("a line")
         _after(clock, 9)
     out, err = capsys.readouterr()
     assert err.splitlines() == ["[10 s] learn a map: 5 of 1,200 events, loss 0.5", "[20 s] compare (load)"]
@@ -128,10 +128,10 @@ def test_a_terminal_that_has_no_size_shows_the_bar_as_well(rows, columns, monkey
 
 def test_a_thread_looks_while_a_process_works_and_ends_with_it(monkeypatch):
     looked = threading.Event()
-    monkeypatch.setattr(words.Voice, "look", lambda voice: looked.set() or 1000.0)
+    monkeypatch.setattr(words.ProgressLog, "look", lambda voice: looked.set() or 1000.0)
 
     def fail():
-        with words.Voice().heard("train"):
+        with words.ProgressLog().heard("train"):
             assert looked.wait(patient(60))
             assert "signs of life" in {thread.name for thread in threading.enumerate()}
             raise KeyError
@@ -142,7 +142,7 @@ def test_a_thread_looks_while_a_process_works_and_ends_with_it(monkeypatch):
 
 
 def test_warnings_of_a_command_stand_in_one_block_before_its_last_line(capsys):
-    voice = words.Voice()
+    voice = words.ProgressLog()
     voice.say("WARNING: little memory")
     voice.say("         take more ranks")
     voice.say("step 1")

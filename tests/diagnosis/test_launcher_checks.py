@@ -8,9 +8,9 @@ import pytest
 from marks import fault
 
 from domainpar.common import timeouts
-from domainpar.diagnosis import launcher
+from domainpar.diagnosis import launcher_checks as launcher
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, open_mpi_flags, probe_mpi
+from domainpar.diagnosis.launcher_checks import check_launcher, check_mpi, open_mpi_flags, probe_mpi
 from domainpar.parallel.launcher import Launcher
 from domainpar.testing import find_mpiexec
 

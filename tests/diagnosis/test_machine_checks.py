@@ -8,9 +8,9 @@ import numba
 import pytest
 import torch
 
-from domainpar.diagnosis import machine
+from domainpar.diagnosis import machine_checks as machine
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.machine import (
+from domainpar.diagnosis.machine_checks import (
     RankPlace,
     check_ranks,
     check_same_versions,

@@ -4,9 +4,9 @@ import garbling
 import pytest
 import torch
 
-from domainpar.diagnosis import transport
+from domainpar.diagnosis import transport_checks as transport
 from domainpar.diagnosis.finding import Verdict, gathered
-from domainpar.diagnosis.transport import check_halo, check_rows, check_transport, form, missing
+from domainpar.diagnosis.transport_checks import check_halo, check_rows, check_transport, form, missing
 from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.parallel.halo import Halo
 from domainpar.parallel.launcher import Launcher

@@ -47,7 +47,7 @@ def test_the_one_that_is_waited_for_stands_first():
 
 def test_what_is_posted_is_read_again():
     board, mark, life = (
-        SideChannel.of_threads(2),
+        SideChannel.for_threads(2),
         Mark(12, "backward", "event 'x'", 1790000000.125),
         Life(3, 7, None, ""),
     )

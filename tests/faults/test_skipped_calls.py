@@ -13,7 +13,7 @@ from domainpar import parallelize, split_graph
 from domainpar.common.agreement import Refused
 from domainpar.common.problems import Where
 from domainpar.parallel.errors import RanksDiffer
-from domainpar.parallel.presence import report
+from domainpar.parallel.rank_status import report
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 
 HERE = r"\S*test_skipped_calls.py:\d+"

@@ -68,7 +68,7 @@ def rows_of(mlp_program, layer, count):
     operand = mlp_program._rows[layer]
     kind = np.float64 if operand.dtype == torch.float64 else np.float32
     # Of a single tile it is the calling thread's, whatever team an earlier test left.
-    rows, *_ = mlp_program._program.of_threads(operand, count * operand.width, kind)
+    rows, *_ = mlp_program._program.thread_arrays(operand, count * operand.width, kind)
     return torch.from_numpy(rows.reshape(count, operand.width).copy())
 
 
@@ -96,7 +96,7 @@ def back(
     grad_tables = []
     for position, weight in enumerate(folded.inputs):
         grad_tables.append(upstream.new_full((len(upstream), weight.back.shape[1]), UNTOUCHED, dtype=folded.exact))
-        mlp_program.hand_back(grad_product, position, table(grad_tables[-1]))
+        mlp_program.input_grad(grad_product, position, table(grad_tables[-1]))
     partials.clear()
     program.run(tile_of(rows, owned))
     mlp_program.add_partials(partials.total(), grad_sink)
@@ -104,7 +104,7 @@ def back(
     count = rows.stop - rows.start
     kept = np.float64 if grad_product.dtype == torch.float64 else np.float32
     narrow = grad_product.dtype == torch.bfloat16
-    made, *_ = program.of_threads(grad_product, count * grad_product.width, np.int16 if narrow else kept)
+    made, *_ = program.thread_arrays(grad_product, count * grad_product.width, np.int16 if narrow else kept)
     made = torch.from_numpy(made.copy())
     made = (made.view(torch.bfloat16) if narrow else made).view(count, -1)
     return Back(made, grad_tables, grad_sink.gradients, grad_product.dtype, grad_sink.rejected)

@@ -77,7 +77,7 @@ def test_stages_of_a_chain_and_of_ghosts_are_counted_by_the_widths_that_they_tak
         with torch.no_grad(), counted() as flops:
             run_chain(stages, nodes, part.graph.edge_features, part.graph, sums=True, keys=[None, None])
         with counted() as of_ghosts:
-            of_nodes.of_ghosts([nodes.finish()], part.graph)
+            of_nodes.run_on_ghosts([nodes.finish()], part.graph)
         plan = part.graph.plan
         edges, local = part.graph.num_edges * (6 * WIDTH + WIDTH * 32 + 32), plan.num_local * 2 * 3 * WIDTH
         return (flops.of_stages, of_ghosts.of_stages), (2 * (edges + local), 2 * plan.num_ghosts * 3 * WIDTH)

@@ -91,10 +91,10 @@ def test_no_tile_is_done_twice_where_threads_take_them_at_the_same_time(size):
     program, one, num_tiles = Program(), np.ones(1), 300_000
     limbs = program.room(1, 4, torch.int64)
     program.add(operations.split(torch.float64), shared(one), 1, limbs, when=When.OWNED_TILE_ENDS)
-    for of_thread in program.of_threads(limbs, 4, np.int64):
+    for of_thread in program.thread_arrays(limbs, 4, np.int64):
         of_thread[:] = 0
     program.run(program_module.tiles_of(np.zeros((num_tiles, 2), np.int64)))
-    assert sum(of_thread[0] for of_thread in program.of_threads(limbs, 4, np.int64)) == num_tiles * 2**20
+    assert sum(of_thread[0] for of_thread in program.thread_arrays(limbs, 4, np.int64)) == num_tiles * 2**20
 
 
 def test_operations_are_done_strip_by_strip_in_order_and_what_belongs_to_a_tile_around_them():
@@ -159,7 +159,7 @@ def test_all_threads_of_a_team_work_each_with_memory_of_its_own(size):
     assert all(place % 64 == 0 for place in (*places[0], *places[1]))
     counts = sorted(used.values())
     for operand, count, kind in ((first, 15, np.float32), (second, 7, np.float64)):
-        found = [set(values.tolist()) for values in program.of_threads(operand, count, kind)]
+        found = [set(values.tolist()) for values in program.thread_arrays(operand, count, kind)]
         assert sorted(value for (value,) in found) == counts
 
 

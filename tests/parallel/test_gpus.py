@@ -8,7 +8,7 @@ from marks import fault
 
 from domainpar.common.agreement import Gathering
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.machine import check_gpus
+from domainpar.diagnosis.machine_checks import check_gpus
 from domainpar.parallel import gpus
 from domainpar.parallel.gpus import DeviceChoice, VisibleGpus, choose_device, dealt, mixed_kinds
 from domainpar.parallel.meeting import choose_transport
@@ -66,7 +66,7 @@ def test_ranks_without_a_gpu_of_their_own_are_refused_alike_on_all(on):
     told = [one._replace(may_share=True) for one in seen("A", "A")]  # NCCL, by each rank's environment
     assert on("cuda", told, 1, share=True) == DeviceChoice(torch.device("cuda", 0), shared=False)
     assert on("cuda", [told[0], told[0]._replace(may_share=False)], 0, share=True).shared
-    apart = [one._replace(told_host=host) for one, host in zip(seen("A", "A"), ("h0", "h1"))]
+    apart = [one._replace(nccl_host=host) for one, host in zip(seen("A", "A"), ("h0", "h1"))]
     assert not on("cuda", apart, 1, share=True).shared
     assert on("cuda", [apart[0]] * 2, 0, share=True).shared, "one name for each machine, as a site may give it"
     assert [on("cuda", ["AB"] * 4, rank, share=True).device.index for rank in range(4)] == [0, 1, 0, 1]

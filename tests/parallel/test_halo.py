@@ -126,7 +126,7 @@ def _gradients_of_spread(world, edges, assignment):
     spread = halo.spread(owned)
     np.testing.assert_array_equal(spread.finish()[:, 0], halo.plan.ghost_ids)
     assert not spread.local.requires_grad
-    again = halo.spread(owned).known_as(owned + 0)  # as a stage hands on nodes that it did not read
+    again = halo.spread(owned).with_owned(owned + 0)  # as a stage hands on nodes that it did not read
     np.testing.assert_array_equal(again.finish()[:, 0], halo.plan.ghost_ids)
     (spread.owned * weights[: halo.plan.num_owned]).sum().backward()
     assert torch.equal(owned.grad, weights[: halo.plan.num_owned])

@@ -10,11 +10,11 @@ import pytest
 from marks import fault
 
 from domainpar.common.agreement import Refused
-from domainpar.diagnosis import machine
+from domainpar.diagnosis import machine_checks as machine
 from domainpar.diagnosis.finding import Verdict
-from domainpar.diagnosis.launcher import ASK_FOR_LIBRARY
+from domainpar.diagnosis.launcher_checks import ASK_FOR_LIBRARY
 from domainpar.parallel import shared_memory
-from domainpar.parallel.meeting import ToldHere, _check_shared_memory
+from domainpar.parallel.meeting import PrintedHere, _check_shared_memory
 from domainpar.testing import find_mpiexec, patient
 
 MIB = 2**20
@@ -54,11 +54,11 @@ def test_only_mpich_is_asked_and_one_rank_of_a_machine_speaks(shared, monkeypatc
     monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
     _check_shared_memory("Open MPI v5.0.1", {"MPI_LOCALNRANKS": "12"})
     _check_shared_memory("MPICH Version: 5.0.2", {"SLURM_PROCID": "0"})
-    with pytest.raises(ToldHere):
+    with pytest.raises(PrintedHere):
         _check_shared_memory("MPICH Version: 5.0.2", {"MPI_LOCALNRANKS": "12", "MPI_LOCALRANKID": "0"})
     with pytest.raises(Refused) as refused:
         _check_shared_memory("MPICH Version: 5.0.2", {"MPI_LOCALNRANKS": "12", "MPI_LOCALRANKID": "3"})
-    assert not isinstance(refused.value, ToldHere)
+    assert not isinstance(refused.value, PrintedHere)
 
 
 def test_doctor_counts_what_was_left_and_names_the_command(shared, monkeypatch):

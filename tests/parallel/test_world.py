@@ -21,7 +21,7 @@ from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.gpus import DeviceChoice
 from domainpar.parallel.launcher import Launcher
 from domainpar.parallel.meeting import choose_transport, join_mpi
-from domainpar.parallel.presence import guard
+from domainpar.parallel.rank_status import guard
 from domainpar.parallel.world import World, checked_domain_size
 from domainpar.testing import find_mpiexec, run_ranks
 
@@ -69,8 +69,8 @@ def test_one_rank_is_a_world_like_any_other():
 
 def test_a_world_closes_at_the_end_of_its_block():
     with World.alone() as world:
-        assert not world.presence.closed
-    assert world.presence.closed
+        assert not world.rank_status.closed
+    assert world.rank_status.closed
 
 
 @pytest.mark.parametrize("error", [Refused("bad graph"), KeyError("x"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
@@ -78,7 +78,7 @@ def test_an_error_inside_the_block_of_a_world_of_one_rank_goes_to_the_caller(cap
     with pytest.raises(type(error)) as raised, World.alone() as world:
         raise error
     assert raised.value is error
-    assert world.presence.closed
+    assert world.rank_status.closed
     assert capfd.readouterr().err == ""
 
 
@@ -126,7 +126,7 @@ def test_an_error_on_one_thread_ends_all_at_once_and_is_the_one_raised(monkeypat
 
 
 def fail_guarded(world: World) -> None:
-    with guard(world.presence):
+    with guard(world.rank_status):
         fail_on_rank_two(world)
 
 

@@ -221,7 +221,7 @@ def test_what_is_given_after_the_last_pass_is_compared_when_the_world_closes_as_
             return
         with pytest.raises(Refused, match=r"rank 1 part.nodes of \(13,\) float32, checksum"):
             world.close()
-        world.presence.close(compare=False)
+        world.rank_status.close(compare=False)
 
     run_ranks(work, 3, 1)
     run_ranks(work, 3, None)

@@ -18,7 +18,8 @@ from survey_table import first_clause, table  # noqa: E402
 
 from domainpar.placed import tensor  # noqa: E402
 from domainpar.placed.ranks import GraphRanks  # noqa: E402
-from domainpar.placed.rules import products, random  # noqa: E402
+from domainpar.placed.rules import matrix_products as products  # noqa: E402
+from domainpar.placed.rules import random  # noqa: E402
 from domainpar.placed.tensor import Placed  # noqa: E402
 
 TABLE = Path(__file__).parents[2] / "docs" / "reference" / "convolutions.md"

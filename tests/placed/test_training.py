@@ -14,7 +14,7 @@ from whole_and_split import USUAL, flat, gap
 
 from domainpar import NotExact, parallelize, split_graph
 from domainpar.parallel.errors import RanksDiffer
-from domainpar.placed import gradients
+from domainpar.placed import parameter_gradients as gradients
 from domainpar.placed.tensor import whole
 from domainpar.testing import run_ranks
 

@@ -58,7 +58,7 @@ def _along_rows(func: Any, x: Placed) -> NotExact:
     return NotExact(f"{name_of(func)} of {x.place} mixes rows; put the rows along an earlier dimension, or pool first")
 
 
-def of_each(func: Any, args: Any, kwargs: Any, place: Rows, to: Rows | None = None) -> Any:
+def call_each_row(func: Any, args: Any, kwargs: Any, place: Rows, to: Rows | None = None) -> Any:
     """A call that treats each row by itself, of what this rank holds. *Collective* if other ranks hold any of it.
 
     Args:
@@ -105,7 +105,7 @@ def each_row(func: Any, args: Any, kwargs: Any) -> Any:
             batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             a, b = (each.expand([*batch, *each.shape[-2:]]) for each in (a, b))
         args = [*(as_rows(each, x.place.axis, x.place.dim) for each in (a, b)), *rest]
-    return of_each(func, args, kwargs, x.place)
+    return call_each_row(func, args, kwargs, x.place)
 
 
 rule_of_rows(*(getattr(aten, name) for name in WITHIN if hasattr(aten, name)))(each_row)
@@ -117,7 +117,7 @@ def along_given(func: Any, args: Any, kwargs: Any) -> Any:
     x, dims = next(x for x in placed_in(args) if is_rows(x)), argument(func, args, kwargs, "dim")
     if x.place.dim in dims_of(x, dims):
         raise _along_rows(func, x)
-    return of_each(func, args, kwargs, x.place)
+    return call_each_row(func, args, kwargs, x.place)
 
 
 @rule_of_rows(aten.constant_pad_nd)
@@ -126,7 +126,7 @@ def _pad(func: Any, args: Any, kwargs: Any) -> Any:
     at, behind = x.place.dim, 2 * (x.dim() - 1 - x.place.dim)
     before, after = [*pads, 0, 0][behind : behind + 2] if behind <= len(pads) else (0, 0)
     inner = [0 if number // 2 == behind // 2 else pad for number, pad in enumerate(pads)]
-    out: Any = of_each(func, (x, inner, value), {}, x.place)
+    out: Any = call_each_row(func, (x, inner, value), {}, x.place)
     if not before and not after:
         return out
     out = out.narrow(at, max(0, -before), out.size(at) + min(0, before) + min(0, after))
@@ -153,7 +153,7 @@ def convolution(func: Any, args: Any, kwargs: Any) -> Any:
     weight = plain(weight, ranks)
     if not backward:
         rest[0] = rest[0] if rest[0] is None else plain(rest[0], ranks)
-        return of_each(lambda x: func(x, weight, *rest), (x,), {}, rows.place)
+        return call_each_row(lambda x: func(x, weight, *rest), (x,), {}, rows.place)
     *_, wanted = rest
     shares: list[Any] = []
 
@@ -162,7 +162,7 @@ def convolution(func: Any, args: Any, kwargs: Any) -> Any:
         shares[:] = grads[1:]
         return grads[0] if wanted[0] else grad
 
-    first = of_each(through, (args[0], x), {}, rows.place)
+    first = call_each_row(through, (args[0], x), {}, rows.place)
     return (first if wanted[0] else None, *(share(grad, ranks) if want else None
                                             for grad, want in zip(shares, wanted[1:])))  # fmt: skip
 
@@ -182,7 +182,7 @@ def attention(func: Any, args: Any, kwargs: Any) -> Any:
         )
     if "backward" not in func._schema.name and argument(func, args, kwargs, "dropout_p"):
         raise NotExact(f"{name_of(func)} with dropout, whose numbers torch draws out of sight; use nn.Dropout")
-    return of_each(func, args, kwargs, x.place)
+    return call_each_row(func, args, kwargs, x.place)
 
 
 @rule(aten._trilinear)

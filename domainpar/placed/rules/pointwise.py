@@ -42,7 +42,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
             plainly = False
         here.append(value)
         if not plainly:
-            return _of_any(func, args, kwargs)
+            return _pointwise(func, args, kwargs)
     names = first.names if func is _CLONE else None
     layout = None if contiguous else layout_of(func, args, kwargs)
     if place.ranks.same_bits and func not in ROUNDED_ONCE:
@@ -51,11 +51,11 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     return decided(func, args, Placed(func(*here), place, names, layout))
 
 
-def _of_any(func: Any, args: Any, kwargs: Any) -> Any:
+def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     operands: list[Any] = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     waiting = [x for x in operands if isinstance(x, Placed) and x.place.pending]
     if waiting:
-        out = _of_shares(func, args, kwargs, operands, waiting)
+        out = _on_shares(func, args, kwargs, operands, waiting)
         if out is not None:
             return out
         for x in waiting:
@@ -74,7 +74,7 @@ def _of_any(func: Any, args: Any, kwargs: Any) -> Any:
     return on_whole(func, args, kwargs)
 
 
-def _of_shares(func: Any, args: Any, kwargs: Any, operands: list[Any], waiting: list[Placed]) -> Placed | None:
+def _on_shares(func: Any, args: Any, kwargs: Any, operands: list[Any], waiting: list[Placed]) -> Placed | None:
     """A linear call of what waits for shares of other ranks, made of the shares; None for all other calls."""
     first, place = operands[0], waiting[0].place
     if kwargs.get("rounding_mode"):

@@ -13,7 +13,7 @@ from domainpar.placed import exact
 from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import argument, aten, bound, decided, name_of, otherwise, rule, rule_of_rows
 from domainpar.placed.ranks import NotExact, Sum
-from domainpar.placed.rules.each_row import dims_of, of_each, share
+from domainpar.placed.rules.each_row import call_each_row, dims_of, share
 from domainpar.placed.tensor import Placed, is_rows, local_rows, mapped, plain, rows_in, same, settle, whole_local
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)  # which torch sums as int64
@@ -36,7 +36,7 @@ def along_rows(*calls: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
             place, dims = args[0].place, dims_of(args[0], argument(func, args, kwargs, "dim"))
             keepdim = bool(argument(func, args, kwargs, "keepdim"))
             if place.dim not in dims:
-                return of_each(func, args, kwargs, place, after(place, dims, keepdim))
+                return call_each_row(func, args, kwargs, place, after(place, dims, keepdim))
             return function(func, args, kwargs, dims, keepdim)
 
         rule_of_rows(*calls)(reduced)
@@ -56,7 +56,7 @@ def _sum(func: Any, args: Any, kwargs: Any) -> Any:
     if mean and not kind.is_floating_point and not kind.is_complex:
         raise RuntimeError(f"mean(): could not infer output dtype. Input dtype must be floating point, got {x.dtype}.")
     if place.dim not in dims:
-        out = of_each(func, args, kwargs, place, after(place, dims, keepdim))
+        out = call_each_row(func, args, kwargs, place, after(place, dims, keepdim))
         return out if ranks.same_bits else decided(func, args, out)
     if kind in (torch.float16, torch.bfloat16) and not ranks.in_backward:  # as torch adds them on one rank
         return _sum(func, (x.float(), *args[1:]), {**kwargs, "dtype": torch.float32}).to(kind)
@@ -163,7 +163,7 @@ def _softmax_rule(func: Any, args: Any, kwargs: Any) -> Any:
     x, backward = next(each for each in args if is_rows(each)), "backward" in func._schema.name
     # With the same bits by other calls, too: torch's kernel of gradients goes another way with several threads.
     if args[1 + backward] % x.dim() != x.place.dim and not (backward and x.ranks.same_bits):
-        return of_each(func, args, kwargs, x.place)
+        return call_each_row(func, args, kwargs, x.place)
     return otherwise(func, args, kwargs)
 
 
@@ -187,11 +187,11 @@ def by_order(func: Any, args: Any, kwargs: Any) -> Any:
             here[1 - at] = plain(table, ranks) if isinstance(table, Tensor) else table
             return Placed(func(*here, *args[2:], **kwargs), args[at].place)
     if name == "searchsorted" and all(each.dim() > 1 and each.place.dim == 0 for each in placed):
-        return of_each(func, args, kwargs, placed[0].place)
+        return call_each_row(func, args, kwargs, placed[0].place)
     if dim is not None and at is None and [each is x for each in placed] == [True] and not name.startswith("unique"):
         keepdim = argument(func, args, kwargs, "keepdim")  # None: no dimension goes
         if x.place.dim not in dims_of(x, dim):
-            return of_each(func, args, kwargs, x.place, after(x.place, dims_of(x, dim), keepdim is not False))
+            return call_each_row(func, args, kwargs, x.place, after(x.place, dims_of(x, dim), keepdim is not False))
     if name in ("_unique2", "_unique", "bincount", "histc") and x.dim() > 1:  # of all numbers, whatever their rows
         out = func(x.reshape(-1), *args[1:], **kwargs)
         if not isinstance(out, tuple):
@@ -232,7 +232,7 @@ def _mse_loss(func: Any, args: Any, kwargs: Any) -> Any:
         return otherwise(func, (*grads, x, y, reduction), {})
     place, count = rows.place, max(1, x.numel()) if reduction == MEAN else 1
     if grads:
-        return of_each(func, (grads[0] / count, x, y, SUM), {}, place)
+        return call_each_row(func, (grads[0] / count, x, y, SUM), {}, place)
     local = func(*(local_rows(each, place.axis, place.dim) for each in (x, y)), SUM)
     return share(local / count, place.ranks)
 
@@ -244,4 +244,4 @@ def _multi_margin_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
     grad = (grad / max(1, target.numel()) if reduction == MEAN else grad).expand(target.shape)
     rows = [Placed(local_rows(each, place.axis, 0), place) for each in (grad, x, target)]
     weight = None if weight is None else plain(weight, place.ranks)
-    return of_each(lambda *rows: func(*rows, p, margin, weight, 0), rows, {}, place)
+    return call_each_row(lambda *rows: func(*rows, p, margin, weight, 0), rows, {}, place)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.config.import_acorn import ImportAcornConfig
     from domainpar.tracking.config.infer import InferConfig
     from domainpar.tracking.config.prepare import PrepareConfig
-    from domainpar.tracking.config.ranks import session_arguments
+    from domainpar.tracking.config.rank_flags import session_arguments
     from domainpar.tracking.config.report import ReportConfig
     from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
     from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from domainpar.tracking.config.group import Group, Positive, rules
-from domainpar.tracking.config.ranks import NCCL_ON_CPU
+from domainpar.tracking.config.rank_flags import NCCL_ON_CPU
 
 
 @dataclass(frozen=True, kw_only=True)

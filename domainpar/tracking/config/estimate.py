@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from domainpar.tracking.config.group import Count, Group, Seed
-from domainpar.tracking.config.ranks import GroupingName
+from domainpar.tracking.config.rank_flags import GroupingName
 from domainpar.tracking.config.train import LearningFlags, NetworkFlags
 
 

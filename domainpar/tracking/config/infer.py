@@ -15,7 +15,7 @@ from domainpar.tracking.config.group import (
     Sectors,
     rules,
 )
-from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
+from domainpar.tracking.config.rank_flags import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Conditions, ConditionsOrAll
 
 

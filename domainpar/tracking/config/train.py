@@ -17,7 +17,7 @@ from domainpar.tracking.config.group import (
     Whole,
     rules,
 )
-from domainpar.tracking.config.ranks import BadEventFlags, MeetingFlags, RankFlags
+from domainpar.tracking.config.rank_flags import BadEventFlags, MeetingFlags, RankFlags
 from domainpar.tracking.config.texts import Conditions, LossWeights, Weighting
 
 # Networks by name; `networks.catalogue` makes them all. The first two have all options of a network; those and the

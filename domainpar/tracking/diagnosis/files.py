@@ -31,7 +31,7 @@ def check_store(directory: Path, world: World) -> Finding:
     bad = [problem for values in listed[world.rank :: world.size] if (problem := event_problem(directory, values))]
     size = sum(int(values["bytes"]) for values in listed)
     text = f"{several(len(listed), 'event')}, {size / 1e6:,.1f} MB hashed and read"
-    if bad := _of_all(bad, world):
+    if bad := _gather_sorted(bad, world):
         advice = "prepare these events again, or copy them anew"
         return failed(check, f"{text}; {len(bad)} bad: {_first(bad)}", advice, events=len(listed), bad=bad)
     return works(check, f"{text}: all as the manifest says", events=len(listed), bytes=size)
@@ -89,7 +89,7 @@ def check_run(run: str, world: World) -> Finding:
     for pointer in ("last", "best") if world.is_root else ():
         if pointer == "last" or (files.directory / pointer).exists():  # a run without validation has no best
             bad += filter(None, [_problem(files.pointed, pointer)])
-    bad, text = _of_all(bad, world), f"{several(len(names), 'checkpoint')} hashed"
+    bad, text = _gather_sorted(bad, world), f"{several(len(names), 'checkpoint')} hashed"
     if not bad:
         return works(check, f"{text}: all as their manifests say", checkpoints=len(names))
     advice = "copy them anew, or go on from one that is whole: write its name into checkpoints/last"
@@ -105,7 +105,7 @@ def _problem(read: Callable[[str], object], name: str) -> str:
     return ""
 
 
-def _of_all(problems: list[str], world: World) -> list[str]:
+def _gather_sorted(problems: list[str], world: World) -> list[str]:
     return sorted(text for texts in gather(world.transport, problems) for text in texts)
 
 

@@ -12,7 +12,7 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import samples_of
@@ -30,7 +30,7 @@ def trained(
         The trainer afterwards, and the record of each step.
     """
     set_threads(config.threads or 1)
-    trainer = make_trainer(config, open_lessons(config, store.path, world), world)
+    trainer = make_trainer(config, open_training_data(config, store.path, world), world)
     samples = samples_of(store.events()[:num_events], None)
     records = [trainer.step(samples, step) for step in range(num_steps)]
     set_threads(1)

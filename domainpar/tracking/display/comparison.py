@@ -10,8 +10,8 @@ from typing import Any
 
 from domainpar.common.words import several
 from domainpar.tracking.config import flag
+from domainpar.tracking.display.run_facts import ReportTable, facts
 from domainpar.tracking.display.run_files import RunFiles, read_run_files
-from domainpar.tracking.display.summary import ReportTable, facts
 
 MOST_CANDIDATES = 8
 """Scored runs, the last ones, among which the run beside another is looked for."""
@@ -65,7 +65,7 @@ def check_comparable(run: RunFiles, other: RunFiles) -> None:
         raise ValueError(sentence)
 
 
-def told_apart(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
+def label_runs(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
     """Two runs as they are called in one chart: by name where their modes are the same, and what was counted
     otherwise in the second."""
     other = replace(other, counted_otherwise=frozenset(not_alike(run, other)))
@@ -125,7 +125,7 @@ def _conditions(run: RunFiles) -> dict[str, dict[str, Any]]:
     that it was validated with; empty where there are none."""
     of_scores: dict[str, Any] = {}
     if run.scores is not None:
-        splits = run.splits_to_judge()
+        splits = run.splits_to_show()
         of_scores = {"store_digest": run.scores.record.store_digest, "target of edges": run.target or "all"}
         if splits:
             of_scores |= {"split": " and ".join(splits), "events": sum(len(run.events(split)) for split in splits)}

@@ -20,7 +20,7 @@ from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.performance.lost import TrueSegments, count_segments
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, UNKNOWN
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET, UNKNOWN
 
 BINS = np.linspace(0, 1, 51)
 """Borders of the bins of the score."""
@@ -72,8 +72,8 @@ class EdgeCurves:
 
 
 def edge_curves(run: RunFiles) -> EdgeCurves | None:
-    """Curves over the events of `run.splits_to_judge()`; None without scores, events or truth."""
-    splits = run.splits_to_judge()
+    """Curves over the events of `run.splits_to_show()`; None without scores, events or truth."""
+    splits = run.splits_to_show()
     if not splits:
         return None
     few, left_out = run.events_to_read(splits)

@@ -16,7 +16,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
 from domainpar.tracking.reco.performance.truth import EventTruth
-from domainpar.tracking.training.targets import edge_classes
+from domainpar.tracking.training.edge_classes import edge_classes
 from partitioners import TileGraph
 
 Conditions = Mapping[str, Any]

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.tracking.display.event_data import EventData
+from domainpar.tracking.display.finders import target_text
 from domainpar.tracking.display.run_files import RunFiles, Tracking
-from domainpar.tracking.display.tracks import target_text
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.performance.counts import fitted
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses

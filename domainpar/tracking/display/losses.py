@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from domainpar.tracking.display.summary import ReportTable, short
-from domainpar.tracking.display.tracks import QUANTITIES, Finder
+from domainpar.tracking.display.finders import QUANTITIES, Finder
+from domainpar.tracking.display.run_facts import ReportTable, short
 from domainpar.tracking.reco.performance.counts import BINS_OF_LOST
 from domainpar.tracking.reco.performance.layers import LayerCounts, median_and_width
 from domainpar.tracking.reco.performance.lost import REASONS

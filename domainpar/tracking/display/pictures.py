@@ -15,9 +15,9 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series
 from domainpar.tracking.display.event_view import EventView
+from domainpar.tracking.display.finders import finder_label
 from domainpar.tracking.display.paint_matplotlib import in_style, is_own, paint, png
 from domainpar.tracking.display.sections import Page
-from domainpar.tracking.display.tracks import finder_label
 from domainpar.tracking.events.graph import FloatArray
 
 MOST_CUT_EDGES = 40_000

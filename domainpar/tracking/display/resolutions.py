@@ -9,8 +9,8 @@ import numpy as np
 from domainpar.common.words import several
 from domainpar.tracking.display.chart import Chart, ChartAxis, Panel, log_axis
 from domainpar.tracking.display.event_data import EventData
+from domainpar.tracking.display.finders import Finder, RateCurve, axis_of, series_of
 from domainpar.tracking.display.run_files import RunFiles
-from domainpar.tracking.display.tracks import Finder, RateCurve, axis_of, series_of
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.performance.counts import EDGES, bins_of

@@ -163,7 +163,7 @@ class RunFiles:
         """The events of the run; None where they are not known."""
         return own_events(self.record)
 
-    def known_as(self, record: EventRecord) -> str:
+    def describe_split(self, record: EventRecord) -> str:
         """The split of an event, and its part in the training: by its bytes, whatever store it lies in."""
         if self.own is None:
             return f"{record.split} split of its store"
@@ -196,7 +196,7 @@ class RunFiles:
         """The records of one split, in order."""
         return [record for record in self.records if record.get("split") == split]
 
-    def splits_to_judge(self, known: Container[str] | None = None) -> tuple[str, ...]:
+    def splits_to_show(self, known: Container[str] | None = None) -> tuple[str, ...]:
         """The splits whose scored events are shown together: all with nothing that the network was trained on, or else
         the first of `SPLITS`; none without scores or events.
 

@@ -11,18 +11,18 @@ from domainpar.common.words import several, this_python
 from domainpar.runs.own_files import PROFILE
 from domainpar.runs.records import read_file
 from domainpar.tracking.cost.cuts import Cut
-from domainpar.tracking.display import summary
+from domainpar.tracking.display import run_facts as summary
 from domainpar.tracking.display.chart import Chart
-from domainpar.tracking.display.comparison import differing, not_alike, told_apart
+from domainpar.tracking.display.comparison import differing, label_runs, not_alike
 from domainpar.tracking.display.edges import edge_chart, edge_curves
 from domainpar.tracking.display.event_data import EventData
 from domainpar.tracking.display.event_view import EventView, event_view, split_of
+from domainpar.tracking.display.finders import BORDERS, RATES, Finder, finders_of, target_text, title_of, track_charts
 from domainpar.tracking.display.losses import layer_table, lost_table
 from domainpar.tracking.display.resolutions import CHARTS as OF_FITS
 from domainpar.tracking.display.resolutions import resolution_charts
+from domainpar.tracking.display.run_facts import ReportTable, percent, short
 from domainpar.tracking.display.run_files import RunFiles
-from domainpar.tracking.display.summary import ReportTable, percent, short
-from domainpar.tracking.display.tracks import BORDERS, RATES, Finder, finders_of, target_text, title_of, track_charts
 from domainpar.tracking.display.training import (
     MIB,
     layer_chart,
@@ -110,7 +110,7 @@ def build_page(
     """
     both: tuple[Section, ...] = ()
     if other is not None:
-        run, other = told_apart(run, other)
+        run, other = label_runs(run, other)
         both = (_comparison(run, other),)
     record = run.choose_event(event_name)
     event = None if record is None else run.read_event(record)
@@ -121,7 +121,7 @@ def build_page(
         _edges(run, other),
         _tracks(run, other),
         *_losses(run),
-        _event(run, event, "" if record is None else run.known_as(record), num_parts),
+        _event(run, event, "" if record is None else run.describe_split(record), num_parts),
         partition(run, event),
         _ranks(run),
         *_profile(run),
@@ -250,7 +250,7 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     """Efficiency, fakes and duplicates of every finder."""
     title = "Tracks"
     names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), *OF_FITS]
-    splits = run.splits_to_judge(run.performance)
+    splits = run.splits_to_show(run.performance)
     if not (finders := finders_of(run, splits, other)):
         otherwise = "No event with tracks has truth to count against."
         why = _why_missing(run, "scores", "tracks", otherwise=otherwise) if run.learns_edges else NO_EDGES
@@ -324,7 +324,7 @@ def _rate_tables(finders: list[Finder], note: str = "") -> tuple[ReportTable, ..
 
 def _losses(run: RunFiles) -> tuple[Section, ...]:
     """Why target particles are lost, and what found tracks hold of theirs on each layer; nothing without tracks."""
-    splits = run.splits_to_judge(run.performance)
+    splits = run.splits_to_show(run.performance)
     finders = [finder for finder in finders_of(run, splits) if finder.name != PERFECT_SCORES]
     if not finders:
         return ()
@@ -337,7 +337,7 @@ def _losses(run: RunFiles) -> tuple[Section, ...]:
     return (Section("lost", "Lost particles and hits", lead, _approximate(run), tables=tables),)
 
 
-def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int | None) -> Section:
+def _event(run: RunFiles, event: EventData | None, split_text: str, num_parts: int | None) -> Section:
     """The event display, split over the parts that were asked for; the targets and fakes of each finder."""
     title, pictures = "One event", ("event-parts", "event-tracks")
     if event is None:
@@ -348,7 +348,7 @@ def _event(run: RunFiles, event: EventData | None, known_as: str, num_parts: int
         return _absent("event", title, f"Event {event.event_id} has no positions of hits to draw.", *pictures)
     targets = "" if event.target is None else f" {_targets(run)}"  # without truth nothing is known of particles
     lead = (
-        f"Event {event.event_id} ({known_as}): {event.num_hits:,} hits, {event.num_edges:,} candidate edges, "
+        f"Event {event.event_id} ({split_text}): {event.num_hits:,} hits, {event.num_edges:,} candidate edges, "
         f"split over {view.split.num_parts} {view.split.words}; {view.facts['cutEdges']:,} edges are cut.{targets}"
     )
     left_out = {}

@@ -11,8 +11,8 @@ import numpy as np
 from domainpar.common.words import several
 from domainpar.runs.records import Table
 from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Series, log_axis
+from domainpar.tracking.display.run_facts import ReportTable
 from domainpar.tracking.display.run_files import RunFiles
-from domainpar.tracking.display.summary import ReportTable
 from domainpar.tracking.events.graph import FloatArray
 from partitioners.quality import imbalance
 

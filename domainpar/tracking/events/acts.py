@@ -208,7 +208,7 @@ def _read_particles(files: InputFiles, hits: pd.DataFrame, first: IntArray) -> t
     if place is None:
         return particle_id, None
     named = table.rename(columns={"q": "charge", "particle_type": "pdg_id"})
-    return particle_id, Particles.of_table(own, {str(name): named[name].to_numpy() for name in named}, particle_id)
+    return particle_id, Particles.from_table(own, {str(name): named[name].to_numpy() for name in named}, particle_id)
 
 
 def _check_momenta(table: pd.DataFrame, own: IntArray, hits: pd.DataFrame, seen: IntArray, place: EventPlace) -> None:

@@ -25,7 +25,7 @@ class BeamSpot(NamedTuple):
     width: float
 
     @classmethod
-    def of_particles(cls, particles: Particles | None) -> BeamSpot | None:
+    def from_particles(cls, particles: Particles | None) -> BeamSpot | None:
         """Median, and half of what holds 68 % of the prompt particles that left hits; None where they are too few."""
         if particles is None:
             return None
@@ -38,7 +38,7 @@ class BeamSpot(NamedTuple):
         return cls(round(float(np.median(prompt)), 3), round(float(high - low) / 2, 3))
 
     @classmethod
-    def of_events(cls, measured: Iterable[Any]) -> BeamSpot | None:
+    def from_events(cls, measured: Iterable[Any]) -> BeamSpot | None:
         """The one that holds those of several events (z and width each, or None); None where there is none."""
         known = np.array([spot for spot in measured if spot is not None], np.float64).reshape(-1, 2)
         if not len(known):

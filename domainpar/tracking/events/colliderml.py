@@ -217,7 +217,7 @@ class ColliderMLEvents:
         if (ids == 0).any():
             ids, at_hits = (np.where(these == 0, PARTICLE_0, these) for these in (ids, at_hits))
         at_hits = np.where(known, at_hits, 0)
-        return at_hits, Particles.of_table(ids, table, at_hits)
+        return at_hits, Particles.from_table(ids, table, at_hits)
 
     def _columns(self, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
         """The file and the columns of one event, each of as many numbers."""

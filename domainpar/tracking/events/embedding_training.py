@@ -68,7 +68,7 @@ MEETING = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class EmbeddingSample:
     """What is learned from an event: `cylindrical`, surface and particle of its hits, and the targets' segments."""
 
     cylinder: FloatArray
@@ -78,7 +78,7 @@ class Lesson:
 
     @classmethod
     def of(cls, hits: Hits, target: Mapping[str, Any]) -> Self:
-        """The lesson of an event; see `segments_outward`."""
+        """The sample of an event; see `segments_outward`."""
         cylinder, segments = segments_outward(hits, target)
         assert hits.particle_id is not None
         return cls(cylinder, surface_numbers(hits.volume, hits.layer), hits.particle_id, segments)
@@ -108,17 +108,17 @@ def build_embedding(
     Arguments and errors are those of `map_building.build_map`, and the number of `steps`. `on_event` is called
     `work_of(names, steps)` times on every rank.
     """
-    lessons, known = [], {}
+    samples, known = [], {}
 
     def learn(name: str) -> None:
         hits = read(name)
-        lessons.append(Lesson.of(hits, target))
+        samples.append(EmbeddingSample.of(hits, target))
         known[hits.event_id] = hits.fingerprint
 
     for name in names:
         on_all(ranks, partial(learn, name))
         on_event()
-    with_segments = [lesson for lesson in lessons if lesson.segments.shape[1]]
+    with_segments = [sample for sample in samples if sample.segments.shape[1]]
     if not with_segments:
         what = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
         agree(ranks, Problem(what, "an embedding needs other events, or a wider target of --map-target"))
@@ -128,13 +128,13 @@ def build_embedding(
             digest = hashlib.sha256(b"".join(array.tobytes() for layer in layers for array in layer)).hexdigest()
             agree_on(ranks, {f"the embedding after {done} steps": digest[:16]}, "run on machines of one kind")
             on_event()
-    surfaces = np.unique(np.concatenate([lesson.surface for lesson in lessons]))
+    surfaces = np.unique(np.concatenate([sample.surface for sample in samples]))
     none = np.zeros(BINS, np.int64)
     found = Embedding(layers, LARGEST, surfaces, none, 0, len(names), {**origin, "target": dict(target)}, known)
-    for lesson in lessons[:COUNTED_EVENTS]:
-        squares = found.near(lesson.surface, lesson.cylinder, LARGEST)[1]
+    for sample in samples[:COUNTED_EVENTS]:
+        squares = found.near(sample.surface, sample.cylinder, LARGEST)[1]
         pairs = np.histogram(np.sqrt(squares), BINS, (0, LARGEST))[0]
-        found = replace(found, pairs=found.pairs + pairs, counted_hits=found.counted_hits + len(lesson.surface))
+        found = replace(found, pairs=found.pairs + pairs, counted_hits=found.counted_hits + len(sample.surface))
         on_event()
     return found
 
@@ -155,13 +155,13 @@ def first_layers() -> list[tuple[FloatArray, FloatArray]]:
     return layers
 
 
-def training(layers: Layers, lessons: Sequence[Lesson], steps: int) -> Iterator[int]:
+def training(layers: Layers, samples: Sequence[EmbeddingSample], steps: int) -> Iterator[int]:
     """Train layers in place by Adam; gives the number of steps done after each."""
     arrays = [array for layer in layers for array in layer]
     mean, square = [np.zeros_like(array) for array in arrays], [np.zeros_like(array) for array in arrays]
     for step in range(steps):
         rng = np.random.default_rng([1, step])
-        found = gradient(layers, lessons[step % len(lessons)].wedge(rng), rng)
+        found = gradient(layers, samples[step % len(samples)].wedge(rng), rng)
         rate = RATE * (1 - step / steps)
         for i, array in enumerate(arrays):
             mean[i] += np.float32(1 - MOMENTUM) * (found[i] - mean[i])
@@ -171,20 +171,20 @@ def training(layers: Layers, lessons: Sequence[Lesson], steps: int) -> Iterator[
         yield step + 1
 
 
-def gradient(layers: Layers, lesson: Lesson, rng: np.random.Generator) -> list[FloatArray]:
+def gradient(layers: Layers, sample: EmbeddingSample, rng: np.random.Generator) -> list[FloatArray]:
     """Gradient of the loss in weight and bias of each layer."""
-    results = activations(layers, features_of(lesson.cylinder))
-    inner, outer = places_of(results[-1], lesson.cylinder[:, 1])
+    results = activations(layers, features_of(sample.cylinder))
+    inner, outer = places_of(results[-1], sample.cylinder[:, 1])
     drawn = rng.permutation(len(inner))[:DRAWN]
     near = near_pairs(inner[drawn], outer, 1.0)[0]
     near[0] = drawn[near[0]]
-    particle = lesson.particle[near]
-    others = may_join(near, lesson.surface, lesson.cylinder) & ((particle[0] != particle[1]) | (particle[0] == 0))
+    particle = sample.particle[near]
+    others = may_join(near, sample.surface, sample.cylinder) & ((particle[0] != particle[1]) | (particle[0] == 0))
     to_inner, to_outer = np.zeros_like(inner), np.zeros_like(outer)
-    factors = np.array([2 / max(lesson.segments.shape[1], 1), 2 * REPULSION / max(len(drawn), 1)], np.float32)
-    _move(lesson.segments, True, inner, outer, factors[0], to_inner, to_outer)
+    factors = np.array([2 / max(sample.segments.shape[1], 1), 2 * REPULSION / max(len(drawn), 1)], np.float32)
+    _move(sample.segments, True, inner, outer, factors[0], to_inner, to_outer)
     _move(near[:, others], False, inner, outer, factors[1], to_inner, to_outer)
-    way, numbers = turning(lesson.cylinder[:, 1]), []
+    way, numbers = turning(sample.cylinder[:, 1]), []
     for to in (to_inner, to_outer):
         turned = to[:, STAY:].reshape(len(to), TURN, 2) * way
         numbers += [to[:, :STAY] * np.float32(UNIT), turned[:, :, 0] + turned[:, :, 1]]

@@ -239,13 +239,13 @@ def read_field(text: str) -> Field:
     Raises:
         Problem: If it is no number and no file can be read so.
     """
-    field = _of_text(text)
+    field = _parse_field(text)
     if not (largest := float(max(np.abs(field.bz).max(), np.abs(field.br).max()))) <= LARGEST:
         raise Problem(f"--field {text}: its largest component is {largest:g} T", "a field is in T, here at most 50")
     return field
 
 
-def _of_text(text: str) -> Field:
+def _parse_field(text: str) -> Field:
     try:
         return Field.of(float(text))
     except ValueError:
@@ -257,7 +257,7 @@ def _of_text(text: str) -> Field:
     try:
         if content.lstrip().startswith("{"):
             return Field.of(json.loads(content))
-        return _of_columns(_numbers(content))
+        return _from_columns(_numbers(content))
     except (ValueError, KeyError, TypeError) as error:
         raise Problem(f"the field cannot be read: {error}", _HINT, file=path) from error
 
@@ -280,7 +280,7 @@ def _numbers(content: str) -> npt.NDArray[np.float64]:
     return np.array(rows, np.float64, ndmin=2)
 
 
-def _of_columns(values: npt.NDArray[np.float64]) -> Field:
+def _from_columns(values: npt.NDArray[np.float64]) -> Field:
     if not np.isfinite(values).all():
         raise ValueError("a number is not finite")
     if values.shape[1] == 2:

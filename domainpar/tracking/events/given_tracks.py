@@ -108,7 +108,7 @@ def _read(file: Path) -> list[GivenTracks]:
     for name, rows in rows_of.items():
         place = EventPlace(str(name), file)
         if hit is None or track is None:
-            found.append(_of_lists(place, table[lists].iloc[rows].tolist(), lists == _LISTS[0]))
+            found.append(_parse_lists(place, table[lists].iloc[rows].tolist(), lists == _LISTS[0]))
         else:
             found.append(GivenTracks(place, hit[rows], track[rows]))
     return found
@@ -145,7 +145,7 @@ def _whole_numbers(table: pd.DataFrame, names: Sequence[str], file: Path) -> Int
     return whole
 
 
-def _of_lists(place: EventPlace, lists: Sequence[Any], of_acts: bool) -> GivenTracks:
+def _parse_lists(place: EventPlace, lists: Sequence[Any], of_acts: bool) -> GivenTracks:
     """Tracks as lists of their hits: a text of numbers each, a list of them, or lists of all tracks of an event."""
     tracks: list[list[int]] = []
     for listed in lists:

@@ -46,7 +46,7 @@ class Particles:
     phi: FloatArray | None = None
 
     @classmethod
-    def of_table(cls, particle_id: IntArray, table: Mapping[str, Array], at_hits: IntArray) -> Particles:
+    def from_table(cls, particle_id: IntArray, table: Mapping[str, Array], at_hits: IntArray) -> Particles:
         """The particles of a table of a file, and behind them, as unknown, those that left hits and are not in it.
 
         Args:

@@ -64,7 +64,7 @@ class Regions:
             part = np.floor(cylinder[:, 3] / width).astype(np.int64)
         return np.stack([np.asarray(hits.volume, np.int64), np.asarray(hits.layer, np.int64), part], axis=1)
 
-    def of(self, hits: Hits, cylinder: FloatArray) -> IntArray:
+    def assign(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Region of each hit, -1 for one in none, int64 [N]."""
         keys = self.keys_of(hits, cylinder, self.by, self.width)
         known, number = np.unique(np.concatenate([self.keys, keys]), axis=0, return_inverse=True)
@@ -120,7 +120,7 @@ class Boxes:
 
     def _search(self, hits: Hits, cylinder: FloatArray, keep: bool) -> tuple[IntArray, IntArray]:
         """Edges, or none, and counts of boxes."""
-        region = self.regions.of(hits, cylinder)
+        region = self.regions.assign(hits, cylinder)
         rows = np.lexsort((cylinder[:, 1], region))
         first = np.searchsorted(region[rows], np.arange(len(self.regions.keys) + 1))
         pairs, box_of_kind, bounds = self._pairs

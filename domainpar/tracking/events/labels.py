@@ -87,7 +87,7 @@ def check_labels(
             raise place.problem(what, "numbers to be regressed are floats; what is no label needs a name without y")
 
 
-def of_particles(name: str, particle_id: IntArray, particles: Particles) -> npt.NDArray[np.float64]:
+def particle_label(name: str, particle_id: IntArray, particles: Particles) -> npt.NDArray[np.float64]:
     """A label of hits that their particles tell, float64 [n]; that of noise is not known, but for `origin`.
 
     Args:

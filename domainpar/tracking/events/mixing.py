@@ -52,7 +52,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
     def hits(name: str) -> Hits:
         store, record = found[name]
         with store.open(record) as event:
-            return select.of(replace(WholeEvent(event).hits, event_id=name))
+            return select.select(replace(WholeEvent(event).hits, event_id=name))
 
     def read(name: str) -> EventGraph:
         store, record = found[name]
@@ -66,7 +66,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         named = replace(graph.hits, event_id=name)
         if cuts is None:
             return replace(graph, hits=named)
-        joined = build_graph(select.of(named), cuts)
+        joined = build_graph(select.select(named), cuts)
         kept = np.isin(named.hit_id, joined.hits.hit_id)
         labels = {of: values[kept] for of, values in graph.node_labels.items()}
         return replace(joined, node_labels=labels, graph_labels=graph.graph_labels)
@@ -75,7 +75,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
     common = _common_settings(stores, made_by)
     digests = {name: store.settings_digest for name, store in stores.items()}
 
-    def of_event(name: str) -> dict[str, Any]:
+    def event_settings(name: str) -> dict[str, Any]:
         if name not in found:  # a file of an earlier preparation
             return {}
         store, record = found[name]
@@ -90,7 +90,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         hits=hits,
         files=lambda name: [found[name][0].path / found[name][1].path],
         settings={**common, "source": "stores", "stores": digests, **made_by},
-        of_event=of_event,
+        of_event=event_settings,
         splits={name: record.split for name, (_, record) in found.items()},
         learned_from={key: of for store in stores.values() for key, of in store.learned_from.items()},
     )

@@ -283,7 +283,7 @@ class ModuleMap:
         Raises:
             Problem: If no hit lies in a region of the map.
         """
-        if len(hits) and (self.boxes.regions.of(hits, cylinder) < 0).all():
+        if len(hits) and (self.boxes.regions.assign(hits, cylinder) < 0).all():
             raise EventPlace(hits.event_id).problem(
                 f"none of {len(hits):,} hits lies in a region of the module map",
                 "it was learned in another detector: build one from events of this one, --module-map build",

@@ -125,24 +125,24 @@ def _fingerprint(event: StoredEvent) -> str:
     return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint
 
 
-def told_of(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
+def training_overlap(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
     """Sentences on the scored events that the network was trained on, or the module map behind their edges."""
     if counts is None:
         return ["which of these events were trained on is not known: the run does not tell"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
     for split, count in counts.items():
         if number := count["trained_on"]:
-            lines.append(f"{_of_all(number, count, split)} {'was' if number == 1 else 'were'} trained on")
+            lines.append(f"{_count_in_words(number, count, split)} {'was' if number == 1 else 'were'} trained on")
         if number := count["in_map"]:
-            lines.append(f"the candidate edges were learned from {_of_all(number, count, split)}")
+            lines.append(f"the candidate edges were learned from {_count_in_words(number, count, split)}")
         for common, what in ALIKE.items():
             if number := count.get(common, 0):
                 have = f"has the {what} of an event that was" if number == 1 else f"have the {what} of events that were"
-                lines.append(f"{_of_all(number, count, split)} {have} trained on, and other content")
+                lines.append(f"{_count_in_words(number, count, split)} {have} trained on, and other content")
     return lines
 
 
-def _of_all(number: int, count: Mapping[str, int | None], split: str) -> str:
+def _count_in_words(number: int, count: Mapping[str, int | None], split: str) -> str:
     """That so many of the scored events of a split are meant."""
     if number == count["events"]:
         return f"the one {split} event" if number == 1 else f"all {number:,} {split} events"

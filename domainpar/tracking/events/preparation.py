@@ -118,23 +118,23 @@ def prepare(
     hint = "let all ranks see the same files, and give all the same flags"
     agree_on(ranks, {"the list of events and settings": events_and_settings}, hint)
     if (surveyed := source.surveyed) is not None and "surfaces" not in source.settings:
-        job = replace(job, surfaces=_of_root(ranks, lambda: _surfaces(job, surveyed, overwrite)))
+        job = replace(job, surfaces=_work_on_root(ranks, lambda: _surfaces(job, surveyed, overwrite)))
     records: list[EventRecord] = []
     with contextlib.ExitStack() as held:  # the lock, given back at the end, also after an error
-        recorded = _of_root(ranks, job.recorded_if_finished)
+        recorded = _work_on_root(ranks, job.recorded_if_finished)
         locked = recorded is None
         if locked:
-            recorded = _of_root(ranks, lambda: _claim_and_make_ready(job, overwrite, held, say))
+            recorded = _work_on_root(ranks, lambda: _claim_and_make_ready(job, overwrite, held, say))
         for start in range(0, len(source.names), ranks.size):
             # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
             names = source.names[start : start + ranks.size]
             name = names[ranks.rank] if ranks.rank < len(names) else None
-            kept = _of_all(ranks, partial(job.kept, name))[: len(names)]
+            kept = _gather_work(ranks, partial(job.kept, name))[: len(names)]
             if not locked and None in kept:  # a finished store that was damaged
                 locked = True
-                _of_root(ranks, lambda: _claim(job, held, say))
+                _work_on_root(ranks, lambda: _claim(job, held, say))
             record = kept[ranks.rank] if name is not None else None
-            for event, as_it_was in zip(_of_all(ranks, partial(job.event, name, record)), kept):
+            for event, as_it_was in zip(_gather_work(ranks, partial(job.event, name, record)), kept):
                 records.append(read_as(EventRecord, event["record"]))
                 on_event(records[-1], as_it_was is not None)
                 on_look(event["seen"])
@@ -146,7 +146,7 @@ def prepare(
         records = [replace(record, split=dealt[record.event]) for record in records]
         if locked:
             surveys = _surveys(job.directory, standardised_by(records), ranks)
-            _of_root(ranks, lambda: _finish(job, records, surveys, say))
+            _work_on_root(ranks, lambda: _finish(job, records, surveys, say))
     return EventStore(directory)
 
 
@@ -203,7 +203,7 @@ class _PrepareJob:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
             assignment, num_tiles = tiles_of(topology, self.partitioner, self.num_tiles, self.seed)
         except (ValueError, RuntimeError) as error:  # partitioners see a graph, not whose it is
-            raise EventPlace(graph.hits.event_id).of(ValueError(error)) from error
+            raise EventPlace(graph.hits.event_id).attach_to(ValueError(error)) from error
         digest = self._source_digest(name)
         record = write_event(path, graph, assignment, num_tiles, settings=self.settings_of(name), source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
@@ -327,7 +327,7 @@ def _surveys(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> l
     for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
         now = records[start : start + ranks.size]
         mine = now[ranks.rank] if ranks.rank < len(now) else None
-        surveys += map(EventSurvey.of_json, _of_all(ranks, partial(survey, mine))[: len(now)])
+        surveys += map(EventSurvey.from_json, _gather_work(ranks, partial(survey, mine))[: len(now)])
     return surveys
 
 
@@ -384,7 +384,7 @@ def _changes(before: Settings, now: Settings) -> str:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _of_all(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
+def _gather_work(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
     """Do every rank's own work and return what it gave on all; if any fails, all refuse. *Collective*."""
 
     def attempt() -> Any:
@@ -396,6 +396,6 @@ def _of_all(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
     return gather(ranks, on_all(ranks, attempt))
 
 
-def _of_root(ranks: Ranks, work: Callable[[], Any]) -> Any:
+def _work_on_root(ranks: Ranks, work: Callable[[], Any]) -> Any:
     """Do work on rank 0 alone and return on every rank what it gave. *Collective*."""
-    return _of_all(ranks, lambda: work() if ranks.rank == 0 else None)[0]
+    return _gather_work(ranks, lambda: work() if ranks.rank == 0 else None)[0]

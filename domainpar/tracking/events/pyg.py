@@ -284,23 +284,23 @@ def _names(entries: Mapping[str, Any], name: str, columns: int, place: EventPlac
 def _truth(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> tuple[IntArray | None, Particles | None]:
     """Particle of each node, and all particles; None where the file does not say."""
 
-    def of_nodes(name: str, kinds: str) -> Array | None:
+    def node_values(name: str, kinds: str) -> Array | None:
         value = entries.get(name)
         if value is None or tuple(getattr(value, "shape", ())) != (num_nodes,) or getattr(value, "is_sparse", False):
             return None
         values = as_array(value, name, place)
         return values if values.dtype.kind in kinds else None
 
-    if (at_nodes := of_nodes("particle_id", "iu")) is None:
+    if (at_nodes := node_values("particle_id", "iu")) is None:
         return None, None
     if len(at_nodes) and at_nodes.min() < 0:
         hint = "nodes of noise have particle_id 0"
         raise place.problem(f"particle_id is {at_nodes.min()} at node {at_nodes.argmin()}", hint)
     at_nodes = at_nodes.astype(np.int64)
     ids, first, index = np.unique(at_nodes, return_index=True, return_inverse=True)
-    particles = Particles.of_table(ids[ids != 0], {}, at_nodes)
+    particles = Particles.from_table(ids[ids != 0], {}, at_nodes)
     for name in ("pt", "eta"):
-        values = of_nodes(name, "f")
+        values = node_values(name, "f")
         if values is None:
             continue
         other = (values != values[first][index]) & (at_nodes != 0)

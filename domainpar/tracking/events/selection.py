@@ -42,7 +42,7 @@ class Selection:
         }
         return {name: value for name, value in settings.items() if value}
 
-    def of(self, hits: Hits) -> Hits:
+    def select(self, hits: Hits) -> Hits:
         """The hits that are kept, in their order; `nhits` of particles counts them, their weights sum to 1.
 
         Raises:

@@ -271,7 +271,7 @@ def open_source(
     of_hits, survey = SOURCES[name].gives == "hits", opened.surveyed or opened.read
 
     def kept(event: str, read: Callable[[str], Any] = opened.read) -> Hits:
-        return select.of(conditions.from_beam(read(event)))
+        return select.select(conditions.from_beam(read(event)))
 
     def surveyed(event: str) -> Hits:
         return kept(event, survey) if of_hits else opened.read(event).hits

@@ -169,7 +169,7 @@ def _particles(files: InputFiles, particle_id: IntArray | None) -> Particles | N
         what = f"lists none of the {len(left_hits):,} particles of truth (first: {np.uint64(left_hits[0])})"
         raise place.problem(what, "is one of the two of another event, or were particles numbered anew in one of them?")
     columns = {"charge" if name == "q" else str(name): table[name].to_numpy() for name in table}
-    return Particles.of_table(ids, columns, at_hits)
+    return Particles.from_table(ids, columns, at_hits)
 
 
 def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: EventPlace) -> FloatArray:

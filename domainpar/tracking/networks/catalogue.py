@@ -109,13 +109,13 @@ def _own(name: str, options: dict[str, Any]) -> nn.Module:
             torch.manual_seed(options["seed"])
             return factory(**{option: value for option, value in options.items() if option in used})
 
-    module = of_own_code("model", name, OF_FACTORIES, made)
+    module = use_own_code("model", name, OF_FACTORIES, made)
     if not isinstance(module, nn.Module):
         raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
     return module
 
 
-def of_own_code(what: str, name: str, options: Sequence[str], use: Callable[[Callable[..., Any]], Any]) -> Any:
+def use_own_code(what: str, name: str, options: Sequence[str], use: Callable[[Callable[..., Any]], Any]) -> Any:
     """What comes of the use of a user's own code.
 
     Args:

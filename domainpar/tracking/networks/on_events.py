@@ -22,9 +22,9 @@ from domainpar.parallel.halo import Halo
 from domainpar.parallel.local import LocalGraph
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
+from domainpar.placed.activation_checkpoint import kept_ghosts
 from domainpar.placed.axes import Rows
 from domainpar.placed.part import GraphPart
-from domainpar.placed.recompute import kept_ghosts
 from domainpar.placed.replicas import check_sizes, take_from_root
 from domainpar.placed.split import split_graph
 from domainpar.placed.tensor import Placed

@@ -120,12 +120,12 @@ def facts_of(
         layers = np.stack([surfaces >> 32, surfaces & 0xFFFFFFFF, counts], axis=1)
         values["layers"] = layers.tolist()
     if hits.position is not None and len(hits):
-        values |= _of_positions(hits.position, surfaces, surface)
+        values |= _position_facts(hits.position, surfaces, surface)
     if label is not None:
         values["true_edges"] = int(np.count_nonzero(label > 0))
     if hits.particle_id is not None:
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
-        values |= _of_particles(truth, target)
+        values |= _particle_facts(truth, target)
         values |= _against_hits(hits, detector.field_of(settings or {}, hits.volume, hits.layer))
         held = count_segments(truth, edge_index, {} if values["targets"] is None else target)
         if held is not None:
@@ -136,7 +136,7 @@ def facts_of(
     return EventFacts(event=hits.event_id, hits=len(hits), edges=edge_index.shape[1], **values)
 
 
-def _of_positions(position: FloatArray, surfaces: IntArray, surface: IntArray) -> dict[str, Any]:
+def _position_facts(position: FloatArray, surfaces: IntArray, surface: IntArray) -> dict[str, Any]:
     r, z = np.hypot(position[:, 0], position[:, 1]), np.abs(position[:, 2])
     along_r, along_z = np.zeros(len(surfaces)), np.zeros(len(surfaces))
     for sensitive in detector.SURFACES:
@@ -164,7 +164,7 @@ def _against_hits(hits: Hits, field: Field) -> dict[str, Any]:
     return {"rows": plain, "tesla": Frame.of(field, {}).tesla}
 
 
-def _of_particles(truth: EventTruth, target: Mapping[str, Any]) -> dict[str, Any]:
+def _particle_facts(truth: EventTruth, target: Mapping[str, Any]) -> dict[str, Any]:
     particle_id, particles = truth.particle_id, truth.particles
     seen, count = np.unique(particle_id[particle_id != 0], return_counts=True)
     values: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
@@ -386,7 +386,7 @@ def _causes(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
             )
         facts = [replace(event, scale=None) for event in facts]  # its layers may be named as TrackML's, and are not
     # A plain graph may lie anywhere, on a sphere of radius 1 too.
-    places = [] if settings.get("source") == "pyg" else _told(facts, _odd_places)
+    places = [] if settings.get("source") == "pyg" else _oddity_lines(facts, _odd_places)
     rows = [row for event in facts for row in event.rows]
     if places or not rows:
         return [*lines, *places]
@@ -395,10 +395,10 @@ def _causes(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
 
 
 def _warnings(facts: Sequence[EventFacts], settings: Settings, target: str) -> list[str]:
-    return [*_causes(facts, settings), *_told(facts, lambda event: _odd_truth(event, target)), *_few(facts)]
+    return [*_causes(facts, settings), *_oddity_lines(facts, lambda event: _odd_truth(event, target)), *_few(facts)]
 
 
-def _told(facts: Sequence[EventFacts], odd: Callable[[EventFacts], Iterator[_Oddity]]) -> list[str]:
+def _oddity_lines(facts: Sequence[EventFacts], odd: Callable[[EventFacts], Iterator[_Oddity]]) -> list[str]:
     """One line for each kind of oddity: in how many events, and the values of the first of them."""
     oddities: dict[str, list[tuple[str, _Oddity]]] = {}
     for event in facts:

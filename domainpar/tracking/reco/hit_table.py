@@ -13,7 +13,7 @@ from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, surface_numbers, volumes_and_layers
-from domainpar.tracking.reco.ckf.layout import NOWHERE, Layout, trackml
+from domainpar.tracking.reco.ckf.detector_layout import NOWHERE, Layout, trackml
 from domainpar.tracking.reco.kalman import HIT_DTYPE, UNMEASURED
 
 OFF_MODULE = 0.5

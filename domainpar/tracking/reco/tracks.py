@@ -21,8 +21,8 @@ from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.greedy import link_greedily, refine, share
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.perigee import fit_perigees
-from domainpar.tracking.reco.pieces import stitch
 from domainpar.tracking.reco.segments import NO_TRACK, Segments, components, long_enough, number_tracks
+from domainpar.tracking.reco.track_pieces import stitch
 
 Method = Literal["greedy", "cc"]
 SCORE_CUT: dict[str, float] = {"greedy": 0.1, "cc": 0.5}
@@ -158,7 +158,7 @@ def tracks_from_scores(
         built, first = first, None
         if built is None:
             built = finished(build_tracks(edge_index, logits, hits, options), hits, options, seconds)
-        kept = worthy(built, edge_index, logits, hits, options)
+        kept = select_by_quality(built, edge_index, logits, hits, options)
         tracks[rows[kept >= 0]] = kept[kept >= 0] + tracks.max(initial=NO_TRACK) + 1
         src, dst = edge_index
         along = (built[src] == built[dst]) & (built[src] >= 0)
@@ -175,7 +175,7 @@ PASSES = 3
 """Times that tracks are built at most, where some are dropped: a third adds a tenth of what a second does."""
 
 
-def worthy(
+def select_by_quality(
     tracks: IntArray, edge_index: IntArray, logits: FloatArray, hits: TrackHits, options: TrackOptions
 ) -> IntArray:
     """Those tracks whose quality is `min_quality` or more, numbered anew, int64 [N]."""
@@ -188,7 +188,7 @@ def worthy(
 REASONS = ("hits", "scores", "beam", "fit")
 """What the quality of a track consists of: a least quality means something for these only."""
 
-WORTH_OF_SCORE, WORTH_OF_BEAM, WORTH_OF_FIT = 2.0, 2.0, 8.0
+HITS_FOR_SCORE, HITS_FOR_BEAM, HITS_FOR_FIT = 2.0, 2.0, 8.0
 """Hits that are as good a reason to believe in a track as a segment that is certain, a helix through the beam line, and
 hits exactly on a helix. Chosen on simulated events: pixel hits and full events."""
 
@@ -209,12 +209,12 @@ def quality(tracks: IntArray, segments: Segments, hits: TrackHits) -> npt.NDArra
     best = np.zeros(len(tracks))
     np.maximum.at(best, outer[inside], np.exp(-np.logaddexp(0.0, -segments.logit[inside])))
     on = tracks >= 0
-    reasons = np.asarray(np.bincount(tracks[on], weights=1 + WORTH_OF_SCORE * best[on]), np.float64)
+    reasons = np.asarray(np.bincount(tracks[on], weights=1 + HITS_FOR_SCORE * best[on]), np.float64)
     if hits.position is not None:
         fits = fit_perigees(hits, tracks, len(reasons), passes=1)
         off, chi2 = fits.value[:, 0] / NEAR_BEAM, fits.chi2 / fits.ndf
         # No fit, no reason.
-        reasons += np.nan_to_num(WORTH_OF_BEAM / (1 + off * off) + WORTH_OF_FIT / (1 + chi2 / NEAR_HELIX))
+        reasons += np.nan_to_num(HITS_FOR_BEAM / (1 + off * off) + HITS_FOR_FIT / (1 + chi2 / NEAR_HELIX))
     return reasons
 
 

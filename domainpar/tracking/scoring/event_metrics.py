@@ -28,7 +28,7 @@ from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_tracks, summary
 from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
-from domainpar.tracking.scoring.scorer import Judge, Outcome
+from domainpar.tracking.scoring.scorer import EventEvaluator, Outcome
 from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
 from domainpar.tracking.training.label_loss import count_labels, figures_of
@@ -66,14 +66,14 @@ def track_cuts(config: MatchingFlags) -> TrackCuts:
     return TrackCuts(config.min_track_length, config.matching_fraction, target.value)
 
 
-def judge_of(
+def evaluator(
     config: InferConfig,
     conditions: dict[str, Any] | None,
     tasks: Tasks,
     records: Sequence[EventRecord],
     in_maps: InMaps,
     options: TrackOptions | None,
-) -> Judge:
+) -> EventEvaluator:
     """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
 
     It also looks for each in the maps. `options` are those of the tracks; None without.
@@ -83,26 +83,26 @@ def judge_of(
     if borders is None:  # no more than an event has tiles to make sectors of
         borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
 
-    def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
+    def evaluate(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
         left = count_event(event, np.where(in_stored_order > -np.inf, 1, -1), conditions) if config.then else None
-        judgement: dict[str, Any] = {
+        evaluation: dict[str, Any] = {
             "edges": None if counts is None else asdict(counts),
             "filter": None if left is None else asdict(left),
             "tracks": None,
             "uncounted": None,
             "against_truth": None,
         }
-        judgement["labels"] = count_labels(event, scores.readings, tasks.labels) or None
-        judgement["in_map"] = in_maps.hold(event)
-        judgement["field"] = _held_against_field(event, scores)
-        judgement["unfitted"] = why_not_fitted(event) if scores.tracks else None
-        return judgement | (_judge_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})
+        evaluation["labels"] = count_labels(event, scores.readings, tasks.labels) or None
+        evaluation["in_map"] = in_maps.hold(event)
+        evaluation["field"] = _held_against_field(event, scores)
+        evaluation["unfitted"] = why_not_fitted(event) if scores.tracks else None
+        return evaluation | (_evaluate_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})
 
-    return judge
+    return evaluate
 
 
 def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, An
     return {"name": str(Field.of(hits.field)), "halves": ratios_of_halves(hits, found[0]).tolist()}
 
 
-def _judge_tracks(
+def _evaluate_tracks(
     event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors, score_cut: float
 ) -> dict[str, Any]:
     """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
@@ -176,7 +176,7 @@ def about_tracks(
 
 @dataclass(frozen=True)
 class EventMetrics:
-    """The judgements of events, summed over those of each split."""
+    """The evaluations of events, summed over those of each split."""
 
     records: Sequence[EventRecord]  # the events, in the order of the store
     outcomes: Mapping[str, Outcome]  # the outcome of each, by name
@@ -185,21 +185,23 @@ class EventMetrics:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Metrics of edges and of labels of each split, and the true segments that its candidate edges hold."""
         metrics = {
-            split: metrics_over([EdgeCounts(**judgement["edges"]) for judgement in judgements])
-            for split, judgements in self._by_split("edges").items()
+            split: metrics_over([EdgeCounts(**evaluation["edges"]) for evaluation in evaluations])
+            for split, evaluations in self._by_split("edges").items()
         }
-        for split, judgements in self._by_split("filter").items():
-            of = {name: sum(judgement["filter"][name] for judgement in judgements) for name in FILTERED}
+        for split, evaluations in self._by_split("filter").items():
+            of = {name: sum(evaluation["filter"][name] for evaluation in evaluations) for name in FILTERED}
             metrics.setdefault(split, {})["filter"] = {FILTERED[name]: count for name, count in of.items()}
-        for split, judgements in self._by_split("labels").items():
+        for split, evaluations in self._by_split("labels").items():
             counts = {
-                task: [judgement["labels"][task.name] for judgement in judgements if task.name in judgement["labels"]]
+                task: [
+                    evaluation["labels"][task.name] for evaluation in evaluations if task.name in evaluation["labels"]
+                ]
                 for task in self.tasks.labels
             }
             labels = {task.name: figures_of(task, np.sum(of, axis=0)) for task, of in counts.items() if of}
-            metrics.setdefault(split, {"events": len(judgements)})["labels"] = labels
-        for split, judgements in self._by_split("tracks").items():
-            segments = [judgement["segments"] for judgement in judgements]
+            metrics.setdefault(split, {"events": len(evaluations)})["labels"] = labels
+        for split, evaluations in self._by_split("tracks").items():
+            segments = [evaluation["segments"] for evaluation in evaluations]
             # An event without positions cannot tell its segments: the sum would be over other events than the tracks'.
             if split in metrics and None not in segments:
                 metrics[split]["segments"] = asdict(
@@ -213,53 +215,55 @@ class EventMetrics:
         Perfect scores, for one, are known of events with labels only: sums over different events could not be compared.
         """
         performance = {}
-        for split, judgements in self._by_split("tracks").items():
-            by_event = [judgement["tracks"] for judgement in judgements]
+        for split, evaluations in self._by_split("tracks").items():
+            by_event = [evaluation["tracks"] for evaluation in evaluations]
             finders = [finder for finder in by_event[0] if all(finder in tracks for tracks in by_event)]
             performance[split] = {
                 finder: total(TrackCounts.read(tracks[finder]) for tracks in by_event) for finder in finders
             }
         return performance
 
-    def of_the_field(self) -> list[str]:
+    def field_mismatch(self) -> list[str]:
         """That the field does not fit the tracks, of the first event's field, where it does not."""
-        judged = [outcome.judgement["field"] for outcome in self.outcomes.values() if outcome.judgement]
-        known = [of for of in judged if of is not None]
+        evaluated = [outcome.evaluation["field"] for outcome in self.outcomes.values() if outcome.evaluation]
+        known = [of for of in evaluated if of is not None]
         return field_warning([np.array(of["halves"]) for of in known], known[0]["name"]) if known else []
 
     def against_truth(self) -> list[str]:
         """The parameters of the first finder's tracks against those of the targets that they match, and what is wrong
         where they do not agree; of all events in one frame."""
-        judged = [of for outcome in self.outcomes.values() if (of := (outcome.judgement or {}).get("against_truth"))]
-        rows = np.array([row for of in judged for row in of["rows"]], float)
+        evaluated = [
+            of for outcome in self.outcomes.values() if (of := (outcome.evaluation or {}).get("against_truth"))
+        ]
+        rows = np.array([row for of in evaluated for row in of["rows"]], float)
         if not len(rows):
             return []
-        wrong = [f"WARNING: {text}" for text in mistakes(rows, Frame(*judged[0]["frame"]))]
+        wrong = [f"WARNING: {text}" for text in mistakes(rows, Frame(*evaluated[0]["frame"]))]
         return [f"fits against the truth: {summary(rows)}", *wrong]
 
     def not_counted(self) -> list[str]:
         """Tracks that are in no table, or have no parameters, and why; a sentence each."""
         lines = []
         for name, what, how in (("uncounted", "tracks", "counted"), ("unfitted", "parameters of tracks", "fitted")):
-            reasons = Counter(outcome.judgement[name] for outcome in self.outcomes.values() if outcome.judgement)
+            reasons = Counter(outcome.evaluation[name] for outcome in self.outcomes.values() if outcome.evaluation)
             lines += [
                 f"{what} of {several(count, 'event')} were not {how}: {why}" for why, count in reasons.items() if why
             ]
-        for judgements in self._by_split("tracks").values():
-            having = Counter(finder for judgement in judgements for finder in judgement["tracks"])
+        for evaluations in self._by_split("tracks").values():
+            having = Counter(finder for evaluation in evaluations for finder in evaluation["tracks"])
             lines += [
-                f"{finder} is left out of the table: {count} of {len(judgements)} events have it"
+                f"{finder} is left out of the table: {count} of {len(evaluations)} events have it"
                 for finder, count in sorted(having.items())
-                if count < len(judgements)
+                if count < len(evaluations)
             ]
         return lines
 
     def _by_split(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """The judgements that have this part."""
+        """The evaluations that have this part."""
         by_split: dict[str, list[dict[str, Any]]] = {}
         for split in ("train", "val", "test"):
             for record in self.records:
-                judgement = self.outcomes[record.event].judgement
-                if record.split == split and judgement is not None and judgement[name] is not None:
-                    by_split.setdefault(split, []).append(judgement)
+                evaluation = self.outcomes[record.event].evaluation
+                if record.split == split and evaluation is not None and evaluation[name] is not None:
+                    by_split.setdefault(split, []).append(evaluation)
         return by_split

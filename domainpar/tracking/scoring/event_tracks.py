@@ -33,8 +33,8 @@ from domainpar.tracking.events.detector import BEAM_SPOT, field_of
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.ckf.finder import find_tracks
-from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
@@ -110,7 +110,7 @@ class TrackFinders:
         try:
             tracks = find_tracks(hits_of(whole), self.beam_spot if told is None else BeamSpot(*told))
         except ValueError as error:
-            raise whole.event.place.of(error) from error
+            raise whole.event.place.attach_to(error) from error
         if self.options is None or not self.options.refine:
             return tracks
         return finished(tracks, hits_of(whole), replace(self.options, extend=False))

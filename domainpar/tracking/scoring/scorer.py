@@ -19,7 +19,7 @@ from domainpar.tracking.part_loading import BadEvent, open_together
 from domainpar.tracking.scoring.score_files import write_scores
 from domainpar.tracking.scoring.scores import EventScores
 
-Judge = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
+EventEvaluator = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
 """Compares an event's scores and tracks with its truth, in plain JSON values; called on the rank that has them."""
 
 Finish = Callable[[StoredEvent, EventScores], EventScores]
@@ -34,7 +34,7 @@ class Outcome:
     # time from opening the event to its scores, and of tracks built from them; compiling, waiting for other events,
     # comparing and writing are not in it. Events of one call have an equal share of its time each.
     seconds_all: float
-    judgement: dict[str, Any] | None  # its counts against the truth, plain JSON values
+    evaluation: dict[str, Any] | None  # its counts against the truth, plain JSON values
     hits: int = 0  # its hits
     # seconds_network, seconds_tracks: of these the network, and building tracks from its scores; on one rank
     seconds_network: float = 0.0
@@ -58,7 +58,7 @@ class Scorer:
     """Scores the events of a store with one network, a file each.
 
     A group of P ranks makes P calls of the network one after the other, all ranks together, and the scores of each go
-    to another rank. Then every rank finishes its own events: tracks, judgement, files. So tracks cannot depend on the
+    to another rank. Then every rank finishes its own events: tracks, evaluation, files. So tracks cannot depend on the
     ranks, P events are finished at a time, and no rank ever holds the scores of two calls.
     """
 
@@ -69,7 +69,7 @@ class Scorer:
     world: World  # the ranks
     directory: Path  # for the files
     finish: Finish  # called with an event and its scores before they are written; returns what to write
-    judge: Judge  # called with an event and what was written
+    evaluate: EventEvaluator  # called with an event and what was written
     origin: Mapping[str, Any] = field(default_factory=dict)  # attributes of every file that say where scores come from
     # for an event that cannot be used: `fail` ends the work, `skip` leaves it out
     on_bad_event: Literal["fail", "skip"] = "fail"
@@ -144,7 +144,7 @@ class Scorer:
         return [(record, of_event, (clock() - began) / len(records)) for record, of_event in zip(records, scores)]
 
     def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
-        """Find the tracks of an event, write and judge them; on one rank."""
+        """Find the tracks of an event, write and evaluate them; on one rank."""
         began = clock()
         with self.store.open(record) as event:
             scores = self.finish(event, scores)
@@ -152,7 +152,7 @@ class Scorer:
             began_to_write = clock()
             scored = write_scores(self.directory, scores, {**self.origin, "event_sha256": record.sha256})
             writing = clock() - began_to_write
-            judgement = self.judge(event, scores)
+            evaluation = self.evaluate(event, scores)
         of, seconds_tracks = scores.seconds, scores.seconds.get("tracks")
         following, fitting = of.get("following", 0.0), of.get("fitting", 0.0)
         stages = {
@@ -168,7 +168,7 @@ class Scorer:
         return Outcome(
             scored=scored,
             seconds_all=seconds + (seconds_tracks or 0.0),
-            judgement=judgement,
+            evaluation=evaluation,
             hits=len(scores.hit_id),
             seconds_network=scores.seconds["network"],
             seconds_tracks=seconds_tracks,

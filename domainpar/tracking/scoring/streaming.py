@@ -39,7 +39,7 @@ from domainpar.tracking.events.store import (
     event_file_name,
     read_arrays,
 )
-from domainpar.tracking.scoring import summary
+from domainpar.tracking.scoring import infer_summary as summary
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.training.monitor.failure import fail_alike
@@ -107,7 +107,7 @@ def stream(config: InferConfig, scorer: Scorer, identity: dict[str, Any], stop: 
     on_root(world.transport, lambda: _claim(scorer.directory, identity))
     inbox = _Inbox(scorer.directory, None if config.split == "all" else config.split)
     told, most = time.monotonic(), ROUNDS_AT_ONCE * world.size * scorer.events_per_call
-    while not any(gather(world.transport, stop.asked)):
+    while not any(gather(world.transport, stop.requested)):
         seen = on_root(world.transport, lambda: inbox.look(path, most, config.idle_seconds))
         if "problem" in seen:  # not refused: work has begun
             fail_alike(world, Problem(seen["problem"], "what is done stays; start it again when the store is there"), 0)
@@ -118,7 +118,7 @@ def stream(config: InferConfig, scorer: Scorer, identity: dict[str, Any], stop: 
             continue
         began, records = time.monotonic(), read_as(list[EventRecord], seen["records"])
         store = on_all(world.transport, lambda: EventStore(path, check_files=False)).only(records)
-        of_batch = replace(scorer, store=store, judge=lambda event, scores: None)
+        of_batch = replace(scorer, store=store, evaluate=lambda event, scores: None)
         for finished in of_batch.rounds(records):
             world.set_deadline(config.timeout)
             for outcome in finished if world.is_root else ():

@@ -11,7 +11,7 @@ from typing import Any
 from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.models import plain
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE, progress, several
+from domainpar.common.words import PROGRESS_LOG, progress, several
 from domainpar.runs.own_files import TUNED
 from domainpar.runs.records import Table, read_file
 from domainpar.tracking.config import InferConfig
@@ -35,7 +35,7 @@ QUALITIES = (0.0, 8.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0)
 """Those of `min_quality`, which is tried with each of them."""
 
 RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
-"""What cuts are judged by."""
+"""What cuts are evaluated by."""
 
 ENOUGH_TARGETS = 10_000
 """Target particles of the events that are taken: a rate of 0.9 is then known to 0.3 %, and two cuts, which see the same
@@ -69,7 +69,7 @@ def tune(
     taken in the order of the store until they have `ENOUGH_TARGETS`: the same ones on any number of ranks.
 
     Args:
-        scorer: What scores the events; its tracks and judgements are not asked for.
+        scorer: What scores the events; its tracks and evaluations are not asked for.
         config: The flags: a cut that is given stays, and the rates are of its matching style.
         options: The other options of track building.
         cuts: Which particles and tracks count.
@@ -82,7 +82,7 @@ def tune(
     """
     tried = list(grid(options, given_cuts(config)))
 
-    def judge(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
+    def evaluate(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
         truth = truth_of(event, 1)
         if truth is None:
             raise event.place.problem("it does not tell the particle of each hit", "tuning takes events with truth")
@@ -91,7 +91,7 @@ def tune(
         edges = scores.edge_index[:, scored], scores.edge_logit[scored]
         of_all: TrackOptions | None = None
         for number, values in enumerate(tried):
-            VOICE.phase = f"event {event.event_id}: {number + 1} of {len(tried)} cuts"
+            PROGRESS_LOG.phase = f"event {event.event_id}: {number + 1} of {len(tried)} cuts"
             chosen = replace(options, **values)  # type: ignore[arg-type]
             # One least quality after the other is tried on the same tracks.
             if of_all != (of_all := replace(chosen, min_quality=0.0)):
@@ -101,8 +101,8 @@ def tune(
             built[str(number)] = plain(counts)
         return built
 
-    judged: list[tuple[str, dict[str, Any]]] = []
-    tuner, targets = replace(scorer, finish=lambda _, scores: scores, judge=judge), 0
+    evaluated: list[tuple[str, dict[str, Any]]] = []
+    tuner, targets = replace(scorer, finish=lambda _, scores: scores, evaluate=evaluate), 0
     at_once = scorer.world.size * scorer.events_per_call
     with progress(f"tune {len(tried)} cuts", len(records), "event", scorer.world.is_root) as advance:
         for first in range(0, len(records), at_once):
@@ -110,22 +110,22 @@ def tune(
             for outcomes in tuner.rounds(records[first : first + at_once]):
                 scorer.world.set_deadline(config.timeout)
                 done = [outcome for outcome in outcomes if not isinstance(outcome, LeftOut)]
-                now |= {outcome.scored.event: outcome.judgement for outcome in done if outcome.judgement is not None}
+                now |= {outcome.scored.event: outcome.evaluation for outcome in done if outcome.evaluation is not None}
                 advance(len(outcomes))
             for name in (record.event for record in records[first : first + at_once] if record.event in now):
                 if targets < ENOUGH_TARGETS:
-                    judged.append((name, now[name]))
+                    evaluated.append((name, now[name]))
                     targets += TrackCounts.read(now[name]["0"]).styles[config.matching_style].targets
             if targets >= ENOUGH_TARGETS:
                 break
-    if not judged:
+    if not evaluated:
         raise Problem(f"none of {len(records)} validation events could be scored", "tune on a store that has good ones")
     totals = [
-        total(TrackCounts.read(judgement[str(number)]) for _, judgement in judged) for number in range(len(tried))
+        total(TrackCounts.read(evaluation[str(number)]) for _, evaluation in evaluated) for number in range(len(tried))
     ]
     rates = [_rates(counts, config.matching_style) for counts in totals]
     best = max(range(len(tried)), key=lambda number: merit(rates[number], config.max_fake_rate))  # the first of equals
-    about = {"style": config.matching_style, "events": len(judged), "quality": list(REASONS)}
+    about = {"style": config.matching_style, "events": len(evaluated), "quality": list(REASONS)}
     return {"cuts": tried[best], **rates[best], **about}
 
 

@@ -27,7 +27,7 @@ from domainpar.runs.directory import choose_directory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
 from domainpar.tracking.config import ConfigError, TrainConfig, resolved_yaml
-from domainpar.tracking.config.acorn import network_of
+from domainpar.tracking.config.acorn_keys import network_of
 from domainpar.tracking.config.train import Network
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.networks.catalogue import build_model, options_of

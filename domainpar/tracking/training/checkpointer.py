@@ -71,7 +71,7 @@ class Checkpointer:
         `may_save`: whether no other checkpoint follows at once. Returns whether any rank was asked to stop.
         """
         faults.reach("boundary")
-        asked, every = self._stop.asked, self._config.checkpoint_every
+        asked, every = self._stop.requested, self._config.checkpoint_every
         seconds = 60 * (self._config.save_every_minutes or 0)
         # One clock: ranks that looked at their own would not all save.
         overdue = self.world.is_root and 0 < seconds <= time.monotonic() - self._saved_at

@@ -15,7 +15,7 @@ import numpy as np
 
 from domainpar.common.agreement import agree, agree_on, gather, on_all, on_root
 from domainpar.common.problems import EventPlace, Problem, Where, problem_record
-from domainpar.common.words import VOICE, several, some_of
+from domainpar.common.words import PROGRESS_LOG, several, some_of
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.directory import began_with
@@ -29,8 +29,8 @@ from domainpar.tracking.part_loading import check_sectors, empty_parts
 from domainpar.tracking.reco.performance.lost import FEW_SEGMENTS, count_segments
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import truth_of
+from domainpar.tracking.training.edge_classes import TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.sampler import Sample, samples_of, steps_of_epoch
-from domainpar.tracking.training.targets import TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.tasks import EDGES, Tasks, going_on, tasks_of
 from partitioners import Sectors
 
@@ -58,7 +58,7 @@ class TrainingData:
     warnings: list[str]  # lines for the user about events without edges to learn from
 
 
-def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
+def open_training_data(config: TrainConfig, path: Path, world: World) -> TrainingData:
     """Open the events of a run. *Collective*; touches no file.
 
     A run that begins takes all events of a store. One that continues takes its own, however the store has grown.
@@ -87,7 +87,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     on_all(world.transport, lambda: check_events(store, world, target, edge_weights, tasks, skips))
     standard = store.standard if config.standardises else None
     # It reads labels of edges, so it comes once the cheap checks have passed.
-    warnings = check_lessons(store, world, target, config.target) if tasks.edge_weight else []
+    warnings = check_edges(store, world, target, config.target) if tasks.edge_weight else []
     if len(train) == 1 and not val:
         alone = f"WARNING: one {'event' if sectors is None else 'sector'} to train on, and none to validate with"
         warnings.append(f"{alone}: the network may learn it by heart, and nothing tells")
@@ -97,7 +97,7 @@ def open_lessons(config: TrainConfig, path: Path, world: World) -> TrainingData:
     if without_truth and world.is_root:
         events = sorted({sample.record.event for sample in without_truth})
         lacks = tasks.missing(without_truth[0].record)
-        VOICE.say(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
+        PROGRESS_LOG.say(f"WARNING: {several(len(events), 'event')} without {lacks} left out: {some_of(events)}")
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
     # A budget makes other numbers of steps of other orders.
@@ -166,7 +166,7 @@ def edge_weights_of(config: TrainConfig) -> EdgeRules:
     """Weights of edges in the loss, by a configuration."""
     if config.weighting is not None:
         return EdgeRules.of(config.weighting.value)
-    return EdgeRules.of_classes(config.true_weight)
+    return EdgeRules.by_class(config.true_weight)
 
 
 def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] = "fail") -> EventStore:
@@ -206,7 +206,7 @@ def open_store(path: Path, world: World, on_bad_event: Literal["fail", "skip"] =
         )
     for event in sorted(store.unreadable) if world.is_root else ():
         problem = store.unreadable[event]
-        VOICE.say(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}")
+        PROGRESS_LOG.say(f"WARNING: an event is left out: {problem.what}{Where(event=event, file=problem.file)}")
     return store
 
 
@@ -279,10 +279,10 @@ def check_events(
             if not skips:
                 raise
         except ValueError as error:
-            raise place.of(error) from error
+            raise place.attach_to(error) from error
 
 
-def check_lessons(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
+def check_edges(store: EventStore, world: World, target: Conditions | None, target_text: str | None) -> list[str]:
     """Refuse training events without any candidate edge, or one of a target; returns warnings where none is true, or
     many segments of targets are no candidate edges.
 

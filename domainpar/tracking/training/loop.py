@@ -21,18 +21,18 @@ from domainpar.nn.noise import key_of
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.world import World
 from domainpar.placed.replicas import StepBuffers
+from domainpar.tracking.training.edge_classes import NOT_KNOWN
 from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.metrics import EdgeCounts, metrics_of
 from domainpar.tracking.training.monitor.failure import Now, memory_explained
 from domainpar.tracking.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
-from domainpar.tracking.training.monitor.ranks import Stragglers, as_records, check_replicas
-from domainpar.tracking.training.monitor.sizes import Changes, of_layers
+from domainpar.tracking.training.monitor.rank_differences import Stragglers, as_records, check_replicas
+from domainpar.tracking.training.monitor.sizes import Changes, layer_norms
 from domainpar.tracking.training.monitor.spikes import Spikes
 from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, StepCounts
 from domainpar.tracking.training.record import StepTotals
 from domainpar.tracking.training.sampler import Sample, deal
-from domainpar.tracking.training.targets import NOT_KNOWN
 from domainpar.tracking.training.tasks import Task
 
 
@@ -160,7 +160,7 @@ class Trainer:
                 forward = partial(self._readings, step=step)
                 stop_all(look_again(parts, self.model, self._now, step, forward, losses_again), suspects, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
-            sizes, gradients = {}, of_layers([self._layer_of[it] for it in self._with_gradient()], each)
+            sizes, gradients = {}, layer_norms([self._layer_of[it] for it in self._with_gradient()], each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
                 looks = self.sizes_every > 0 and (step == 0 or (step + 1) % self.sizes_every == 0)
                 with Changes(self._layer_of) if looks else nullcontext() as changes:

@@ -20,7 +20,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.store import StoredEvent
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, edge_classes
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET, edge_classes
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
 """The edges that are counted: of whole events, or of independent sectors."""
@@ -106,7 +106,7 @@ class EdgeMetrics:
         # Of float32 too: float64 holds each exactly, and all ranks compare one type.
         targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._by_class))
         # Both are sorted, or each search is a cache miss.
-        all_targets, below = _in_order(_of_all_ranks(targets, transport)), _in_order(torch.cat([others, rest]))
+        all_targets, below = _in_order(_gather_logits(targets, transport)), _in_order(torch.cat([others, rest]))
         # Others below a target count twice, on both sides; those that tie with it once.
         ordered = (
             torch.searchsorted(below, all_targets).sum() + torch.searchsorted(below, all_targets, right=True).sum()
@@ -127,7 +127,7 @@ def _in_order(values: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(values.numpy())) if values.device.type == "cpu" else values.sort().values
 
 
-def _of_all_ranks(logits: Tensor, transport: Transport) -> Tensor:
+def _gather_logits(logits: Tensor, transport: Transport) -> Tensor:
     """Logits of all ranks, in any order. *Collective*."""
     if logits.device.type == "cpu":
         gathered = b"".join(transport.all_gather(logits.numpy().tobytes()))

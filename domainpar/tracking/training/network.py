@@ -10,7 +10,7 @@ import torch
 
 from domainpar.common.agreement import on_all, on_root
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE
+from domainpar.common.words import PROGRESS_LOG
 from domainpar.nn.classifier import Differs, EdgeClassifier
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
@@ -68,11 +68,11 @@ def verify_network(config: TrainConfig, model: EdgeClassifier, training_data: Tr
         return
     if world.is_root:
         what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
-        VOICE.say(f"verify   : {what}")
+        PROGRESS_LOG.say(f"verify   : {what}")
     world.mark("verify", 0)
     conclusion = on_root(world.transport, lambda: verified(model, training_data.store, first))
     for line in conclusion.splitlines() if world.is_root else ():
-        VOICE.say(f"           {line}")
+        PROGRESS_LOG.say(f"           {line}")
 
 
 def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:

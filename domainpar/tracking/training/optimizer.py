@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from domainpar.common.problems import Problem
 from domainpar.nn.optimizers import OPTIMIZERS
 from domainpar.tracking.config.train import LearningFlags
-from domainpar.tracking.networks.catalogue import of_own_code, taken
+from domainpar.tracking.networks.catalogue import taken, use_own_code
 
 MOMENTUM = 0.9
 """Of SGD: no experiment of ours used another."""
@@ -42,7 +42,7 @@ def make_optimizer(config: LearningFlags, model: nn.Module) -> Optimizer:
 def _own(config: LearningFlags, groups: list[dict[str, Any]]) -> Optimizer:
     """The optimiser that a user's class makes."""
     name, options = config.optimizer, {"lr": config.lr}
-    of_own = partial(of_own_code, "optimizer", name, ("lr", "weight_decay"))
+    of_own = partial(use_own_code, "optimizer", name, ("lr", "weight_decay"))
     if of_own(lambda factory: taken(factory, ("weight_decay",))):
         options["weight_decay"] = config.weight_decay
     elif config.has("weight_decay"):

@@ -32,8 +32,8 @@ from domainpar.tracking.part_loading import (
     sector_of_tiles,
     together,
 )
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.sampler import Sample
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.tasks import Tasks
 
 
@@ -109,7 +109,7 @@ class PartLoader:
     _: KW_ONLY
     grouping: str = "contiguous"  # how tiles are grouped into parts
     tasks: Tasks = field(default_factory=Tasks)  # what the network is trained on
-    edge_weights: EdgeRules = field(default_factory=EdgeRules.of_classes)  # weights of edges
+    edge_weights: EdgeRules = field(default_factory=EdgeRules.by_class)  # weights of edges
     target: Mapping[str, Any] | None = None  # conditions of a target particle; None: every particle is one
     dtype: torch.dtype = torch.float32  # type of features and weights
     seed: int = 0  # seed of the grouping

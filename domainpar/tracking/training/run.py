@@ -26,8 +26,7 @@ from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.training.checkpointer import Checkpointer
-from domainpar.tracking.training.forecast import choose_recompute, expected_memory
-from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps_of
+from domainpar.tracking.training.inputs import TrainingData, open_training_data, steps_of
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.monitor.profile import Profile
 from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
@@ -35,6 +34,7 @@ from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
 from domainpar.tracking.training.run_log import RunLog
+from domainpar.tracking.training.step_memory import choose_recompute, expected_memory
 from domainpar.tracking.training.summary import SQUASHED
 from domainpar.tracking.training.tensorboard import check_tensorboard
 
@@ -73,7 +73,7 @@ def train(
         # Open and refuse.
         if config.log is not None:
             on_root(world.transport, check_tensorboard)
-        training_data = open_lessons(config, store, world)
+        training_data = open_training_data(config, store, world)
         # Build.
         set_threads(config.threads or world.cores_for_each())
         gpus.repeat_bits(world.device)

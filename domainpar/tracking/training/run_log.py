@@ -12,7 +12,7 @@ import yaml
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Where, error_text
-from domainpar.common.words import VOICE, several
+from domainpar.common.words import PROGRESS_LOG, several
 from domainpar.measure.forecast import Forecast
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
@@ -29,7 +29,7 @@ from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.monitor.ranks import lines as straggler_lines
+from domainpar.tracking.training.monitor.rank_differences import lines as straggler_lines
 from domainpar.tracking.training.monitor.spikes import lines as spike_lines
 from domainpar.tracking.training.record import MetricsFile, keep_records, readable
 from domainpar.tracking.training.sampler import Sample
@@ -59,7 +59,7 @@ class RunLog:
         self.directory = directory.path
         self.file = RunFile(self.directory / RUN_FILE, RunRecord.of(saved={}))
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._costs: list[dict[str, Any]] = []
         self._exactness = exactness
         self._event_files = EventFiles(None, {})
@@ -214,7 +214,7 @@ class RunLog:
             lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
         if len(skipped) > 8:
             lines.append(f"         and {len(skipped) - 8} more; run.json lists them all")
-        VOICE.close(
+        PROGRESS_LOG.close(
             *lines,
             *summary.last_lines(
                 self.directory,
@@ -240,15 +240,15 @@ class RunLog:
         hint = f"make room, then go on from the last checkpoint: {command}"
         if not CheckpointFiles(self.directory / "checkpoints").names():
             hint = "no checkpoint was ever saved: make room, and begin anew with --overwrite"
-        VOICE.say(error_text(problem, where, hint).rstrip("\n"), sys.stderr)
+        PROGRESS_LOG.say(error_text(problem, where, hint).rstrip("\n"), sys.stderr)
 
     def say(self, *lines: str) -> None:
         """Print lines, beside the progress bar."""
         for line in lines if self.world.is_root else ():
-            VOICE.say(line)
+            PROGRESS_LOG.say(line)
 
     def say_once(self, kind: str, lines: Sequence[str]) -> None:
         """Print lines, but not again those of one kind."""
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._printed:
+            self._printed.add(kind)
             self.say(*lines)

@@ -25,15 +25,15 @@ class Sample:
     @property
     def cost(self) -> int:
         """Work to expect, in edges."""
-        return self.record.num_edges // self._of_event
+        return self.record.num_edges // self._num_sectors
 
     @property
     def num_nodes(self) -> int:
         """Nodes, about."""
-        return self.record.num_nodes // self._of_event
+        return self.record.num_nodes // self._num_sectors
 
     @property
-    def _of_event(self) -> int:
+    def _num_sectors(self) -> int:
         return number_of_sectors(self.sector.of) if self.sector else 1
 
     @property

@@ -18,7 +18,7 @@ from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
-from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.sampler import Sample, deal

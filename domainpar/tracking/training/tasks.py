@@ -118,7 +118,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
         Refused: On all ranks alike, if no event has a label of this name, or it is of another kind, or none of the
             training events knows one.
     """
-    tasks = on_all(world.transport, lambda: _asked(config, store))
+    tasks = on_all(world.transport, lambda: _configured_tasks(config, store))
     if not tasks.labels:
         return tasks
     if config.init is not None:  # in the units of the network that the run begins with: heads say numbers in these
@@ -159,7 +159,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     return on_all(world.transport, standardised)
 
 
-def _asked(config: TrainConfig, store: EventStore) -> Tasks:
+def _configured_tasks(config: TrainConfig, store: EventStore) -> Tasks:
     """The tasks of a configuration, not standardised yet."""
     theirs = {label.name: label for label in OF_PARTICLES if store.settings.get("source") != "pyg"} | store.labels
     edge_weight, labels, main = 1.0, [], EDGE.name
@@ -172,14 +172,14 @@ def _asked(config: TrainConfig, store: EventStore) -> Tasks:
         if len(chosen) != 1:
             names = ", ".join(label.name for label in fitting)
             asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
-            hint = f"--label takes one of {names}" if names else f"its events have {_told(theirs) or 'no labels'}"
+            hint = f"--label takes one of {names}" if names else f"its events have {_listed(theirs) or 'no labels'}"
             raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
         edge_weight, labels, main = 0.0, [Task(chosen[0])], chosen[0].name
     for name, weight in config.aux.value.items() if config.aux else ():
         if name == EDGE.name:
             edge_weight = weight
         elif name not in theirs:
-            raise Problem(f"--aux: store {store.path} has no label {name}", f"it has {_told(theirs) or 'none'}")
+            raise Problem(f"--aux: store {store.path} has no label {name}", f"it has {_listed(theirs) or 'none'}")
         elif name == config.label or (labels and name == labels[0].name):
             raise Problem(f"--aux {name}: that is what --task {config.task} is about", "name it once")
         else:
@@ -197,7 +197,7 @@ def going_on(tasks: Tasks, config: TrainConfig, store: EventStore) -> Tasks:
     Raises:
         Problem: If other labels are asked for, or another one as what it is there for.
     """
-    asked = _asked(config, store)
+    asked = _configured_tasks(config, store)
     (heads, main), (now, now_main) = (([head.name for head in each.heads], each.main) for each in (tasks, asked))
     if (heads, main) != (now, now_main):
         what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(now)}"
@@ -207,7 +207,7 @@ def going_on(tasks: Tasks, config: TrainConfig, store: EventStore) -> Tasks:
     return Tasks(asked.edge_weight, labels, main)
 
 
-def _told(labels: Mapping[str, Label]) -> str:
+def _listed(labels: Mapping[str, Label]) -> str:
     return ", ".join(label.what for label in labels.values())
 
 

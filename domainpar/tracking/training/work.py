@@ -18,11 +18,11 @@ from domainpar.measure.rates import median_seconds
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost.cuts import Cut, Tiling, stored_tiling
-from domainpar.tracking.cost.pieces import sectors_of
-from domainpar.tracking.training.forecast import weight_of
-from domainpar.tracking.training.inputs import TrainingData, open_lessons, steps_of
+from domainpar.tracking.cost.event_pieces import sectors_of
+from domainpar.tracking.training.inputs import TrainingData, open_training_data, steps_of
 from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import Sample, deal
+from domainpar.tracking.training.step_memory import weight_of
 
 SECONDS_OF_STEPS = 2.0
 MOST_STEPS = 64
@@ -72,7 +72,7 @@ class Work:
     def of(cls, config: TrainConfig, store: Path) -> Work:
         """What one rank finds of a training."""
         alone = World.alone()
-        data = open_lessons(config, store, alone)
+        data = open_training_data(config, store, alone)
         trainer = make_trainer(config, data, alone)
         trainer.model.exactness(alone.transport)  # loads the kernels
         bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
@@ -118,7 +118,7 @@ def step_lines(world: World, config: TrainConfig, store: Path, seconds: float = 
     Each group of ranks takes pieces of one event.
     """
     torch.set_num_threads(1)
-    data = open_lessons(config, store, world)
+    data = open_training_data(config, store, world)
     trainer = make_trainer(config, data, world)
     trainer.model.take_from_root(world)
     record, number, lines = max(data.train, key=lambda sample: sample.cost).record, count(), []

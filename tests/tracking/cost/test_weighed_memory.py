@@ -16,7 +16,7 @@ from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.uncompiled import pass_back
 from domainpar.parallel.tables import BlockPool
 from domainpar.testing import run_ranks
-from domainpar.tracking.cost import pieces
+from domainpar.tracking.cost import event_pieces as pieces
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.part_loading import load_part
 

@@ -8,7 +8,7 @@ import torch
 from domainpar.diagnosis.finding import Verdict, gathered
 from domainpar.testing import run_ranks
 from domainpar.tracking.diagnosis import toy
-from domainpar.tracking.diagnosis.doctor import check_split
+from domainpar.tracking.diagnosis.all_checks import check_split
 from domainpar.tracking.diagnosis.toy import NUM_TILES, ring_event, tiles_for, tiles_of
 
 

@@ -11,8 +11,8 @@ from small_run import ODD, drawn, write_run
 from domainpar.parallel.world import World
 from domainpar.tracking.display.edges import ROC_POINTS, edge_chart, edge_curves
 from domainpar.tracking.display.run_files import read_run_files
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET
 from domainpar.tracking.training.metrics import EdgeMetrics, metrics_over
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET
 
 
 @pytest.fixture(scope="module")

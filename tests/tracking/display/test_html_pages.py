@@ -12,9 +12,9 @@ from marks import fault
 from small_run import HOSTILE, ODD, drawn, write_run
 
 from domainpar.tracking.display.html import embedded, render
+from domainpar.tracking.display.run_facts import facts
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import build_page
-from domainpar.tracking.display.summary import facts
 from domainpar.tracking.events.store import EventStore
 
 

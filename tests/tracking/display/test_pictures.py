@@ -21,17 +21,10 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed (pip install '.[re
 from matplotlib.text import Text  # noqa: E402
 from PIL import Image  # noqa: E402  # comes with matplotlib
 
-from domainpar.tracking.display import paint_matplotlib, pictures, tracks  # noqa: E402
+from domainpar.tracking.display import finders as tracks  # noqa: E402
+from domainpar.tracking.display import paint_matplotlib, pictures  # noqa: E402
 from domainpar.tracking.display.event_view import first_that_borrows, split_of  # noqa: E402
-from domainpar.tracking.display.paint_matplotlib import in_style, paint, png  # noqa: E402
-from domainpar.tracking.display.pictures import (  # noqa: E402
-    chart_of_particles,
-    chart_of_parts,
-    draw_pictures,
-    pictures_of,
-)
-from domainpar.tracking.display.sections import Page, Section, build_page  # noqa: E402
-from domainpar.tracking.display.tracks import (  # noqa: E402
+from domainpar.tracking.display.finders import (  # noqa: E402
     FEWEST,
     RATES,
     RateCurve,
@@ -41,6 +34,14 @@ from domainpar.tracking.display.tracks import (  # noqa: E402
     target_text,
     track_charts,
 )
+from domainpar.tracking.display.paint_matplotlib import in_style, paint, png  # noqa: E402
+from domainpar.tracking.display.pictures import (  # noqa: E402
+    chart_of_particles,
+    chart_of_parts,
+    draw_pictures,
+    pictures_of,
+)
+from domainpar.tracking.display.sections import Page, Section, build_page  # noqa: E402
 from domainpar.tracking.display.training import rank_chart, rank_times  # noqa: E402
 
 FITS = ["track-resolution", "track-pulls", "track-bias"]

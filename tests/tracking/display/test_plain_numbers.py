@@ -10,10 +10,10 @@ import pytest
 from small_run import ODD, drawn, record, write_run
 
 from domainpar.tracking.display.chart import log_axis
+from domainpar.tracking.display.finders import QUANTITIES, RATES, finders_of, rate_curve
+from domainpar.tracking.display.run_facts import started_as
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import NUM_PARTS, partition
-from domainpar.tracking.display.summary import started_as
-from domainpar.tracking.display.tracks import QUANTITIES, RATES, finders_of, rate_curve
 from domainpar.tracking.display.training import layer_sizes, rank_chart, rank_times, training_chart, training_curves
 from domainpar.tracking.reco.performance.matching import STYLES
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from small_run import simulated, write_run
 
+from domainpar.tracking.display.finders import finders_of, rate_curve
 from domainpar.tracking.display.html import HEADING, binned_numbers
 from domainpar.tracking.display.resolutions import FEWEST, curve_of, differences, differences_of, resolution_charts
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import build_page
-from domainpar.tracking.display.tracks import finders_of, rate_curve
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.performance.counts import EDGES
 from domainpar.tracking.reco.performance.truth import true_perigees

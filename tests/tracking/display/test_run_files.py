@@ -11,8 +11,8 @@ import pytest
 from small_run import ODD, drawn, write_run, write_store
 
 from domainpar.tracking.display.event_view import Split
+from domainpar.tracking.display.run_facts import final_metrics
 from domainpar.tracking.display.run_files import read_run_files
-from domainpar.tracking.display.summary import final_metrics
 from domainpar.tracking.events.store import EventStore, write_arrays
 
 
@@ -33,7 +33,7 @@ def test_everything_of_a_whole_run_is_there(run):
     files = read_run_files(run)
     assert files.missing == ("No times of the inference: timings.json is not beside scores.json; infer writes it.",)
     assert len(files.records_of("train")) == 6
-    assert files.splits_to_judge() == ("val", "test")
+    assert files.splits_to_show() == ("val", "test")
     assert files.choose_event().event == "002"
     assert set(files.performance) == {"train", "val", "test"}
 
@@ -83,7 +83,7 @@ def test_a_store_that_has_grown_since_still_holds_what_was_scored(tmp_path):
     write_store(tmp_path / "a" / "store", [drawn(7, num_edges=5, event_id="0"), *graphs])
     files = read_run_files(run)
     assert files.choose_event().event == "b"
-    assert {files.known_as(record) for record in files.store.records} == {
+    assert {files.describe_split(record) for record in files.store.records} == {
         "train split, not seen in training", "train split", "val split, but trained on",
     }  # fmt: skip
 

@@ -22,8 +22,8 @@ WIDE = BeamSpot(20.0, 60.0)
 
 @pytest.mark.parametrize("spot", [None, WIDE])
 def test_the_spot_of_simulated_particles_is_that_of_their_simulation(spot):
-    measured = [BeamSpot.of_particles(simulate_event(seed, 4000, beam_spot=spot).particles) for seed in range(4)]
-    found, truth = BeamSpot.of_events(measured), spot or BEAM_SPOT
+    measured = [BeamSpot.from_particles(simulate_event(seed, 4000, beam_spot=spot).particles) for seed in range(4)]
+    found, truth = BeamSpot.from_events(measured), spot or BEAM_SPOT
     assert abs(found.z - truth.z) < truth.width / 2
     assert found.width == pytest.approx(truth.width, rel=0.35)  # some twenty collisions an event
 
@@ -32,20 +32,20 @@ def test_particles_from_elsewhere_without_hits_or_without_a_vertex_do_not_count(
     particles = simulate_event(1, 4000, beam_spot=WIDE).particles
     vertex, nhits = particles.vertex.copy(), particles.nhits.copy()
     prompt = np.flatnonzero(np.hypot(*vertex[:, :2].T) < 1)
-    assert BeamSpot.of_particles(particles) is not None
+    assert BeamSpot.from_particles(particles) is not None
     vertex[prompt[FEWEST - 1 :: 3], 0], nhits[prompt[FEWEST::3]] = 1.5, 0
     vertex[prompt[FEWEST + 1 :: 3], 2] = np.nan
     vertex[prompt[: FEWEST - 1], 2] = 7.0
-    assert BeamSpot.of_particles(replace(particles, vertex=vertex, nhits=nhits)) is None
-    assert BeamSpot.of_particles(None) is None
+    assert BeamSpot.from_particles(replace(particles, vertex=vertex, nhits=nhits)) is None
+    assert BeamSpot.from_particles(None) is None
     vertex[prompt[FEWEST], 2], nhits[prompt[FEWEST]] = 7.0, 1
     vertex[prompt[FEWEST], 0] = 0.0
-    assert BeamSpot.of_particles(replace(particles, vertex=vertex, nhits=nhits)) == (7.0, 0.0)
+    assert BeamSpot.from_particles(replace(particles, vertex=vertex, nhits=nhits)) == (7.0, 0.0)
 
 
 def test_of_several_events_the_spot_holds_all():
-    assert BeamSpot.of_events([None, (0.0, 3.0), (8.0, 3.0)]) == (4.0, 5.0)
-    assert BeamSpot.of_events([None]) is None
+    assert BeamSpot.from_events([None, (0.0, 3.0), (8.0, 3.0)]) == (4.0, 5.0)
+    assert BeamSpot.from_events([None]) is None
 
 
 def test_a_store_keeps_what_was_told_and_measures_what_was_not(tmp_path):
@@ -63,7 +63,7 @@ def test_a_store_keeps_what_was_told_and_measures_what_was_not(tmp_path):
         assert detector.field_of(event.settings, *layers).to_json() == 3.0
     usual = store_of("usual")
     assert {"field", "beam_spot"} & set(usual.settings) == set()
-    assert usual.beam_spot == BeamSpot.of_events(record.beam_spot for record in usual.records)
+    assert usual.beam_spot == BeamSpot.from_events(record.beam_spot for record in usual.records)
     assert 2 < usual.beam_spot.width < 9
 
 

@@ -53,7 +53,7 @@ def test_they_follow_the_other_features_and_their_hits(place):
     assert np.array_equal(graph.features[:, :3], plain.features)
     assert np.array_equal(graph.edge_index, plain.edge_index)
     doubled = replace(hits, volume=np.array([8, 9, 8], np.int32))
-    assert np.array_equal(Selection(volumes=(8,)).of(doubled).clusters, hits.clusters[[0, 2]])
+    assert np.array_equal(Selection(volumes=(8,)).select(doubled).clusters, hits.clusters[[0, 2]])
 
 
 def test_a_source_tells_the_files_that_it_reads_and_its_setting(place):

@@ -16,7 +16,7 @@ from domainpar.tracking.events import embedding_training
 from domainpar.tracking.events.construct import build_graph
 from domainpar.tracking.events.embedding import LARGEST, PLACE, Embedding, near_pairs, numbers_of, places_of
 from domainpar.tracking.events.embedding_training import (
-    Lesson,
+    EmbeddingSample,
     build_embedding,
     first_layers,
     gradient,
@@ -168,22 +168,22 @@ def test_training_keeps_more_segments_at_as_many_edges(learned):
 
 def test_gradients_are_the_slopes_of_the_loss(monkeypatch):
     monkeypatch.setattr(embedding_training, "REPULSION", 3.0)  # both terms count
-    layers, lesson = first_layers(), Lesson.of(simulate_event(3, 600), TARGET)
-    for _ in training(layers, [lesson], 40):  # until pairs are near
+    layers, sample = first_layers(), EmbeddingSample.of(simulate_event(3, 600), TARGET)
+    for _ in training(layers, [sample], 40):  # until pairs are near
         pass
 
     def loss() -> float:
-        inner, outer = places_of(numbers_of(layers, lesson.cylinder), lesson.cylinder[:, 1])
+        inner, outer = places_of(numbers_of(layers, sample.cylinder), sample.cylinder[:, 1])
         inner, outer = inner.astype(float), outer.astype(float)
         square = ((inner[:, None] - outer[None]) ** 2).sum(axis=2)
-        joins = (lesson.cylinder[:, None, 0] < lesson.cylinder[None, :, 0]) & (
-            lesson.surface[:, None] != lesson.surface[None]
+        joins = (sample.cylinder[:, None, 0] < sample.cylinder[None, :, 0]) & (
+            sample.surface[:, None] != sample.surface[None]
         )
-        joins &= (lesson.particle[:, None] != lesson.particle[None]) | (lesson.particle[:, None] == 0)
+        joins &= (sample.particle[:, None] != sample.particle[None]) | (sample.particle[:, None] == 0)
         others = np.maximum(1 - square, 0)[joins].sum() / len(inner)
-        return np.log1p(square[tuple(lesson.segments)]).mean() + embedding_training.REPULSION * others
+        return np.log1p(square[tuple(sample.segments)]).mean() + embedding_training.REPULSION * others
 
-    found = gradient(layers, lesson, np.random.default_rng(0))
+    found = gradient(layers, sample, np.random.default_rng(0))
     rng = np.random.default_rng(1)
     for i, array in enumerate(array for layer in layers for array in layer):
         way = rng.normal(size=array.shape).astype(np.float32) + 3 * np.sign(found[i])
@@ -198,13 +198,13 @@ def test_gradients_are_the_slopes_of_the_loss(monkeypatch):
 
 
 def test_a_wedge_holds_the_segments_between_its_hits():
-    lesson = Lesson.of(simulate_event(5, 40_000), TARGET)
-    wedge = lesson.wedge(np.random.default_rng(0))
+    sample = EmbeddingSample.of(simulate_event(5, 40_000), TARGET)
+    wedge = sample.wedge(np.random.default_rng(0))
     assert 0.8 * embedding_training.WEDGE < len(wedge.cylinder) < 1.2 * embedding_training.WEDGE
-    assert 0.2 < wedge.segments.shape[1] / lesson.segments.shape[1] < 0.4
+    assert 0.2 < wedge.segments.shape[1] / sample.segments.shape[1] < 0.4
     src, dst = wedge.segments
     assert (wedge.particle[src] == wedge.particle[dst]).all()
-    whole = Lesson.of(simulate_event(5, 600), TARGET)
+    whole = EmbeddingSample.of(simulate_event(5, 600), TARGET)
     assert len(whole.wedge(np.random.default_rng(0)).cylinder) == len(whole.cylinder)
 
 

@@ -9,7 +9,7 @@ from domainpar.common.problems import Problem
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import LARGEST, NODES, Field, read_field
-from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE
+from domainpar.tracking.reco.ckf.detector_layout import PLACE_DTYPE
 from domainpar.tracking.reco.helix import fit_helices
 from domainpar.tracking.reco.kalman import AT_FIRST, HIT_DTYPE, STATE_DTYPE, fly, point, start
 

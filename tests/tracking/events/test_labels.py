@@ -13,7 +13,7 @@ from source_files import read_file
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import Particles
-from domainpar.tracking.events.labels import MOST_CLASSES, OF_PARTICLES, Label, is_known, of_particles
+from domainpar.tracking.events.labels import MOST_CLASSES, OF_PARTICLES, Label, is_known, particle_label
 from domainpar.tracking.events.store import EventStore, StoredEvent, WholeEvent, write_event, write_manifest
 
 GRAPH = {
@@ -94,7 +94,7 @@ def test_a_store_keeps_labels_and_its_manifest_lists_them(tmp_path):
         rows = np.array([7, 2, 2])
         assert np.array_equal(
             stored.read_label("pt", rows),
-            of_particles("pt", stored.read_nodes("particle_id", rows), stored.particles()),
+            particle_label("pt", stored.read_nodes("particle_id", rows), stored.particles()),
             equal_nan=True,
         )
 
@@ -126,20 +126,20 @@ def test_labels_of_hits_are_those_of_their_particles():
         "nhits": [5.0, nan, 4.0, 6.0, nan],
         "origin": [2.0, 0.0, 1.0, -1.0, -1.0],
     }.items():
-        found = of_particles(name, HITS, PARTICLES)
+        found = particle_label(name, HITS, PARTICLES)
         assert np.array_equal(found, np.array(expected, np.float64), equal_nan=True), name
         label = next(label for label in OF_PARTICLES if label.name == name)
         unknown = np.isnan(expected) if name != "origin" else np.array(expected) < 0
         assert np.array_equal(is_known(label, found), ~unknown)
     told = replace(PARTICLES, primary=np.array([0, 1, 1], np.int8))
-    assert of_particles("origin", HITS, told).tolist() == [1.0, 0.0, 2.0, 1.0, -1.0]
+    assert particle_label("origin", HITS, told).tolist() == [1.0, 0.0, 2.0, 1.0, -1.0]
 
 
 def test_without_particles_nothing_is_known():
     nobody = Particles(*(array[:0] for array in (PARTICLES.particle_id, PARTICLES.pt, PARTICLES.eta, PARTICLES.vertex)),
                        PARTICLES.nhits[:0], PARTICLES.charge[:0])  # fmt: skip
-    assert np.isnan(of_particles("pt", HITS, nobody)).all()
-    assert of_particles("origin", HITS, nobody).tolist() == [-1, 0, -1, -1, -1]
+    assert np.isnan(particle_label("pt", HITS, nobody)).all()
+    assert particle_label("origin", HITS, nobody).tolist() == [-1, 0, -1, -1, -1]
 
 
 def test_entries_that_only_begin_alike_are_left_alone(tmp_path):

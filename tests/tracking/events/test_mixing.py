@@ -21,7 +21,7 @@ from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.selection import Selection
 from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore, WholeEvent, outside, write_manifest
-from domainpar.tracking.reco.ckf.layout import layout_of, trackml
+from domainpar.tracking.reco.ckf.detector_layout import layout_of, trackml
 
 WIDE, SHARP = Cuts(z0=200.0), Cuts(z0=30.0)
 

@@ -83,7 +83,7 @@ def test_the_pairs_found_are_those_whose_quantities_lie_in_the_box_of_their_regi
     boxes = Boxes(regions, z0_limits, slope_limits, src, dst, kind, -high * rng.choice([0.1, 1.0], high.shape), high)
     *edges, found_in = boxes.join(hits, cylinder)
     edges = np.stack(edges)
-    region = regions.of(hits, cylinder)
+    region = regions.assign(hits, cylinder)
     assert [None if r < 0 else known[r].tolist() for r in region] == [
         key if key in known.tolist() else None for key in keys.tolist()
     ]

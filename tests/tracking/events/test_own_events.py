@@ -7,7 +7,7 @@ from random_events import random_assignment, random_event
 from random_store import write_graph
 
 from domainpar.runs.records import RunRecord
-from domainpar.tracking.events.own_events import OwnEvents, alike_by_name, kept_place, own_events, told_of
+from domainpar.tracking.events.own_events import OwnEvents, alike_by_name, kept_place, own_events, training_overlap
 from domainpar.tracking.events.store import EventStore, write_manifest
 
 
@@ -28,12 +28,12 @@ from domainpar.tracking.events.store import EventStore, write_manifest
 )  # fmt: skip
 def test_the_sentences_are_english_for_one_event_and_for_several(counts, sentences):
     counted = dict(zip(("events", "trained_on", "same_hits", "in_map"), (*counts, 0)))
-    assert told_of({"test": counted}) == sentences
+    assert training_overlap({"test": counted}) == sentences
     counted |= {"in_map": 1, "same_name": 2}
     twice = "have the name and seed of events that were trained on, and other content"
-    assert counts[0] < 3 or f"2 of these 3 test events {twice}" in told_of({"test": counted})
+    assert counts[0] < 3 or f"2 of these 3 test events {twice}" in training_overlap({"test": counted})
     whose = "the one test event" if counts[0] == 1 else "1 of these 3 test events"
-    assert f"the candidate edges were learned from {whose}" in told_of({"test": counted})
+    assert f"the candidate edges were learned from {whose}" in training_overlap({"test": counted})
 
 
 def test_events_that_were_left_out_were_not_trained_on():

@@ -18,7 +18,7 @@ HITS = simulate_event(3, 2000)
     "selection", [Selection((8, 9)), Selection(None, {"pt": [1.0, np.inf]}), Selection((8,), {"pt": [0.9, 2]})]
 )
 def test_the_hits_that_pass_are_kept_in_order_and_particles_count_them(selection):
-    kept = selection.of(HITS)
+    kept = selection.select(HITS)
     momentum = np.concatenate([[np.nan], HITS.particles.pt])[HITS.particle_id]
     wanted = np.ones(len(HITS), bool)
     if selection.volumes is not None:
@@ -38,21 +38,24 @@ def test_the_hits_that_pass_are_kept_in_order_and_particles_count_them(selection
 
 def test_lost_hits_are_a_share_of_them_by_seed_and_event_and_particles_count_those_left():
     lossy = Selection(hit_inefficiency=0.1, seed=4)
-    kept = lossy.of(HITS)
+    kept = lossy.select(HITS)
     assert 0.08 < 1 - len(kept) / len(HITS) < 0.12
-    np.testing.assert_array_equal(kept.hit_id, lossy.of(HITS).hit_id)
-    for other in (Selection(hit_inefficiency=0.1, seed=5).of(HITS), lossy.of(replace(HITS, event_id="another"))):
+    np.testing.assert_array_equal(kept.hit_id, lossy.select(HITS).hit_id)
+    for other in (
+        Selection(hit_inefficiency=0.1, seed=5).select(HITS),
+        lossy.select(replace(HITS, event_id="another")),
+    ):
         assert not np.array_equal(np.isin(HITS.hit_id, other.hit_id), np.isin(HITS.hit_id, kept.hit_id))
     counts = np.bincount(kept.particle_id, minlength=len(HITS.particles.nhits) + 1)[1:]
     np.testing.assert_array_equal(kept.particles.nhits, counts)
     assert lossy.settings == {"hit_inefficiency": [0.1, 4]}
     # Of the volumes as well, and the same hits of them.
-    both = Selection((8,), hit_inefficiency=0.1, seed=4).of(HITS)
+    both = Selection((8,), hit_inefficiency=0.1, seed=4).select(HITS)
     np.testing.assert_array_equal(both.hit_id, kept.hit_id[kept.volume == 8])
 
 
 def test_no_selection_keeps_the_event_and_no_setting():
-    assert Selection().of(HITS) is HITS
+    assert Selection().select(HITS) is HITS
     assert Selection().settings == {}
     assert Selection((7,), {"pt": [1, 2]}).settings == {"volumes": [7], "hard_cuts": {"pt": [1, 2]}}
 
@@ -68,10 +71,10 @@ def test_no_selection_keeps_the_event_and_no_setting():
 )
 def test_selections_that_leave_nothing_or_need_what_is_not_there_are_refused(selection, hits, message):
     with pytest.raises(Problem, match=message):
-        selection.of(hits)
+        selection.select(hits)
 
 
 def test_an_event_without_hits_stays_one():
     names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight")
     none = replace(HITS, **{name: getattr(HITS, name)[:0] for name in names})
-    assert len(Selection((8,), {"pt": [1, 2]}).of(none)) == 0
+    assert len(Selection((8,), {"pt": [1, 2]}).select(none)) == 0

@@ -13,7 +13,7 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.events.surfaces import SurfaceRow, described_surfaces, learned_surfaces
-from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 
 CYLINDERS = {(1, 3): 25.0, (1, 5): 55.0, (1, 9): 95.0, (4, 1): 300.0, (4, 2): 500.0, (4, 3): 700.0}
 """Radius by (volume, layer); all reach to 400 mm at either end."""

@@ -9,8 +9,8 @@ import pytest
 
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.simulate import simulate_event
+from domainpar.tracking.reco.ckf.detector_layout import trackml
 from domainpar.tracking.reco.ckf.finder import SEARCHES, find_tracks
-from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.perigee import fit_perigees
 

@@ -8,8 +8,8 @@ import pytest
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.crossing import next_surface, set_out
+from domainpar.tracking.reco.ckf.detector_layout import trackml
 from domainpar.tracking.reco.ckf.finder import resolve, scene_of
-from domainpar.tracking.reco.ckf.layout import trackml
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import STATE_DTYPE, point
 

@@ -70,7 +70,7 @@ def gun(tesla, beam=(0.0, 0.0)):
     )
     momenta = {"px": pt * np.cos(phi), "py": pt * np.sin(phi), "pz": pt * slope, "charge": charge}
     table = momenta | {"vx": np.full(100, beam[0]), "vy": np.full(100, beam[1]), "vz": np.zeros(100)}
-    particles = Particles.of_table(np.arange(1, 101), table, numbers)
+    particles = Particles.from_table(np.arange(1, 101), table, numbers)
     layer = np.tile(np.arange(8, dtype=np.int32), 100)
     return replace(hits, particle_id=numbers, particles=particles, volume=layer + 100, layer=layer)
 

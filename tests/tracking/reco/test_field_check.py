@@ -102,10 +102,10 @@ def test_in_a_map_that_is_the_same_everywhere_momenta_are_those_of_a_constant_fi
 def test_infer_sums_the_halves_of_all_events_that_have_tracks():
     halves = np.zeros((len(ETAS) - 1, len(RATIOS) - 1), np.int64)
     halves[0, 20] = FEWEST - 1
-    judged = [{"field": {"name": "3 T", "halves": halves.tolist()}}] * 2 + [{"field": None}, None]
-    outcomes = {str(i): Outcome(ScoredEvent(), 0.0, judgement) for i, judgement in enumerate(judged)}
-    (line,) = EventMetrics([], outcomes).of_the_field()
+    evaluated = [{"field": {"name": "3 T", "halves": halves.tolist()}}] * 2 + [{"field": None}, None]
+    outcomes = {str(i): Outcome(ScoredEvent(), 0.0, evaluation) for i, evaluation in enumerate(evaluated)}
+    (line,) = EventMetrics([], outcomes).field_mismatch()
     assert "field (3 T) looks wrong: the momentum" in line
     assert f"0.41 at |eta| 1 to 1.5 ({2 * FEWEST - 2} tracks)" in line
     for alone in ("0", "2", "3"):
-        assert EventMetrics([], {alone: outcomes[alone]}).of_the_field() == []
+        assert EventMetrics([], {alone: outcomes[alone]}).field_mismatch() == []

@@ -11,7 +11,7 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.greedy import MOST_HITS, link_greedily, refine
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished

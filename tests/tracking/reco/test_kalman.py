@@ -9,7 +9,7 @@ from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.motion import advance, arc_to_radius
 from domainpar.tracking.events.simulate import simulate_event
-from domainpar.tracking.reco.ckf.layout import PLACE_DTYPE
+from domainpar.tracking.reco.ckf.detector_layout import PLACE_DTYPE
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import (
     ENERGY_LOSS,

@@ -17,9 +17,9 @@ from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.sources import DetectorConditions, open_source
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.events.surfaces import SurfaceRow, learned_surfaces, read_surfaces
+from domainpar.tracking.reco.ckf.detector_layout import layout_of, trackml
 from domainpar.tracking.reco.ckf.extending import extend_tracks
 from domainpar.tracking.reco.ckf.finder import find_tracks
-from domainpar.tracking.reco.ckf.layout import layout_of, trackml
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.perigee import fit_perigees
 

@@ -5,8 +5,8 @@ from test_perigee import BARRELS, hits_of, particles
 
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.ckf.finder import Search, find_tracks
-from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.hit_table import TrackHits
 
 LADDER = [(1, i, "barrel", 40.0 + 60.0 * i, -3000.0, 3000.0, 0.01, 0.03, int(i < 3)) for i in range(9)]

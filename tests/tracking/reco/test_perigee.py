@@ -16,7 +16,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco import perigee
-from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import ENERGY_LOSS, PION
 from domainpar.tracking.reco.perigee import NAMES, fit_perigees, flown_back

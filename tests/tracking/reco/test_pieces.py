@@ -10,7 +10,7 @@ import pytest
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.hit_table import TrackHits
-from domainpar.tracking.reco.pieces import REACH, stitch
+from domainpar.tracking.reco.track_pieces import REACH, stitch
 
 FIELD = 2.0
 BARREL = (32.0, 72.0, 116.0, 172.0, 260.0, 360.0, 500.0, 660.0)

@@ -25,8 +25,8 @@ from domainpar.tracking.reco.tracks import (
     build_tracks,
     finished,
     quality,
+    select_by_quality,
     tracks_from_scores,
-    worthy,
 )
 from domainpar.tracking.scoring.event_tracks import with_tracks
 from domainpar.tracking.scoring.scores import score_event
@@ -298,7 +298,7 @@ def test_the_worth_of_a_track_is_its_hits_twice_the_best_score_that_leads_to_eac
     assert quality(two, segments, hits) == pytest.approx([expected[0] + 2 + 8, expected[1] + 1 + 8])
     for least, kept in ((14.8, [0, 0, 0, 1, 1, 1]), (15.0, [0, 0, 0, -1, -1, -1]), (16.1, [-1] * 6)):
         options = TrackOptions("greedy", score_cut=0.0, min_quality=least)
-        assert worthy(two, edges, logits, hits, options).tolist() == kept, least
+        assert select_by_quality(two, edges, logits, hits, options).tolist() == kept, least
 
 
 def test_a_track_is_worth_more_the_closer_its_hits_lie_to_one_helix_as_its_surfaces_measure_them():

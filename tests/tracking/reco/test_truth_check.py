@@ -26,7 +26,7 @@ def rows(off=0.0, tesla=1.0, turned=AS_IT_IS):
         zip(("vx", "vy", "vz"), np.outer(VERTEX, p[0] * 0 + 1))
     )
     at_hits = np.repeat(np.arange(1, NUMBER + 1), 5)
-    truth = EventTruth(at_hits, at_hits, particles=Particles.of_table(np.arange(1, NUMBER + 1), table, at_hits))
+    truth = EventTruth(at_hits, at_hits, particles=Particles.from_table(np.arange(1, NUMBER + 1), table, at_hits))
     x, y, z = turned @ p
     d0 = VERTEX[1] * np.cos(phi) - VERTEX[0] * np.sin(phi)
     z0 = VERTEX[2] - (VERTEX[0] * np.cos(phi) + VERTEX[1] * np.sin(phi)) * np.sinh(eta)

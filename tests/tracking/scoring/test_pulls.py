@@ -9,8 +9,8 @@ from source_files import read_event
 from domainpar.tracking.events.acts_maker import _WRITTEN, _simulate, acts_field
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.ckf.finder import find_tracks
-from domainpar.tracking.reco.ckf.layout import layout_of
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import fit_perigees

@@ -12,7 +12,7 @@ import torch
 from random_events import random_assignment, random_event
 
 from domainpar.parallel.errors import RanksFailed
-from domainpar.parallel.presence import guard
+from domainpar.parallel.rank_status import guard
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore, event_file_name, write_event, write_manifest
 from domainpar.tracking.scoring.scorer import Scorer
@@ -40,7 +40,7 @@ SCORE_BY_IDS = partial(score_events, ids_as_logits)
 
 def scored(world, store, directory, finish, score=SCORE_BY_IDS, **options):
     """Events by round, in the order in which every rank heard of them."""
-    scorer = Scorer(score, store, world, directory, finish, judge=lambda event, scores: None, **options)
+    scorer = Scorer(score, store, world, directory, finish, evaluate=lambda event, scores: None, **options)
     return [[outcome.scored.event for outcome in outcomes] for outcomes in scorer.rounds(store.events())]
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_finish_its_event_ends_all(tmp_path, store, failing):
             return scores
 
         try:
-            with guard(world.presence):
+            with guard(world.rank_status):
                 scored(world, store, tmp_path, finish)
         except RanksFailed:
             return "ended by another"

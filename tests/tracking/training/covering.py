@@ -16,7 +16,7 @@ from domainpar.nn.program import set_threads
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import write_manifest
-from domainpar.tracking.training.inputs import open_lessons
+from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.run import make_trainer
 from partitioners import Topology, get_partitioner
 
@@ -80,7 +80,7 @@ def parameters_after_steps(world, stores, row, grouping="contiguous", threads=1)
     flags = {name: value for name, value in row.items() if name not in ("tiles", "kind")}
     config = TrainConfig(**SMALL, **flags, **row["kind"], grouping=grouping)
     set_threads(threads)
-    training_data = open_lessons(config, Path(stores) / row["tiles"], world)
+    training_data = open_training_data(config, Path(stores) / row["tiles"], world)
     trainer = make_trainer(config, training_data, world)
     for step in range(NUM_STEPS):
         trainer.step(training_data.train, step)

@@ -320,8 +320,8 @@ def test_strict_refuses_an_event_of_which_a_rank_would_own_nothing(tmp_path, sec
 @fault(16)
 def test_the_report_says_what_was_left_out(store, tmp_path):
     pytest.importorskip("jinja2")
+    from domainpar.tracking.display.run_facts import facts
     from domainpar.tracking.display.run_files import read_run_files
-    from domainpar.tracking.display.summary import facts
 
     whole = tmp_path / "whole"
     outcome(store, whole, 1)

@@ -11,8 +11,8 @@ from domainpar.common.agreement import Refused
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.store import EventStore, write_manifest
-from domainpar.tracking.training.inputs import check_lessons
-from domainpar.tracking.training.targets import FAKE, NOT_KNOWN, OTHER, TARGET, UNKNOWN, EdgeRules, edge_classes
+from domainpar.tracking.training.edge_classes import FAKE, NOT_KNOWN, OTHER, TARGET, UNKNOWN, EdgeRules, edge_classes
+from domainpar.tracking.training.inputs import check_edges
 
 PARTICLES = Particles(
     particle_id=np.array([11, 12, 2**60, 14]),
@@ -39,7 +39,7 @@ def test_edges_are_fake_or_target_or_of_other_particles():
 
 
 def test_weights_and_their_total_belong_to_the_classes():
-    rules = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
+    rules = EdgeRules.by_class(target=3.0, fake=0.5, other=0.25)
     kinds = rules.kinds(np.array([FAKE, OTHER, TARGET, TARGET, FAKE, FAKE], np.int8), None, None)
     assert rules.weights(kinds).tolist() == [0.5, 0.25, 3.0, 3.0, 0.5, 0.5]
     assert rules.count(kinds).tolist() == [0, 0, 0, 3, 2, 1]
@@ -50,14 +50,14 @@ def test_weights_and_their_total_belong_to_the_classes():
 def test_the_weight_of_a_step_is_added_up_in_one_order_whatever_the_weights():
     """Fake, then target, then other: another order could end in another last bit."""
     fake, target, other = 0.1, 0.7, 0.3
-    total = EdgeRules.of_classes(target, fake, other).total(np.array([0, 0, 0, 1_234_567, 89_123, 77_777]))
+    total = EdgeRules.by_class(target, fake, other).total(np.array([0, 0, 0, 1_234_567, 89_123, 77_777]))
     assert total == 1_234_567 * fake + 89_123 * target + 77_777 * other
 
 
 def _lessons(world, directory, target):
     """The warnings, but that of random edges, which few segments are among; or what was refused."""
     try:
-        found = check_lessons(EventStore(directory), world, target, None if target is None else "pt: [2, .inf]")
+        found = check_edges(EventStore(directory), world, target, None if target is None else "pt: [2, .inf]")
     except Refused as refused:
         return [refused.what]
     return [line for line in found if "no network finds the others" not in line]
@@ -95,7 +95,7 @@ def test_edges_of_which_the_truth_is_not_known_weigh_nothing_whatever_the_rules(
     classes = edge_classes(np.array([1, -1, 0, -1]), None, None, None)
     assert classes.tolist() == [TARGET, UNKNOWN, FAKE, UNKNOWN]
     for rules in (
-        EdgeRules.of_classes(2.0, 3.0, 4.0),
+        EdgeRules.by_class(2.0, 3.0, 4.0),
         EdgeRules.of([(5.0, {}), (7.0, {"y": [0, 1]}), (9.0, {"y": ["is_not", 1]})]),
         EdgeRules.of([]),
     ):

@@ -14,7 +14,7 @@ from domainpar.nn.options import NetworkOptions
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import BITWISE, TrainConfig
-from domainpar.tracking.cost import pieces
+from domainpar.tracking.cost import event_pieces as pieces
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import ORDERS, build_model
 from domainpar.tracking.training.run import train

@@ -8,8 +8,8 @@ import pytest
 
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET
 from domainpar.tracking.training.metrics import EdgeCounts, EdgeMetrics, metrics_of
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET
 
 
 def scored_edges(seed, count=300, ties=True):

@@ -22,8 +22,8 @@ from domainpar.runs.checkpoint import Checkpoints
 from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run, parse
 from domainpar.tracking.config import ConfigError, TrainConfig
+from domainpar.tracking.display.run_facts import command
 from domainpar.tracking.display.run_files import read_run_files
-from domainpar.tracking.display.summary import command
 from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.run import train
 from domainpar.tracking.training.summary import resume_command

@@ -13,9 +13,9 @@ from refused import refused
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training import parts
+from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
-from domainpar.tracking.training.targets import FAKE, OTHER, TARGET, EdgeRules, edge_classes
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_data_groups_keep_what_they_themselves_load(store, loads):
 
 
 TARGET_PARTICLES = {"pt": [0.5, float("inf")]}
-WEIGHTS = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
+WEIGHTS = EdgeRules.by_class(target=3.0, fake=0.5, other=0.25)
 
 
 def _classes(world, path):

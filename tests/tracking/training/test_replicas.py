@@ -7,12 +7,12 @@ from faults.on_purpose import spoil_tensor
 from marks import fault
 from random_store import write_random_store
 
-from domainpar.common.agreement import strays
+from domainpar.common.agreement import differing_ranks
 from domainpar.parallel.digests import digest
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.training.monitor.failure import StepFailed
-from domainpar.tracking.training.monitor.ranks import replicated
+from domainpar.tracking.training.monitor.rank_differences import replicated
 from domainpar.tracking.training.run import train
 
 FIRST_PARAMETER = "node_encoder.mlp.linears.0.weight"
@@ -156,4 +156,4 @@ def test_parameters_buffers_and_the_optimisers_state_are_all_looked_at():
     [("aaba", [2]), ("baa", [0]), ("ab", [1]), ("aabb", [2, 3]), ("abc", [1, 2]), ("abbb", [0])],
 )
 def test_those_who_differ_from_most_have_drifted(held, drifted):
-    assert strays(held) == drifted
+    assert differing_ranks(held) == drifted

@@ -48,7 +48,7 @@ class AskedInStep(StopFlag):
 
     @property
     def asked(self):
-        mark = self._world.presence.last_mark
+        mark = self._world.rank_status.last_mark
         return self._step == 0 or (mark is not None and (mark.phase, mark.step + 1) == ("optimizer", self._step))
 
 

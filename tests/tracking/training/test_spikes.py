@@ -9,7 +9,7 @@ from random_store import write_random_store
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.training.monitor import spikes
-from domainpar.tracking.training.monitor.sizes import Changes, of_layers
+from domainpar.tracking.training.monitor.sizes import Changes, layer_norms
 from domainpar.tracking.training.run import train
 
 
@@ -17,8 +17,8 @@ def seen(losses, norms=None):
     """The steps at which there are spikes, with their records."""
     look, found = spikes.Spikes(), {}
     for step, loss in enumerate(losses):
-        of_layers = {"first": 1.0, "last": 2.0} if norms is None else norms(step)
-        if (spike := look.look(loss, of_layers, [f"event {step}"])) is not None:
+        layer_norms = {"first": 1.0, "last": 2.0} if norms is None else norms(step)
+        if (spike := look.look(loss, layer_norms, [f"event {step}"])) is not None:
             found[step] = spike
     return found
 
@@ -63,7 +63,7 @@ def test_the_line_names_step_event_and_layer():
 
 
 def test_a_layer_is_as_large_as_all_its_tensors_together():
-    assert of_layers(["a", "b", "a"], [3.0, 1.0, 4.0]) == {"a": 5.0, "b": 1.0}
+    assert layer_norms(["a", "b", "a"], [3.0, 1.0, 4.0]) == {"a": 5.0, "b": 1.0}
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)).double()
     layer_of = {parameter: name[0] for name, parameter in model.named_parameters()}
     before = [parameter.detach().clone() for parameter in model.parameters()]

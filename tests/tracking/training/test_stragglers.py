@@ -12,7 +12,7 @@ from random_store import write_random_store
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.monitor.ranks import STEPS, Stragglers, lines
+from domainpar.tracking.training.monitor.rank_differences import STEPS, Stragglers, lines
 from domainpar.tracking.training.record import StepTotals
 from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of

@@ -16,11 +16,11 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig, Weighting
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.training.edge_classes import FAKE, TARGET, EdgeRules, edge_classes
 from domainpar.tracking.training.inputs import edge_weights_of
 from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.sampler import samples_of
-from domainpar.tracking.training.targets import FAKE, TARGET, EdgeRules, edge_classes
 
 INF = float("inf")
 NAN = float("nan")
@@ -130,7 +130,7 @@ def test_what_an_event_does_not_tell_is_refused():
 
 # --- in a step -------------------------------------------------------------------------------------------------------
 
-THREE_CLASSES = EdgeRules.of_classes(target=3.0, fake=0.5, other=0.25)
+THREE_CLASSES = EdgeRules.by_class(target=3.0, fake=0.5, other=0.25)
 FAST = {"pt": [0.5, INF]}
 SAME_BY_RULES = EdgeRules.of([(0.5, {"y": False}), (0.25, {"y": True}), (3.0, {"y": True, "pt": [0.5, INF]})])
 
@@ -192,7 +192,7 @@ def test_an_edge_of_negative_weight_is_taught_as_false(num_ranks):
 
 
 def test_a_configuration_gives_classes_or_rules():
-    assert edge_weights_of(TrainConfig(true_weight=2.0)) == EdgeRules.of_classes(2.0, 1.0, 0.0)
+    assert edge_weights_of(TrainConfig(true_weight=2.0)) == EdgeRules.by_class(2.0, 1.0, 0.0)
     text = "[{weight: 2, conditions: {y: true, pt: [1, .inf]}}]"
     assert edge_weights_of(TrainConfig(weighting=text)) == EdgeRules.of([(2.0, {"y": True, "pt": [1, INF]})])
 

@@ -49,7 +49,7 @@ def _steps(world, store, spoil, options, num_steps, events_per_step):
             trainer.step(samples, step)
     except (StepFailed, RanksFailed) as error:
         unchanged = all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters()))
-        return {"error": error, "step": step, "unchanged": unchanged, "phase": world.presence.last_mark.phase}
+        return {"error": error, "step": step, "unchanged": unchanged, "phase": world.rank_status.last_mark.phase}
     return {"error": None, "step": step, "unchanged": False, "phase": ""}
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from domainpar.common.problems import EventPlace
 from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, EventGraph, Hits, Particles
-from domainpar.tracking.events.labels import OF_PARTICLES, Label, of_particles
+from domainpar.tracking.events.labels import OF_PARTICLES, Label, particle_label
 from domainpar.tracking.events.store.arrays import ArrayFile
 from domainpar.tracking.events.store.layout import (
     COPY_ANEW,
@@ -198,7 +198,7 @@ class StoredEvent:
         particles = self.particles()
         if particles is None or not self.has_particle_ids or name not in {label.name for label in OF_PARTICLES}:
             raise self.place.problem(f"the event has no label {name}")
-        return of_particles(name, self.read_nodes("particle_id", ids), particles)
+        return particle_label(name, self.read_nodes("particle_id", ids), particles)
 
     @property
     def _names_of_node_labels(self) -> list[str]:
@@ -392,7 +392,7 @@ def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
             path=path.name,
             bytes=path.stat().st_size,
             sha256=event.sha256,
-            beam_spot=BeamSpot.of_particles(event.particles()),
+            beam_spot=BeamSpot.from_particles(event.particles()),
             **{name: getattr(event, name) for name in sizes},
         )
         return record, event.settings_digest, event.source_digest

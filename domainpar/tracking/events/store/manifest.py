@@ -140,7 +140,7 @@ class EventStore:
     def beam_spot(self) -> BeamSpot | None:
         """Where collisions lie along the beam: as given, or measured from the events with truth; None without."""
         given = self.settings.get("beam_spot")
-        return BeamSpot.of_events(record.beam_spot for record in self.records) if given is None else BeamSpot(*given)
+        return BeamSpot.from_events(record.beam_spot for record in self.records) if given is None else BeamSpot(*given)
 
     @property
     def digest(self) -> str:

@@ -69,7 +69,7 @@ class EventSurvey(NamedTuple):
         return cls(FeatureSums.of(nodes), FeatureSums.of(edges), levels, layers, (str(field), bending))
 
     @classmethod
-    def of_json(cls, item: Sequence[Any]) -> EventSurvey:
+    def from_json(cls, item: Sequence[Any]) -> EventSurvey:
         """One that travelled."""
         return cls(FeatureSums(*item[0]), FeatureSums(*item[1]), *item[2:])
 

@@ -90,7 +90,7 @@ def write_event(
         feature_names=tuple(graph.feature_names),
         edge_feature_names=tuple(graph.edge_feature_names),
         labels=labels,
-        beam_spot=BeamSpot.of_particles(graph.hits.particles),
+        beam_spot=BeamSpot.from_particles(graph.hits.particles),
     )
 
 
@@ -119,4 +119,4 @@ def _stored_arrays(graph: EventGraph, assignment: IntArray, num_tiles: int) -> d
     try:
         return {name: in_file_type(name, values) for name, values in arrays.items()}
     except ValueError as error:
-        raise EventPlace(hits.event_id).of(error) from error
+        raise EventPlace(hits.event_id).attach_to(error) from error

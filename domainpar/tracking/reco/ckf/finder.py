@@ -21,7 +21,7 @@ from domainpar.tracking.events.graph import BoolArray, IntArray
 from domainpar.tracking.events.motion import HIGHLAND
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
 from domainpar.tracking.reco.ckf.crossing import Scene
-from domainpar.tracking.reco.ckf.layout import Layout
+from domainpar.tracking.reco.ckf.detector_layout import Layout
 from domainpar.tracking.reco.ckf.seeds import find_seeds
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import STATE_DTYPE

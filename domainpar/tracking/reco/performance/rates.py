@@ -172,7 +172,7 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
     def each(words: str, value: Callable[[TrackCounts], str]) -> str:
         return f"{words}: {', '.join(f'{name} {value(counts)}' for name, counts in finders.items())}"
 
-    def of_style(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
+    def style_rate(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
         return lambda counts: short(rate(counts.styles[style]))
 
     def lost(counts: TrackCounts) -> str:
@@ -185,9 +185,9 @@ def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
         each("target particles lost, by the first step that lost them", lost),
         "fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
         "particle; most hits of an unlabelled track have no particle in the truth",
-        each("fake tracks per target particle", of_style(fakes_per_target)),
-        each("fraction of tracks of any pT that match no particle", of_style(unmatched_rate)),
-        *([each("duplicates per track", of_style(duplicates_per_track))] if some_duplicates else []),
+        each("fake tracks per target particle", style_rate(fakes_per_target)),
+        each("fraction of tracks of any pT that match no particle", style_rate(unmatched_rate)),
+        *([each("duplicates per track", style_rate(duplicates_per_track))] if some_duplicates else []),
         f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as in "
         "gnn_tracking",
         each("LHC, of the tracks of such particles", lambda counts: short(majority_rates(counts.majority)["lhc"])),

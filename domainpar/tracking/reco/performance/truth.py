@@ -17,7 +17,7 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Par
 from domainpar.tracking.events.store import StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import NO_PARTICLES, target_particles
 from domainpar.tracking.events.truth_order import places_along_particles, rows_of_table
-from domainpar.tracking.reco.ckf.layout import Layout, layout_of
+from domainpar.tracking.reco.ckf.detector_layout import Layout, layout_of
 from partitioners import Sectors
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 
-def of_layers(layers: Iterable[str], norms: Iterable[float]) -> dict[str, float]:
+def layer_norms(layers: Iterable[str], norms: Iterable[float]) -> dict[str, float]:
     """The norm of each layer, of the norms of tensors and the layers they belong to."""
     squares: dict[str, float] = {}
     for layer, norm in zip(layers, norms, strict=True):
@@ -50,7 +50,7 @@ class Changes:
         Returns:
             By layer, for `metrics.jsonl`: None where a norm is too large for the parameters' type.
         """
-        parameters, updates = (of_layers(self._layer_of.values(), norms) for norms in self._norms)
+        parameters, updates = (layer_norms(self._layer_of.values(), norms) for norms in self._norms)
         return {
             layer: {
                 "parameters": _json(size),

@@ -15,8 +15,8 @@ from domainpar.runs.records import RunRecord
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
 from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
-from domainpar.tracking.training.forecast import DATA_BYTES, weight_of
 from domainpar.tracking.training.network import DTYPES
+from domainpar.tracking.training.step_memory import DATA_BYTES, weight_of
 
 OF_TRACKS = 300
 """Bytes of a hit while tracks are found, fitted and compared with the truth; seen, not derived. Kernels that are

@@ -17,7 +17,7 @@ import yaml
 from domainpar.common.agreement import agree, on_all, on_root
 from domainpar.common.atomic_files import json_bytes, write_whole
 from domainpar.common.problems import Problem
-from domainpar.common.words import VOICE, progress, several, some_of
+from domainpar.common.words import PROGRESS_LOG, progress, several, some_of
 from domainpar.measure.forecast import Forecast, MemoryMeter
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
@@ -39,25 +39,24 @@ from domainpar.tracking.events.own_events import (
     kept_place,
     own_events,
     store_of_run,
-    told_of,
+    training_overlap,
 )
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, outside, settings_digest
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
-from domainpar.tracking.reco.ckf.layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.tracks import TrackOptions
-from domainpar.tracking.scoring import summary
+from domainpar.tracking.scoring import infer_summary as summary
 from domainpar.tracking.scoring.event_metrics import (
     EventMetrics,
     about_tracks,
-    judge_of,
+    evaluator,
     track_cuts,
     track_options,
 )
 from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
 from domainpar.tracking.scoring.filtering import Score, score_what_is_left
-from domainpar.tracking.scoring.forecast import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
     LIST,
@@ -69,6 +68,7 @@ from domainpar.tracking.scoring.score_files import (
 )
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
+from domainpar.tracking.scoring.scoring_memory import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.streaming import stream
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
@@ -123,7 +123,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     if world.is_root:
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
         for line in (*job.first_lines(allocator), *predicted):
-            VOICE.say(line)
+            PROGRESS_LOG.say(line)
     if config.tune:
         job = _tuned(config, job)
     outcomes: dict[str, Outcome] = {}
@@ -137,7 +137,7 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
                 else:
                     outcomes[outcome.scored.event] = outcome
                 if world.is_root:
-                    VOICE.say(summary.event_line(outcome))
+                    PROGRESS_LOG.say(summary.event_line(outcome))
             advance(len(finished))
     if not outcomes:
         raise Problem(f"none of {len(job.records)} events could be scored: {left_out[0].why}", event=left_out[0].event)
@@ -157,11 +157,11 @@ def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None
     scorer = replace(job.scorer, directory=place, finish=finish)
     if world.is_root:
         for line in (*job.first_lines(allocator), f"stream   : into {place}; Ctrl-C or kill -TERM ends it"):
-            VOICE.say(line)
+            PROGRESS_LOG.say(line)
     with StopFlag.listening("stopping after the events under way") as stop:
         figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
     if world.is_root:
-        VOICE.close(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event")
+        PROGRESS_LOG.close(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event")
 
 
 def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
@@ -205,9 +205,9 @@ def _publish(
     # In the order of the store: that of the outcomes depends on the ranks.
     records = [record for record in job.records if record.event in outcomes]
     in_order = [outcomes[record.event] for record in records]
-    judgements = EventMetrics(records, outcomes, Tasks.of(job.record))
-    metrics, performance = judgements.metrics(), judgements.performance()
-    in_map = {name: bool((outcome.judgement or {}).get("in_map")) for name, outcome in outcomes.items()}
+    evaluations = EventMetrics(records, outcomes, Tasks.of(job.record))
+    metrics, performance = evaluations.metrics(), evaluations.performance()
+    in_map = {name: bool((outcome.evaluation or {}).get("in_map")) for name, outcome in outcomes.items()}
     own, run = own_events(job.of_run, job.of_filter), Path(job.record.run)
     alike = alike_by_name(job.of_run, run, job.scorer.store, records)
     seen = None if own is None else own.counted(records, in_map, alike)
@@ -245,14 +245,14 @@ def _publish(
     skipped = f"WARNING: {several(len(left_out), 'event')} left out that could not be used"
     notes = [
         memory_taken(expected, taken),
-        *told_of(seen),
-        *judgements.not_counted(),
-        *judgements.of_the_field(),
-        *judgements.against_truth(),
+        *training_overlap(seen),
+        *evaluations.not_counted(),
+        *evaluations.field_mismatch(),
+        *evaluations.against_truth(),
         *([f"{skipped}: {some_of([it.event for it in left_out])} (why: {LIST})"] if left_out else []),
     ]
     last = summary.last_lines(in_order, directory, record, beside, BESIDE.get(config.format))
-    VOICE.close(*tables, *notes, *last)
+    PROGRESS_LOG.close(*tables, *notes, *last)
 
 
 def _set_up(config: InferConfig, world: World) -> ScoringJob:
@@ -309,7 +309,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.ckf, splits, store.beam_spot or BEAM_SPOT),
-        judge=judge_of(config, trained.target.value if trained.target else None, tasks, records, in_maps, options),
+        evaluate=evaluator(config, trained.target.value if trained.target else None, tasks, records, in_maps, options),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,

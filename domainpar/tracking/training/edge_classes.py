@@ -7,7 +7,7 @@ left out of the loss and of all metrics. Metrics count classes. The loss weighs 
 Each rule has a weight and conditions, in the grammar of `events.targets`, on `y` (the label of an edge) or on a
 quantity of its particle. A rule holds for an edge that meets all its conditions; of the rules that hold the last one
 wins. Where none holds a true edge weighs 0 and a false one 1. A false edge has no particle: it meets no condition on
-one, nor the opposite. One weight for each class is three rules (`EdgeRules.of_classes`).
+one, nor the opposite. One weight for each class is three rules (`EdgeRules.by_class`).
 
 With a negative weight an edge is trained as false, with the size of the weight. The loss is divided by the sum of the
 sizes.
@@ -90,7 +90,7 @@ class EdgeRules:
         return cls(tuple(WeightRule(weight, conditions) for weight, conditions in rules))
 
     @classmethod
-    def of_classes(cls, target: float = 1.0, fake: float = 1.0, other: float = 0.0) -> EdgeRules:
+    def by_class(cls, target: float = 1.0, fake: float = 1.0, other: float = 0.0) -> EdgeRules:
         """One weight for each class.
 
         Args:

@@ -21,7 +21,7 @@ import psutil
 from domainpar.common import faults, timeouts
 from domainpar.common.agreement import Refused
 from domainpar.common.problems import Problem, Where, as_problem, error_text, nobody_reads
-from domainpar.common.words import VOICE
+from domainpar.common.words import PROGRESS_LOG
 from domainpar.parallel.board import Life, Mark, SideChannel
 from domainpar.parallel.errors import RankMissing, RanksFailed
 from domainpar.parallel.launcher import Kind, detect
@@ -41,7 +41,7 @@ IN_A_PROGRAM = (
 DOCTOR = "python -m domainpar.doctor, started the same way, tells what of this machine works"
 
 
-class Presence:
+class RankStatus:
     """This rank on the board, from its first mark until it closes what it talks over.
 
     Args:
@@ -66,7 +66,7 @@ class Presence:
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
         """Leave a `Mark` of what this rank is about to do; when a deadline passes, the last of every rank is shown."""
         self.last_mark = Mark(step, phase, event, round(time.time(), 3))
-        VOICE.phase = phase
+        PROGRESS_LOG.phase = phase
         for transport in self.transports:
             transport.doing = f"step {step}, {phase}"
         faults.at(phase, step)
@@ -164,10 +164,10 @@ class Watcher(threading.Thread):
     (`store`: a connection of its own; `serves`: whether it lives in this process, which then ends last.)
     """
 
-    def __init__(self, store: Store, presence: Presence, serves: bool) -> None:
+    def __init__(self, store: Store, rank_status: RankStatus, serves: bool) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._store, self._presence, self._serves = store, presence, serves
-        self._rank, size = presence.transport.rank, presence.transport.size
+        self._store, self._status, self._serves = store, rank_status, serves
+        self._rank, size = rank_status.transport.rank, rank_status.transport.size
         self._poll = max(timeouts.WATCH_POLL, timeouts.POLL_PER_RANK * size)
         self._stopped = threading.Event()
         self._launchers = launchers_of(detect().kind)
@@ -184,8 +184,8 @@ class Watcher(threading.Thread):
                 beat, next_beat = beat + 1, time.monotonic() + max(timeouts.BEAT, self._poll)
                 frame = sys._current_frames().get(self._watched or 0)  # the innermost one of the main thread
                 place = in_words(*where(frame)) or line_of_user(frame, "ours")
-                life = self._presence.look(beat)._replace(place=place)
-                self._presence.end_if_late()
+                life = self._status.look(beat)._replace(place=place)
+                self._status.end_if_late()
             try:
                 if life is not None:
                     self._store.set(f"life/{self._rank}", json.dumps(life))
@@ -235,7 +235,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def guard(presence: Presence) -> Iterator[None]:
+def guard(rank_status: RankStatus) -> Iterator[None]:
     """Around the work of a program: an error on one rank ends all of them, at once and with one message.
 
     What all ranks refused together (`agree`) is printed by rank 0 and becomes exit code 2. Any other error is printed
@@ -244,28 +244,28 @@ def guard(presence: Presence) -> Iterator[None]:
     try:
         yield
     except Refused as refused:
-        if presence.transport.rank == 0:
+        if rank_status.transport.rank == 0:
             write_error(refused.text)
-        presence.close(compare=False)
+        rank_status.close(compare=False)
         raise SystemExit(2) from None
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # the program is done, as it says
             raise
-        fail(presence, error)
+        fail(rank_status, error)
         raise
 
 
-def fail(presence: Presence, error: BaseException) -> None:
+def fail(rank_status: RankStatus, error: BaseException) -> None:
     """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
-    marks = presence.marks
+    marks = rank_status.marks
     follows = isinstance(error, RanksFailed)  # the rank that failed says why
     if not follows and (marks is None or marks.claim_failure()) and not nobody_reads(error):
         problem = as_problem(error)
-        write_error(report(problem or error, presence.where(problem)))
+        write_error(report(problem or error, rank_status.where(problem)))
     elif marks is not None and marks.between_processes:
         # One failure makes others, which would only hide it; and where nobody reads there is nobody to tell.
         time.sleep(timeouts.REPORT)
-    presence.transport.abort(exit_code(error))
+    rank_status.transport.abort(exit_code(error))
 
 
 def report(error: BaseException, where: Where) -> str:
@@ -282,7 +282,7 @@ def report(error: BaseException, where: Where) -> str:
     if isinstance(error, Problem):
         return error_text(error.what, where, error.hint)
     stack = error.__traceback__  # from the caller's own code on
-    own = {contextlib.__file__, *(str(Path(__file__).with_name(name)) for name in ("presence.py", "world.py"))}
+    own = {contextlib.__file__, *(str(Path(__file__).with_name(name)) for name in ("rank_status.py", "world.py"))}
     while stack is not None and stack.tb_frame.f_code.co_filename in own:
         stack = stack.tb_next
     trace = "".join(traceback.format_exception(type(error), error, stack))

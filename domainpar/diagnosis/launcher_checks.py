@@ -2,7 +2,7 @@
 
 Where nobody else has started ranks the doctor starts two by itself, to see that MPI and gloo work here: by each mpiexec
 there is, since only one of mpi4py's own library starts ranks that find each other. They run
-`mpiexec -n 2 python -m domainpar.diagnosis.launcher FILE mpi SECONDS`.
+`mpiexec -n 2 python -m domainpar.diagnosis.launcher_checks FILE mpi SECONDS`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from domainpar.common.limits import cores_here
 from domainpar.common.models import as_json, read_as
 from domainpar.common.words import several
 from domainpar.diagnosis.finding import Finding, Verdict, failed, gathered, skipped, works
-from domainpar.diagnosis.transport import check_halo, check_transport
+from domainpar.diagnosis.transport_checks import check_halo, check_transport
 from domainpar.measure.programs import LET_OPEN_MPI_START, mpiexecs, own_path, run_limited
 from domainpar.parallel.launcher import Launcher, alone_in_job
 from domainpar.parallel.meeting import unsuited
@@ -132,7 +132,15 @@ def _probe(
     variables = [{"OMP_NUM_THREADS": "1", **own_path(), **of_copy} for of_copy in environments]
     with TemporaryDirectory(prefix="domainpar-") as folder:
         file = Path(folder, "findings.json")
-        command = [*start, sys.executable, "-m", "domainpar.diagnosis.launcher", str(file), transport, str(seconds)]
+        command = [
+            *start,
+            sys.executable,
+            "-m",
+            "domainpar.diagnosis.launcher_checks",
+            str(file),
+            transport,
+            str(seconds),
+        ]
         try:
             ended = run_limited(command, timeouts.STARTING + 2 * seconds, variables, OF_LAUNCHERS)
         except OSError as error:

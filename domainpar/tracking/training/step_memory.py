@@ -18,7 +18,8 @@ from domainpar.nn.interaction import OnStages
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.cost import pieces, scratch
+from domainpar.tracking.cost import event_pieces as pieces
+from domainpar.tracking.cost import scratch
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer

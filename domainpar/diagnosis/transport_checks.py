@@ -10,7 +10,7 @@ from torch import Tensor
 
 from domainpar.common.agreement import Refused, gather
 from domainpar.diagnosis.finding import Finding, failed, skipped, works
-from domainpar.diagnosis.machine import nccl_version
+from domainpar.diagnosis.machine_checks import nccl_version
 from domainpar.measure.rates import MEBIBYTE, SIZES, transport_rates
 from domainpar.measure.ring import parts_of_ring, ring_edges
 from domainpar.nn.interaction import InteractionNetwork
@@ -53,9 +53,9 @@ def check_transports(
         if isinstance(second, Finding):
             yield second
             continue
-        world.presence.transports.append(second)  # so that this rank's watcher sees a deadline pass
+        world.rank_status.transports.append(second)  # so that this rank's watcher sees a deadline pass
         yield check_transport(second, seconds, device)
-        world.presence.transports.remove(second)
+        world.rank_status.transports.remove(second)
         world.transport.barrier()  # nobody ends it while others still use it
         second.close()
 

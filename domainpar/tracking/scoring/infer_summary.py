@@ -140,7 +140,7 @@ def last_lines(
         f"seconds per event: {', '.join(of_stages)}",
         *metric_lines(record),
     ]
-    blind = sum(outcome.judgement is None or outcome.judgement["edges"] is None for outcome in outcomes)
+    blind = sum(outcome.evaluation is None or outcome.evaluation["edges"] is None for outcome in outcomes)
     if blind and record.learns_edges:
         wanted = " for --target" if record.target else ""
         lines.append(f"{several(blind, 'event')} without truth to count against{wanted}")

@@ -106,7 +106,7 @@ class WholeGradients:
         ranks: GraphRanks = waiting[0].grad.ranks  # type: ignore[union-attr]
         ranks.log.compare()
         if self._several:
-            waiting = self._of_all_groups(waiting)
+            waiting = self._in_any_group(waiting)
             for parameter in waiting:
                 self._as_share(parameter, ranks)
         summed = []
@@ -132,7 +132,7 @@ class WholeGradients:
         earlier = self._earlier.pop(id(parameter), None)
         parameter.grad = gradient.to(parameter.dtype) if earlier is None else earlier.copy_(gradient)
 
-    def _of_all_groups(self, waiting: list[Tensor]) -> list[Tensor]:
+    def _in_any_group(self, waiting: list[Tensor]) -> list[Tensor]:
         """Parameters of which any group has a gradient; what the groups hold is one model. *Collective*.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 from domainpar.placed import exact
 from domainpar.placed.dispatch import aten, bound, decided, name_of, otherwise, rule, rule_of_rows
 from domainpar.placed.ranks import NotExact, Sum
-from domainpar.placed.rules.each_row import of_each, share
+from domainpar.placed.rules.each_row import call_each_row, share
 from domainpar.placed.rules.reductions import total_of
 from domainpar.placed.tensor import Placed, is_rows, local_rows, placed_in, plain, same, settle
 
@@ -101,7 +101,7 @@ def _mv(func: Any, args: Any, kwargs: Any) -> Any:
 def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
     along_features = is_rows(x) and x.place.dim < x.dim() - len(args[1])
-    return of_each(func, args, kwargs, x.place) if along_features else otherwise(func, args, kwargs)
+    return call_each_row(func, args, kwargs, x.place) if along_features else otherwise(func, args, kwargs)
 
 
 @rule_of_rows(aten.native_group_norm)
@@ -110,7 +110,7 @@ def _group_norm(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_rows(x) or x.place.dim:
         return otherwise(func, args, kwargs)
     weights = [plain(w, x.ranks) if isinstance(w, Tensor) else w for w in (weight, bias)]
-    return of_each(lambda rows: func(rows.contiguous(), *weights, len(rows), *sizes), (x,), {}, x.place)
+    return call_each_row(lambda rows: func(rows.contiguous(), *weights, len(rows), *sizes), (x,), {}, x.place)
 
 
 @rule_of_rows(aten.native_layer_norm_backward, aten.native_group_norm_backward)

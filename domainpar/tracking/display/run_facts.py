@@ -16,7 +16,7 @@ from domainpar.runs.directory import figure_of
 from domainpar.runs.records import RunRecord, StoreRecord, Table
 from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
-from domainpar.tracking.events.own_events import told_of
+from domainpar.tracking.events.own_events import training_overlap
 
 STATES = {
     "done": "done",
@@ -88,7 +88,7 @@ def facts(run: RunFiles) -> ReportTable:
         elsewhere = "" if by.store_digest == record.store.digest else f", of {_store(by.store, by.store_digest)}"
         scored = f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, "
         scored += f"{by.checkpoint} checkpoint (step {by.step}){elsewhere}"
-        scored = "; ".join([scored, *(told_of(by.trained_on) if "trained_on" in by.content else [])])
+        scored = "; ".join([scored, *(training_overlap(by.trained_on) if "trained_on" in by.content else [])])
     exactness = "the same bits on any number of ranks (self-test passed)"
     if record.bitwise_problem:
         exactness = f"the same result on any number of ranks up to rounding only: {record.bitwise_problem}"

@@ -14,7 +14,7 @@ import torch
 from domainpar.common import timeouts
 from domainpar.common.agreement import agree
 from domainpar.common.problems import Problem, problem_record
-from domainpar.diagnosis import machine
+from domainpar.diagnosis import machine_checks as machine
 from domainpar.diagnosis.finding import (
     Finding,
     as_record,
@@ -26,13 +26,13 @@ from domainpar.diagnosis.finding import (
     works,
     write_json,
 )
-from domainpar.diagnosis.launcher import check_launcher, check_mpi, probe_gloo, probe_mpi
-from domainpar.diagnosis.transport import ADVICE, check_halo, check_rows, check_transport, check_transports
+from domainpar.diagnosis.launcher_checks import check_launcher, check_mpi, probe_gloo, probe_mpi
+from domainpar.diagnosis.transport_checks import ADVICE, check_halo, check_rows, check_transport, check_transports
 from domainpar.parallel.allocator import set_up_allocator
 from domainpar.parallel.gpus import VisibleGpus, seen_by
 from domainpar.parallel.launcher import Launcher, detect
 from domainpar.parallel.meeting import tells
-from domainpar.parallel.presence import guard
+from domainpar.parallel.rank_status import guard
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.tracking.config import DoctorConfig
@@ -158,7 +158,7 @@ def diagnose(config: DoctorConfig) -> int:
         world = World.launch(config.transport, config.device, timeout=timeouts.DOCTOR, join_seconds=timeouts.DOCTOR)
     except ValueError as refused:
         return _without_world(config, refused)
-    with guard(world.presence):
+    with guard(world.rank_status):
         problem, file = None, config.json  # refused before anything takes time
         if world.is_root and file is not None and (Path(file).is_dir() or not Path(file).resolve().parent.is_dir()):
             what = f"--json {file}: no file can be written there"

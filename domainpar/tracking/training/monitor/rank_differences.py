@@ -57,8 +57,8 @@ def check_replicas(model: nn.Module, optimizer: torch.optim.Optimizer, world: Wo
     """
     difference = what_differs(replicated(model, optimizer), world.transport)
     if difference is not None:
-        what, strays = difference
-        fail_alike(world, StepFailed(what, HINT), strays[0])
+        what, differing_ranks = difference
+        fail_alike(world, StepFailed(what, HINT), differing_ranks[0])
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import FINDERS
 from domainpar.tracking.scoring.event_metrics import track_cuts, truth_to_count
+from domainpar.tracking.scoring.infer_summary import performance_lines
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores, write_list
-from domainpar.tracking.scoring.summary import performance_lines
 from partitioners import Sectors
 
 Performance = Mapping[str, Mapping[str, TrackCounts]]
