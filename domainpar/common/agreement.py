@@ -42,7 +42,7 @@ AnyRanks = TypeVar("AnyRanks", bound=Ranks)
 
 @dataclass(frozen=True)
 class Gathering:
-    """Ranks of which nothing is known but how to gather; alone by default."""
+    """Ranks given by a function that gathers; by default one rank alone."""
 
     rank: int = 0
     size: int = 1
@@ -50,7 +50,7 @@ class Gathering:
 
     @property
     def world_ranks(self) -> Sequence[int]:
-        """They are all there are."""
+        """Their names are their numbers."""
         return range(self.size)
 
 
@@ -59,7 +59,7 @@ class Refused(Problem):
 
     Attributes:
         ranks, size: Ranks of the run with a problem, empty if it belongs to none in particular; number of all.
-        first: The problem of the first of them alone; `what` has those of all.
+        first: The problem of the first of these ranks; `what` combines the problems of all.
         not_written: Whether on any of them a disk was full, or a place could not be written.
     """
 
@@ -132,7 +132,7 @@ def agree_on(ranks: Ranks, values: Mapping[str, str], hint: str = "start all ran
 
 
 def difference(ranks: Ranks, values: Mapping[str, str], hint: str) -> Problem | None:
-    """The first of the named values in which ranks differ, as a problem that all of them know; None if in none."""
+    """The problem of the first named value in which ranks differ, the same on all ranks; None if all agree."""
     everyone = gather(ranks, dict(values))
     # By order of mention, rank 0's names first: every rank comes to the same first difference.
     for name in dict.fromkeys(name for named in everyone for name in named):
@@ -152,7 +152,7 @@ def on_all(
 
     Args:
         ranks: Those that agree.
-        make: Talks to nobody.
+        make: Makes it, without communication.
         settle: Raises on all ranks alike if any has a problem: `agree`, or another way to do so.
     """
     try:
@@ -174,9 +174,9 @@ def on_root(ranks: Ranks, make: Callable[[], T], kind: Any = Any) -> T:
 
 
 def differing_ranks(held: Sequence[Any]) -> list[int]:
-    """Ranks that hold something else than most do; without a majority, something else than rank 0 does."""
+    """Ranks whose value differs from the majority's or, without a majority, from that of rank 0."""
     (commonest, count), *_ = Counter(held).most_common()
-    # Without a majority nobody knows who is right: rank 0, which speaks for all, is taken for it.
+    # Without a majority rank 0, which prints for all ranks, counts as right.
     most = commonest if 2 * count > len(held) else held[0]
     return [rank for rank, value in enumerate(held) if value != most]
 

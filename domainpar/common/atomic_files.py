@@ -40,7 +40,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk: only then is a rename. File systems that refuse are let be."""
+    """Flush a directory, so that renames in it are on the disk. File systems that refuse this are ignored."""
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -1,16 +1,16 @@
 """numba's compiler as all kernels use it: without the GIL, kept on disk, and watched.
 
 A kernel is compiled at its first call ever and kept on disk; later processes load it. numba keeps it until the file of
-the function changes. But kernels call each other across files and take constants of others: what is kept could be
-yesterday's, other bits on one rank than on the next, or tracks of an old version. Here it is kept until its file
-changes, or one that this imports (`files_of`).
+the function changes. But kernels call functions and use constants of other files, so a kept kernel could be out of
+date: other bits on one rank than on the next, or tracks of an old version. Here a kernel is kept until its file, or a
+file that this one imports, changes (`files_of`).
 
-Ranks reach a new kernel together. Who does not find it on disk takes a lock of this machine and looks again, so that
-one rank compiles it and the others load it. What is compiled is said, and is no time of the work. Where nothing can be
-kept, kernels are compiled anew at every start, and that is said.
+Ranks reach a new kernel together. A rank that does not find it on disk takes a lock of this machine and looks again, so
+one rank compiles it and the others load it. Compiling is reported, and its time is not counted. Where nothing can be
+kept, kernels are compiled at every start, with a warning.
 
-In a kernel, a record (`table[i]` of a structured array) does not keep its array alive. Tables of records are arguments,
-which the caller owns: of one that is made in a kernel, numba gives the memory back once the last record is taken out.
+In a kernel, a record (`table[i]` of a structured array) does not keep its array alive. So tables of records are
+arguments, owned by the caller: numba frees a table made in a kernel once the last record is taken out of it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Places(caching.CompileResultCacheImpl):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not os.path.isabs(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~")):
-            # Of a user without a home, numba would make a directory "~" wherever the command is called.
+            # For a user without a home numba would make a directory "~" in the current one.
             self._locator_classes = [kind for kind in self._locator_classes if kind is not caching.UserWideCacheLocator]
         super().__init__(function)  # type: ignore[no-untyped-call]
 
@@ -87,10 +87,10 @@ class _Places(caching.CompileResultCacheImpl):
 class _KernelFiles(caching.IndexDataCacheFile):
     """The files of a kernel: a list, and machine code for each type of arguments and values that it closes over.
 
-    Each file says what it is of, and counts as missing where the list says otherwise. numba takes the number of a file
+    Each file names its kernel, and counts as missing if the list names another one. numba takes the number of a file
     from the list that it read last, and writes the list first. So two processes without a lock may give one number to
-    two kernels, and whoever reads before the file is there, or after a process was killed, finds that of before: the
-    code of another type, or yesterday's.
+    two kernels, and a process that reads before the file is written, or after a writer was killed, would load an older
+    file: code of another type or version.
     """
 
     def save(self, key: Any, data: Any) -> None:
@@ -98,7 +98,7 @@ class _KernelFiles(caching.IndexDataCacheFile):
         super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
 
     def load(self, key: Any) -> Any:
-        """What was kept of a kernel; None where nothing was, or something else is there."""
+        """The kept code of a kernel; None if there is none, or the file is another kernel's."""
         of = self._source_stamp, key
         kept = super().load(key)  # type: ignore[no-untyped-call]
         return kept[2] if kept is not None and kept[:2] == of else None
@@ -116,18 +116,18 @@ class _CachedKernels(caching.FunctionCache):
         super().__init__(function)  # type: ignore[no-untyped-call]
         if not hasattr(self._cache_file, "_source_stamp"):
             raise RuntimeError("this numba knows no stamp of sources: kernels on disk would outlive them.")
-        # Its stamp is put in when it is asked for.
+        # Its stamp is set at the first use.
         self._cache_file = _KernelFiles(self.cache_path, self._impl.filename_base, "")  # type: ignore[no-untyped-call]
         _hash_of(function.__code__.co_filename)  # the file as it is while it is imported, which numba reads too
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """The kernel kept on disk, also once another process has compiled it; None if this one is to compile it."""
-        # Only now: what stands further down in a file is not there yet while that is imported.
+        # Not earlier: while a file is imported, what stands further down in it does not exist yet.
         sources = "\n".join(map(_hash_of, sorted(files_of(self._py_func))))
         self._cache_file._source_stamp = hashlib.sha256(sources.encode()).hexdigest()
         kernel = self._load(signature, context)
         if kernel is None:
-            if not _WATCH.looked:  # once, so that what is said of it is true from the start
+            if not _WATCH.looked:  # once, so that the message about it is right from the start
                 _WATCH.looked = True
                 if why := why_not_kept(Path(self.cache_path)):
                     _WATCH.keeps_nothing(why)
@@ -145,9 +145,9 @@ class _CachedKernels(caching.FunctionCache):
     def _load(self, signature: Any, context: Any) -> Any:
         try:
             return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
-        except OSError:  # it is another user's, say; whether it can be written is said when it is
+        except OSError:  # for example another user's; whether it can be written is reported when it is
             return None
-        except Exception:  # what a machine left that went down: unpickled, it may raise anything
+        except Exception:  # left by a machine that crashed: unpickling may raise anything
             with suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
             return None
@@ -166,7 +166,7 @@ def _hash_of(file: str) -> str:
 def files_of(function: Callable[..., Any]) -> set[str]:
     """The file of a kernel, and those of its package and of ours that this one imports, directly or not.
 
-    Of files, as numba's own stamp: what is done once they are imported counts, such as giving operators to a type.
+    Files, not functions, as in numba's own stamp: what runs at import counts, such as adding operators to a type.
     """
     packages = {function.__module__.partition(".")[0], __name__.partition(".")[0]}
     files: set[str] = set()
@@ -180,7 +180,7 @@ def files_of(function: Callable[..., Any]) -> set[str]:
 
 @cache
 def _imported_by(file: str) -> list[tuple[str, str]]:
-    """Package and file of each module that a file imports, of what is a package."""
+    """Package and file of each module that a file imports, for modules in packages."""
     found = []
     for source, names in _IMPORTS.findall(Path(file).read_text(encoding="utf-8")):
         for module in {source, *(f"{source}.{name}".strip(".") for name in re.findall(r"[\w.]+", names))}:
@@ -206,7 +206,7 @@ class _CompileTimer(event.Listener):
         self.ready = 0  # kernels compiled, or taken from disk
 
     def clock(self) -> float:
-        """Seconds of this process, those spent here left out."""
+        """Seconds of this process, without those spent here."""
         with self._mutex:
             return (self._began if self._depth else time.perf_counter()) - self._seconds
 
@@ -234,8 +234,8 @@ class _CompileTimer(event.Listener):
         return None
 
     def lock(self) -> bool:
-        """Wait until no other process of this user compiles; returns whether that was new. Kept until numba is done."""
-        # Without locks every rank compiles for itself: slower, and nothing else.
+        """Take the lock, waiting for other compiling processes of this user; returns whether it took it now."""
+        # Without locks every rank compiles for itself, which is only slower.
         with self._mutex, suppress(OSError), ExitStack() as stack:
             if self._depth == 0 or self._file >= 0 or self._alone:
                 return False
@@ -271,7 +271,7 @@ class _CompileTimer(event.Listener):
 
 
 def _lock_file() -> Path:
-    """One for each user, copy of the package and machine: file systems that machines share may know no locks."""
+    """A lock for each user, copy of the package and machine: shared file systems may have no locks."""
     package = hashlib.sha256(str(Path(__file__).resolve().parents[1]).encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"domainpar-compiling-{os.getuid()}-{package}"
 
@@ -282,7 +282,7 @@ _WATCH = _CompileTimer()
 def watch_compiling(talks: bool) -> None:
     """Compile each kernel on one process of this machine at a time, and let `clock` stand still meanwhile.
 
-    A process that talks says so, once, when it compiles or waits for one that does.
+    A process that prints reports once when it compiles or waits for a process that does.
     """
     _WATCH.talks = talks
     if not _WATCH.listens:
@@ -292,5 +292,5 @@ def watch_compiling(talks: bool) -> None:
 
 
 def clock() -> float:
-    """Seconds, for the difference of two: those that numba took to load or compile kernels are not in them."""
+    """A clock in seconds that stands still while numba loads or compiles kernels."""
     return _WATCH.clock()

@@ -1,11 +1,11 @@
-"""Places where somebody may listen: an environment variable names the file of a listener, and its words.
+"""Fault injection for tests: an environment variable names the file of a listener and its arguments.
 
     export DOMAINPAR_FAULT="tests/faults/on_purpose.py rank=2,at=halo_bwd:1,step=3,do=kill"
     mpiexec -n 4 python -m domainpar.train
 
-Tests make one rank fail at one place so, to see how the others end. Unset, every place costs one look at a variable.
-docs/reference/fault_switch.md has the tables of places and actions, docs/faults.md the faults that are defended
-against. A test carries the number of its fault there: `@fault(29)`.
+Tests make one rank fail at one place, to see how the others end. Unset, each place costs one look at a variable.
+docs/reference/fault_switch.md lists the places and actions, docs/faults.md the faults. A test carries the number of its
+fault: `@fault(29)`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ SWITCH = "DOMAINPAR_FAULT"
 
 
 class Listener(Protocol):
-    """What `listener(rank, words)` of the file gives; None for a rank on which nothing is to happen."""
+    """The result of `listener(rank, words)` in that file; None for a rank on which nothing is to happen."""
 
     def begin(self, phase: str, step: int) -> None:
         """A phase of a step begins."""
 
     def reach(self, point: str, at_hand: Any) -> Any:
-        """This rank passes a place; returns what is at hand, or something in its place."""
+        """This rank passes a place with a value; returns it, or a replacement."""
 
 
 _listening: Listener | None = None
 
 
 def arm(rank: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Load the listener, once this process knows its rank. Unset, nobody listens.
+    """Load the listener, if the variable is set, once this process knows its rank.
 
     Raises:
         Problem: If the file cannot be loaded, or does not understand its words.
@@ -68,7 +68,7 @@ def at(phase: str, step: int) -> None:
 
 
 def reach(point: str, at_hand: T = None) -> T:  # type: ignore[assignment]
-    """Pass a place; returns what is at hand: a tensor, spoilt in place, or a plan, or in its place a spoilt one."""
+    """Pass a place with a tensor or plan; returns it, or a damaged one in a test."""
     if _listening is None:
         return at_hand
     changed: T = _listening.reach(point, at_hand)

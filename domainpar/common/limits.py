@@ -15,16 +15,16 @@ NO_LIMIT = 2**60  # bytes; version 1 writes a number above it where there is non
 
 
 class Memory(NamedTuple):
-    """Bytes that a memory group allows, and those of them that nobody uses; both infinite without a limit."""
+    """Bytes that a memory group allows, and the unused ones of these; both infinite without a limit."""
 
     limit: float
     free: float
 
 
 def cores_here() -> list[int]:
-    """Numbers of the cores that this process may use; on systems that bind nothing, all of the machine.
+    """Numbers of the cores that this process may use: all of the machine on systems without core binding.
 
-    With a quota of less time than they have, as many of them as it comes to, at least one.
+    With a quota of processor time, only as many cores as it amounts to, at least one.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     return cores[: max(1, int(min(quota(), len(cores))))]

@@ -1,7 +1,7 @@
 """Locks: one run or one preparation at a time in a directory. A lock names its process and machine.
 
-The system holds it (`flock`), and gives it back with the process, however that ends. What its file says is for the
-messages, and for machines that share the file system but not the lock.
+The system holds it (`flock`) and frees it when the process ends in any way. The content of its file is for messages,
+and for machines that share the file system but not the lock.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Claim:
         """Give the directory back."""
         if _HELD.get(self.file) is self:
             del _HELD[self.file]
-            with suppress(FileNotFoundError):  # somebody has removed it by hand
+            with suppress(FileNotFoundError):  # removed by a user
                 if os.path.samestat(os.fstat(self.file), self.path.stat()):
                     self.path.unlink()
             os.close(self.file)
@@ -140,7 +140,7 @@ def left_behind(directory: Path, work: Purpose) -> bool:
 
 
 def _locked(file: int, seconds: float, how: int = fcntl.LOCK_EX) -> bool:
-    """Whether the lock of an open file could be had: whoever looks at it has it for a moment."""
+    """Whether the lock of an open file is free, by taking it for a moment."""
     give_up_at = time.monotonic() + seconds
     while True:
         with suppress(BlockingIOError):

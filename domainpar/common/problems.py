@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What a user can mend, by its number: on one hand more room, on the other hand a different place.
+# Errors that a user can mend, by number: some by more room, others by another place.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PLACE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
@@ -24,9 +24,9 @@ _POINTER = b"version https://git-lfs"
 
 
 class Problem(ValueError):
-    """Something that was given or found cannot be used; it says what, of which event and file, and what to do.
+    """An error about given or found data: what is wrong, in which event and file, and the remedy.
 
-    A file that is a Git LFS pointer is that before all else, whatever its reader made of it.
+    A Git LFS pointer is reported as such, whatever error its reader met.
 
     Attributes:
         what: The error, with the values seen, without a full stop.
@@ -44,13 +44,13 @@ class Problem(ValueError):
         super().__init__(what)
 
     def __str__(self) -> str:
-        # Also for whoever catches it as a ValueError and prints it: nothing of it is lost.
+        # So that code which catches a ValueError and prints it shows everything.
         line = self.what + str(Where(event=self.event, file=self.file))
         return f"{line}\nhint: {self.hint}" if self.hint else line
 
 
 def _is_pointer(path: Path) -> bool:
-    """Whether a file is what Git leaves in the place of a large one."""
+    """Whether a file is the pointer that Git LFS leaves in place of a large one."""
     with suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
@@ -74,7 +74,7 @@ class EventPlace:
         return Problem(what, hint, event=self.event, file=self.file)
 
     def attach_to(self, error: ValueError) -> Problem:
-        """An error of code that saw values and not whose they are, now about this event."""
+        """Add this event to an error of code that saw its values only."""
         if isinstance(error, Problem):
             return Problem(error.what, error.hint, event=error.event or self.event, file=error.file or self.file)
         return self.problem(str(error).rstrip("."))
@@ -111,7 +111,7 @@ def error_text(what: str, where: Where | None = None, hint: str = "") -> str:
 
 
 def as_problem(error: BaseException | str, flag: str = "--out") -> Problem | None:
-    """An error that a user can mend, as a problem: it is told without a traceback. None for any other.
+    """An error that a user can mend, as a problem, which is printed without a traceback. None for any other.
 
     A problem is one; so are OSErrors of full disks and places that cannot be written, where `flag` names another, and
     letters that the encoding of the locale does not have.
@@ -142,7 +142,7 @@ def problem_record(error: BaseException | str) -> dict[str, Any]:
 
 
 def nobody_reads(error: BaseException) -> bool:
-    """Whether an error says that whoever read our standard output has gone, as `head` goes: there is nobody to tell."""
+    """Whether an error says that the reader of our standard output, such as `head`, has ended."""
     with suppress(OSError, ValueError, AttributeError):  # standard output that is no file, or closed
         if isinstance(error, BrokenPipeError):
             poll = select.poll()

@@ -1,6 +1,6 @@
 """All time-outs and pauses, in seconds, the shortest first: how long anything waits, and why not longer or shorter.
 
-Many of them depend on each other: whoever ends a run must leave the others the time to say why.
+Many depend on each other: a rank that ends a run must leave the others time to print why.
 `tests/common/test_timeouts.py` holds them in order. What a user can set has its default here.
 """
 
@@ -31,46 +31,45 @@ BEAT = 0.5
 """Between two signs of life of a watcher, some polls long: they are written through the network."""
 
 LINGER = 0.5
-"""The rank that serves the store ends this much after the others, some `WATCH_POLL`: all read of a failure first."""
+"""The rank that serves the store ends this much after the others, some `WATCH_POLL`: they read the failure first."""
 
 FORWARDING = 0.5
-"""Between a rank's last words and its abort: mpiexec passes on what ranks print, but not once it is told to abort.
-Shorter than `REPORT`."""
+"""Between a rank's last line and its abort: mpiexec forwards output, but not after an abort. Shorter than `REPORT`."""
 
 PATIENCE = 1.0
 """A rank that has waited for others this long counts as waiting, not as the one they wait for. Some `BEAT`, so that the
 board shows it."""
 
 REPORT = 1.0
-"""A rank that saw others fail leaves them the time to say why before it ends too, which may end the job. Longer than
-`FORWARDING` and `LINGER`, which the rank that speaks needs itself."""
+"""A rank that saw others fail waits this long before it ends too, which may end the job, so that they can print why.
+Longer than `FORWARDING` and `LINGER`, which the printing rank needs."""
 
 LOOK = 1.0
 """Between two looks, while ranks part, whether one of them waits for a call that will never be made."""
 
 COMPILING_SILENCE = 1.0
-"""Kernels of numba are loaded within this time; longer is compiled, and the user hears of it."""
+"""Kernels of numba load within this time; if it takes longer, they are compiled, and the user is informed."""
 
 SIGNS_OF_LIFE = 2.5 * BEAT
 """Between two readings of the board: a rank without a new sign of life by then has ended. More than two `BEAT`."""
 
 ORPHAN = 2.0
-"""Ranks whose store is gone leave this time to end by themselves, with their own words. Longer than `REPORT`."""
+"""Time for ranks whose store is gone to end by themselves, with their own message. Longer than `REPORT`."""
 
 LEAVING = 2.0
-"""A program that was asked to end, with all it has started, is killed then; a launcher passes `REPORT` on before."""
+"""From a request to end a program to killing it with all it has started; longer than `REPORT`, for launchers."""
 
 BOARD = 3.0
 """All of a reading of the board: longer than `SIGNS_OF_LIFE`. Else it lies on a machine that stopped."""
 
 SILENCE = 10.0
-"""A command that has said nothing for so long says what it is at. Long beside the lines of short work."""
+"""A command that has printed nothing for so long prints what it is doing. Long beside the lines of short work."""
 
 PROBE = 20.0
 """Wait of ranks that the doctor starts for each other: they do nothing that takes long."""
 
 LAUNCHER_ANSWER = 20.0
-"""A launcher or library that is asked for its version answers by then."""
+"""Time for a launcher or library to print its version."""
 
 DOCTOR_REPORT = 30.0
 """Ranks that cannot meet leave rank 0 of the doctor this time for the report: longer than `LAUNCHER_ANSWER`."""

@@ -72,13 +72,13 @@ def _what_to_type(program: str) -> str | None:
 
 
 class ProgressLog:
-    """Says what a process is at, whenever it has said nothing for long: also into a pipe or a file.
+    """Prints what a process is doing whenever it has printed nothing for long, also into a pipe or a file.
 
-    Lines with `WARNING:`, and indented ones behind them, are kept: `close` says them once more, where they are seen.
+    Lines with `WARNING:`, and indented ones after them, are kept: `close` prints them again, where they are seen.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.phase = ""  # what the work at hand is doing right now, in a word; empty where that is not known
+        self.phase = ""  # of the current work, in a word; empty where it is unknown
         self.silence = timeouts.SILENCE
         self._clock = clock
         self._works: list[Callable[[], str]] = []
@@ -105,7 +105,7 @@ class ProgressLog:
         self._warnings.clear()
 
     def _kept(self, line: str) -> bool:
-        """Whether a line is a warning, or goes on with one; it is kept then."""
+        """Whether a line is a warning or continues one, which is then kept."""
         goes_on = self._warned and line.startswith("    ")
         self._warned = goes_on or "WARNING: " in line
         if goes_on:
@@ -121,22 +121,22 @@ class ProgressLog:
         tqdm.write(line, file=file)
 
     def spoke(self) -> None:
-        """Something was said."""
+        """Note that something was printed."""
         self._spoke = self._clock()
 
     def begin(self, work: Callable[[], str]) -> None:
-        """From now on this is at hand: a function that says what, and how far it is; nothing where a bar shows it."""
+        """Begin a work: a function that returns what it is and its progress, or nothing where a bar shows it."""
         self._works.append(work)
         self.phase = ""
 
     def end(self, work: Callable[[], str]) -> None:
-        """A work has ended: mostly the one that began last, but threads may end in another order."""
+        """End a work: usually the one begun last, but threads may end in another order."""
         self._works.remove(work)
         self.phase = ""
 
     @contextmanager
     def doing(self, what: object) -> Iterator[None]:
-        """Around a work, whose text says what it is, and how far."""
+        """A context around a work, whose text says what it is and its progress."""
         work = what.__str__
         self.begin(work)
         try:
@@ -145,7 +145,7 @@ class ProgressLog:
             self.end(work)
 
     def look(self) -> float:
-        """Say what is at hand if nothing was said for long; returns after how many seconds to look again."""
+        """Print the current work if nothing was printed for long; returns the seconds until the next look."""
         if (left := self._spoke + self.silence - self._clock()) > 0:
             return left
         self.spoke()
@@ -156,7 +156,7 @@ class ProgressLog:
 
     @contextmanager
     def heard(self, what: object) -> Iterator[None]:
-        """Around all that a process does: a thread looks while the others work."""
+        """A context around all work of a process: a thread looks while the others work."""
         self._began = self._spoke = self._clock()
         self._warnings.clear()  # of a command before this one
         ended = threading.Event()
@@ -176,12 +176,12 @@ class ProgressLog:
 
 
 PROGRESS_LOG = ProgressLog()
-"""That of this process."""
+"""The log of this process."""
 
 
 @contextmanager
 def progress(what: str, total: int, unit: str, talks: bool, done: int = 0) -> Iterator[Callable[..., object]]:
-    """Show, on a rank that talks, how far a work is: a bar on a terminal, elsewhere lines of `PROGRESS_LOG`.
+    """Show the progress of a work on a rank that prints: a bar on a terminal, elsewhere lines of `PROGRESS_LOG`.
 
     Yields:
         A function to call when `count` more units are done, with a `note` to be shown beside the number.

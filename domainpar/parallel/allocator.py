@@ -1,4 +1,4 @@
-"""What the C library does with large blocks of memory that a rank frees: set up once, when a command starts.
+"""What the C library does with large freed blocks of memory: set once, when a command starts.
 
 glibc returns such blocks to the system. A training step frees tensors of many megabytes and asks for as many again, and
 gets zeroed pages, with a page fault for each: a step of plain PyG then takes three times as long. If freed blocks are
@@ -22,9 +22,9 @@ _LEAN = {"mmap from 1 MiB": (-3, 2**20)}
 
 
 def set_up_allocator(how: str = "keep") -> str:
-    """Say what becomes of the memory that this process frees, if its C library can and nobody else has decided on it.
+    """Set what the C library does with freed memory, if it can and the user has not set it.
 
-    Call it first: blocks that were taken before are still given back, and threads that took one go on as they did. It
+    Call it first: blocks taken before are still returned to the system, and threads that took one do not change. It
     changes the whole process and never fails.
 
     Args:
@@ -61,9 +61,9 @@ def give_back_freed() -> None:
 
 
 def bytes_in_use() -> int | None:
-    """What this process has asked the C library for and not given back yet; None where it does not tell (glibc 2.33).
+    """Bytes that this process has allocated from the C library; None where that cannot be read (before glibc 2.33).
 
-    What is freed and kept for the next step does not count, unlike in the memory that the system sees.
+    Freed memory that is kept for the next step does not count, unlike in the memory that the system reports.
     """
     library = _glibc()
     if library is None or not hasattr(library, "mallinfo2"):

@@ -37,14 +37,14 @@ class Life(NamedTuple):
 
     beat: int  # grows as long as the process lives
     calls: int = 0  # collective calls that it has begun
-    waiting: float | None = None  # seconds that it has been waiting for other ranks; None if it does not wait
+    waiting: float | None = None  # seconds of waiting for other ranks; None if it does not wait
     doing: str = ""  # the call that it waits in
-    place: str = ""  # where the user's program is, with the call: `model(...) at train.py:41`; else a line of ours
+    place: str = ""  # the user's line, with the call: `model(...) at train.py:41`; else a line of ours
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the board has about one rank."""
+    """The entry of one rank on the board."""
 
     rank: int
     host: str = ""  # empty if unknown
@@ -66,35 +66,35 @@ class Entry:
 
 
 def missing(entries: Sequence[Entry]) -> list[Entry]:
-    """The ranks that the others wait for, as far as the board tells: empty if it does not.
+    """The ranks that the others wait for, as far as the board shows; empty if it does not show.
 
-    Those without a sign of life; else those that wait for nobody; else those that are behind all others.
+    These are the ranks without a sign of life; else those that do not wait; else those that are behind all others.
     """
     dead = [entry for entry in entries if entry.alive is False]
     if dead:
         return dead
     lives = [(entry, entry.life) for entry in entries if entry.life is not None]
-    # Whoever has waited for a moment only has just come: the others waited for it.
+    # A rank that has waited only briefly has just arrived: the others waited for it.
     busy = [entry for entry, life in lives if life.waiting is None or life.waiting < timeouts.PATIENCE]
     if busy or not lives:
         return busy if len(busy) < len(entries) else []
-    # All wait: whoever has begun fewer calls than the others has not come to the one that they are in.
+    # All wait: a rank that has begun fewer calls than the others has not reached their call.
     least = min(life.calls for _, life in lives)
     behind = [entry for entry, life in lives if life.calls == least]
     return behind if len(behind) < len(lives) else []
 
 
 def describe(entries: Sequence[Entry], first: Sequence[Entry] = ()) -> str:
-    """The board in words, one line a rank, those that the others wait for first."""
+    """The board as text, one line a rank, first the ranks that the others wait for."""
     rest = [entry for entry in entries if entry not in first]
     lines = [f"  {entry}   <- the others wait for it" for entry in first] + [f"  {entry}" for entry in rest]
     return "\n".join(["Last seen:", *lines])
 
 
 class SideChannel:
-    """The board of all ranks, kept by a `torch.distributed` store: readable without the help of those that wrote on it.
+    """The board of all ranks in a `torch.distributed` store: readable without the ranks that wrote to it.
 
-    Nothing here raises when the store is lost: that must not end a run, nor hide why it ended.
+    Nothing here raises when the store is lost, which must neither end a run nor hide why it ended.
 
     Args:
         store: This rank's connection, used by one thread; ranks that are threads of one process share it.
@@ -124,12 +124,12 @@ class SideChannel:
 
     @property
     def between_processes(self) -> bool:
-        """Whether ranks are processes, of which the first to end may take the others with it."""
+        """Whether ranks are processes; the first that ends may end the others."""
         return self.connect is not None
 
     def post(self, rank: int, mark: Mark) -> None:
         """Replace the mark of a rank."""
-        # In this thread, which a store that is gone may hold up: a thread for every phase would cost more than a mark.
+        # In this thread, although a lost store may block it: a thread for every phase would cost more than a mark.
         self._unless_lost(lambda: self.store.set(f"mark/{rank}", json.dumps(mark)), None)
 
     def read(self) -> list[Entry]:
@@ -153,7 +153,7 @@ class SideChannel:
         return Life(*json.loads(text)) if text else None
 
     def claim_failure(self) -> bool:
-        """Whether the caller is the first rank to report a failure, as far as is known; the others keep quiet."""
+        """Whether the caller is, as far as it can see, the first rank to report a failure; the others print nothing."""
         return self._in_time(lambda: self.store.add("failures", 1) == 1, True)
 
     def announce_failure(self) -> None:
@@ -173,7 +173,7 @@ class SideChannel:
         Args:
             why: Another word for each time that they meet.
             deadline: Seconds to wait; False is returned then.
-            hopeless: Asked now and then, with what the watchers of all ranks see: whether to give up.
+            hopeless: Called now and then with the entries of all ranks; returns whether to give up.
         """
         if not self.between_processes:
             return True
@@ -188,10 +188,10 @@ class SideChannel:
             self.meet("left", deadline)
         else:
             self._unless_lost(lambda: self.store.add("left", 1), 0)
-        self._lost = self.between_processes  # it may go at any moment: nothing is asked of it any more
+        self._lost = self.between_processes  # it may go at any moment: no more requests
 
     def _all_in(self, counter: str, seconds: float, hopeless: Callable[[Sequence[Life | None]], bool]) -> bool:
-        """Count this rank in, and wait until all are."""
+        """Count this rank, and wait until all are counted."""
         self.store.add(counter, 1)
         give_up_at = time.monotonic() + seconds
         next_look = time.monotonic() + timeouts.LOOK
@@ -209,7 +209,7 @@ class SideChannel:
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def _in_time(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Ask the store from a thread of its own: one that lies on a stopped machine never answers."""
+        """Read the store in a separate thread: a store on a stopped machine never answers."""
         answers: list[Answer] = []
         # A daemon, so that it does not keep alive a process that has given up on it.
         asking = threading.Thread(target=lambda: answers.append(self._unless_lost(ask, otherwise)), daemon=True)

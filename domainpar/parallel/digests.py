@@ -53,7 +53,7 @@ def what_differs(tensors: Mapping[str, Tensor], transport: Transport) -> tuple[s
     """Compare what every rank holds by its checksum. *Collective*.
 
     Returns:
-        The difference in words, and the ranks that differ from the most; None, on all ranks, if nothing differs.
+        The difference in words, and the ranks that differ from the majority; None, on all ranks, if nothing differs.
     """
     if len(set(transport.all_gather(digest(tensors).to_bytes(4, "little")))) == 1:
         return None

@@ -14,7 +14,7 @@ class Garbled(Problem, RuntimeError):
 
 
 class RanksDiffer(Problem, RuntimeError):
-    """Ranks do not make the same calls, or no longer hold the same values. All ranks raise it, with which and where."""
+    """Ranks do not make the same calls, or no longer hold the same values. All ranks raise it, naming them."""
 
 
 class RanksFailed(RuntimeError):
@@ -22,7 +22,7 @@ class RanksFailed(RuntimeError):
 
 
 class RankMissing(RuntimeError):
-    """A rank that others wait for did not come, or its connection was lost.
+    """A rank that others wait for did not arrive, or its connection was lost.
 
     Attributes:
         seen: What the rank that raises it has observed.

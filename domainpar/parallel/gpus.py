@@ -32,10 +32,10 @@ class VisibleGpus(NamedTuple):
     """The GPUs that one rank sees, in its own order."""
 
     host: str
-    uuids: list[str]  # what tells each from all others
-    may_share: bool = False  # whether its environment has NCCL take several ranks on one
-    nccl_host: str = ""  # what NCCL is told to be its machine; empty where it looks itself
-    why: str = ""  # what kept torch from seeing more, in its own words
+    uuids: list[str]  # identifier of each
+    may_share: bool = False  # whether its environment lets NCCL use one for several ranks
+    nccl_host: str = ""  # NCCL_HOSTID; empty where NCCL identifies the machine itself
+    why: str = ""  # why torch does not see more, in its own words
 
     @classmethod
     def here(cls) -> VisibleGpus:
@@ -53,7 +53,7 @@ class DeviceChoice(NamedTuple):
 
 
 def cards() -> tuple[list[Any], str]:
-    """The properties of the GPUs that this process can use, and what keeps torch from more, in its own words."""
+    """The properties of the GPUs that this process can use, and why torch does not see more, in its own words."""
     found: list[Any] = []
     try:
         # torch counts also what CUDA cannot use: cards under an older driver, all of one that is cut into several.
@@ -65,7 +65,7 @@ def cards() -> tuple[list[Any], str]:
 
 
 def uuid_of(device: torch.device) -> str:
-    """What tells a GPU from all others: ranks may call one by other numbers, or several by the same."""
+    """The identifier of a GPU: ranks may number GPUs differently."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
@@ -75,10 +75,10 @@ def seen_by(ranks: Ranks) -> list[VisibleGpus]:
 
 
 def dealt(seen: Sequence[VisibleGpus]) -> list[int | None]:
-    """Number of the GPU that each rank takes for itself, in its own order; None for a rank to which none is left."""
+    """Number of the GPU of each rank, in the rank's own order; None for a rank to which none is left."""
     taken: set[str] = set()
     own: list[int | None] = [None] * len(seen)
-    # Those who see few come first: another one may do without what they see.
+    # Ranks that see few GPUs choose first: others may have further ones.
     for rank in sorted(range(len(seen)), key=lambda rank: (len(seen[rank].uuids), rank)):
         free = [i for i, uuid in enumerate(seen[rank].uuids) if uuid not in taken]
         if free:

@@ -24,7 +24,7 @@ from domainpar.parallel.transport import Pending, Transport
 from domainpar.plan import Ask, IntArray, PartitionPlan
 
 HostExchange = tuple[Callable[[Tensor], None], Callable[[Tensor], None]]
-"""`forward` and `reverse` of the host, each of a table [owned | ghosts] that it changes; both *collective*."""
+"""The host's `forward` and `reverse`; each changes a table [owned | ghosts] in place. Both are *collective*."""
 
 CARRIED = (torch.float64, torch.float32)
 MARKS = 1000  # small numbers: sums of them are exact in float32
@@ -44,7 +44,7 @@ class HaloRows:
         self._pending = pending
 
     def with_owned(self, owned: Tensor) -> HaloRows:
-        """The same rows, with another tensor as the one that autograd knows, [num_owned, width]."""
+        """The same rows, with another tensor as `owned`, [num_owned, width]."""
         return HaloRows(self.halo, owned, self.local, self._pending)
 
     def progress(self) -> None:
@@ -118,7 +118,7 @@ class Halo:
         return self._at_owners(ghosts.new_zeros(self.plan.num_owned, *ghosts.shape[1:]), ghosts, "sum")
 
     def combine(self, owned: Tensor, ghosts: Tensor, how: str) -> Tensor:
-        """Combine owned rows, [num_owned, ...], with the ghost rows that other ranks have of them. *Collective*.
+        """Combine owned rows, [num_owned, ...], with their ghost rows on other ranks. *Collective*.
 
         Args:
             owned: Rows of this part's nodes; a new tensor is returned.
@@ -134,8 +134,8 @@ class Halo:
         self._check(ghosts, "ghost", self.plan.num_ghosts)
         received = ghosts.new_empty(len(self._send_rows), *ghosts.shape[1:])
         self.transport.start(ghosts.contiguous(), self._recv_counts, received, self._send_counts).finish()
-        # Rows lie by rank of their sender, and are combined in that order. One rank sends a row once: where a GPU adds
-        # by atomics, no two meet.
+        # Rows are grouped by sender, and combined in the order of ranks. One rank sends a row once, so atomic additions
+        # of a GPU never meet.
         for rows, of_rank in zip(self._send_rows.split(self._send_counts), received.split(self._send_counts)):
             if len(rows) and how == "sum":
                 combined.index_add_(0, rows, of_rank)
@@ -162,8 +162,8 @@ class CompleteHalo(Halo):
     def spread(self, owned: Tensor) -> HaloRows:
         """Start to copy owned rows, [num_owned, width], to their ghost copies. *Collective*.
 
-        Autograd does not see the copy. In the backward pass a stage spreads the gradient of the sums that it made, so
-        that ghost nodes have their whole gradient and nothing is added that came from another rank.
+        Autograd does not see the copy. In the backward pass a stage spreads the gradient of its sums, so that ghost
+        nodes have their whole gradient and nothing from another rank is added.
         """
         rows = self._with_room(owned)
         rows._pending = self.start_fill(owned.detach(), rows.local[self.plan.num_owned :])
@@ -197,7 +197,7 @@ class AdjointHalo(Halo):
 
 
 class _Adjoint(torch.autograd.Function):
-    """Owner -> ghost, a copy, or `back`, ghost -> owner, a sum: each the adjoint of the other, so to any order.
+    """Owner -> ghost, a copy, or with `back` ghost -> owner, a sum: adjoint to each other, to any order.
 
     All ranks make the exchanges of a backward pass in one order. Of the nodes that are ready, autograd runs the one
     that was made last, and whatever uses a tensor was made after it. So it goes back through all calls in reverse
@@ -223,11 +223,10 @@ class _Adjoint(torch.autograd.Function):
 class HostHalo(AdjointHalo):
     """The halo of a program that owns its domains and moves rows between them itself: the host.
 
-    Rows and shares of floats go by its two functions; all else by the transport, as in any halo.
+    Rows and shares of floats travel by its two functions; all else travels by the transport: the two functions cannot
+    carry integers, masks, extremes and products.
 
-    Integers and masks of ghosts, and their extremes and products, have no form in the two functions.
-
-    Making one is *collective*: both functions are tried, and what they bring is compared with the plan.
+    Making one is *collective*: both functions are called once, and their results are compared with the plan.
 
     Args:
         plan, transport, device: As for any halo.
@@ -237,7 +236,7 @@ class HostHalo(AdjointHalo):
         exchange: The two functions.
 
     Raises:
-        Refused: On all ranks alike, if a function brings other rows than those of the plan.
+        Refused: On all ranks alike, if a function delivers other rows than those of the plan.
     """
 
     def __init__(
@@ -260,7 +259,7 @@ class HostHalo(AdjointHalo):
             self._try_functions(dtype, ids, rows)
 
     def fill_ghosts(self, owned: Tensor, ghosts: Tensor | None = None) -> Tensor:
-        """As of any halo, by `forward` of the host. *Collective*."""
+        """As `Halo.start_fill`, by the host's `forward`. *Collective*."""
         if owned.dtype not in CARRIED:
             return super().fill_ghosts(owned, ghosts)
         self._check(owned, "owned", self.plan.num_owned)
@@ -269,7 +268,7 @@ class HostHalo(AdjointHalo):
         return received if ghosts is None else ghosts.copy_(received)
 
     def sum_to_owners(self, ghosts: Tensor) -> Tensor:
-        """As of any halo, by `reverse` of the host, so in the order in which it adds. *Collective*."""
+        """As `Halo.sum_to_owners`, by the host's `reverse`, in its order of additions. *Collective*."""
         if ghosts.dtype not in CARRIED:
             return super().sum_to_owners(ghosts)
         self._check(ghosts, "ghost", self.plan.num_ghosts)
@@ -286,7 +285,7 @@ class HostHalo(AdjointHalo):
         return table
 
     def _try_functions(self, dtype: torch.dtype, ids: IntArray, rows: IntArray) -> None:
-        """Refuse functions that bring other rows than the transport does. *Collective*."""
+        """Refuse functions that deliver other rows than the transport. *Collective*."""
         plan, device = self.plan, self._ghost_rows.device
 
         def marks(numbers: IntArray) -> Tensor:
@@ -323,7 +322,7 @@ def ask_owners(transport: Transport) -> Ask:
 
 
 def exchange_tables(tables: Sequence[IntArray], transport: Transport) -> list[IntArray]:
-    """Send every rank a table of integers of its own, int64 [any number, columns]; returns those for this one.
+    """Send each rank its table of integers, int64 [any number, columns]; returns the tables that this rank gets.
 
     A *collective* all-to-all in the order of ranks, with sizes that differ; all tables have the same columns.
     """
@@ -344,7 +343,7 @@ def exchange_tables(tables: Sequence[IntArray], transport: Transport) -> list[In
 
 
 def _sparse_of_all(table: IntArray, transport: Transport) -> list[IntArray]:
-    """What every rank has for its peers, as rows (peer, columns), without the peers that it has nothing for.
+    """What every rank has for its peers, as rows (peer, columns), without the peers for which it has nothing.
 
     `table` has a row for each peer, int64 [size, columns]; its first column is 0 where there is nothing. So the bytes
     grow with the number of neighbours, and nothing has a number for each pair of ranks. *Collective*.

@@ -153,7 +153,7 @@ class IntegerSums:
         return int(self.rejected_now())
 
     def rejected_now(self) -> Tensor:
-        """The same as a number of this moment that stays on its device, int64 []."""
+        """The same count, as a tensor on its device, int64 []."""
         with self._alone():
             return self._limbs[-1].clone()
 
@@ -176,7 +176,7 @@ class IntegerSums:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """The limbs for this thread alone; refused while the transport works on them."""
+        """A context in which this thread alone has the limbs; refused while the transport works on them."""
         with self._lock:
             if self._pending is not None:
                 raise RuntimeError(
@@ -211,7 +211,7 @@ def start_sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> Callab
     sums = IntegerSums(sum(sizes), device)
     # A power of two for each number: the calls of a GPU are as many for a thousand tensors as for one.
     powers = exponents.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu")).to(device)
-    # With what is empty, because there is no cat of nothing, and the result is to be of that type.
+    # With an empty tensor of the result's type, because `cat` takes no empty list.
     flat = torch.cat([torch.zeros(0, device=device, dtype=torch.float64), *(it.flatten() for it in real)])
     sums.add(torch.ldexp(flat, -powers))
     under_way = sums.start_reduce(transport)
@@ -227,7 +227,7 @@ def start_sum_exactly(tensors: Sequence[Tensor], transport: Transport) -> Callab
 
 def _exponents(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """For each tensor the power of two next above all magnitudes, `NOT_FINITE` if one is not finite; int64 [n]."""
-    # Of a NaN the largest is NaN. Nothing here makes the host wait for a GPU.
+    # The largest of numbers with a NaN is NaN. Nothing here makes the host wait for a GPU.
     some = [each for each in tensors if each.numel()]
     of_each = iter(torch._foreach_norm(some, float("inf")) if some else ())
     zero = torch.zeros((), dtype=torch.float64, device=device)

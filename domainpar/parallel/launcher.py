@@ -29,7 +29,7 @@ class Launcher:
 
 
 def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process should talk to the user, as far as the environment says; never raises."""
+    """Whether this process should print for the user, as far as the environment says; never raises."""
     try:
         return detect(environ).rank == 0
     except ValueError:
@@ -39,9 +39,9 @@ def started_as_root(environ: Mapping[str, str] = os.environ) -> bool:
 def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -> Launcher:
     """Find out which launcher started this process.
 
-    Looked for in this order, since later ones leave variables that the earlier ones' children inherit:
+    It looks in this order, because processes of an earlier one may inherit variables of a later one:
     torchrun, `jsrun`, MPICH or Open MPI's `mpiexec`, PALS and flux among them, `srun`, plain `RANK` and `WORLD_SIZE`.
-    (`typed`: whether it was typed at the terminal of a task of `srun --pty`; None: look.)
+    (`typed`: whether the command was typed at the terminal of a task of `srun --pty`; None: find out.)
 
     Raises:
         ValueError: If variables of a launcher are there but incomplete or not numbers.
@@ -49,7 +49,7 @@ def detect(environ: Mapping[str, str] = os.environ, typed: bool | None = None) -
     plain = ("RANK", "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" in environ:
         return _read(environ, "torchrun", "torchrun", *plain)
-    # Its MPI is a kin of Open MPI and sets that one's variables too, but not under every version.
+    # Its MPI derives from Open MPI and, in some versions, sets the variables of that too.
     if "JSM_NAMESPACE_SIZE" in environ:
         return _read(environ, "jsrun", "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", has_pmi=True)
     if "OMPI_COMM_WORLD_SIZE" in environ:
@@ -98,7 +98,7 @@ def address(launcher: Launcher, environ: Mapping[str, str] = os.environ) -> tupl
 
 
 def alone_in_job(environ: Mapping[str, str] = os.environ) -> str:
-    """What to say of a process without a launcher in a Slurm job of several tasks; empty where there is no such job."""
+    """A warning for a process without a launcher in a Slurm job of several tasks; empty in any other case."""
     nodes, on_each = environ.get("SLURM_NNODES", "1"), environ.get("SLURM_NTASKS_PER_NODE", "1")
     tasks = int(environ.get("SLURM_NTASKS") or int(nodes) * int(on_each))
     if "SLURM_JOB_ID" not in environ or tasks == 1:
@@ -124,14 +124,14 @@ def by_pty(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _typed(environ: Mapping[str, str]) -> bool:
-    """Whether somebody typed this at the terminal that `srun --pty` gave to its first task, or is that task a rank.
+    """Whether this was typed at the terminal that `srun --pty` gave to its first task; else that task is a rank.
 
-    An inner srun's tasks inherit the variables of the terminal but not the terminal; and only a shell with somebody
-    before it, or a Python, keeps what it starts apart from itself: the task's own processes are one group. Where this
-    process has left its terminal, as a notebook's do, that of the task tells.
+    Tasks of an inner srun inherit the variables of the terminal but not the terminal. The task's own processes are one
+    process group; only an interactive shell, or a Python, puts what it starts into another one. Where this process has
+    no terminal, as in a notebook, that of the task decides.
 
     Raises:
-        ValueError: If it cannot be told, without the task's number.
+        ValueError: If the task's number is missing.
     """
     if "SLURM_TASK_PID" not in environ:
         raise ValueError(

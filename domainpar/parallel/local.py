@@ -27,8 +27,7 @@ EDGES, PAIRS, NODES, OWNED, HAS_GHOSTS = slice(0, 2), slice(2, 4), slice(4, 6), 
 class Tiles:
     """The tiles of one part in ascending order, as ranges of rows, and where their edges are summed.
 
-    A foreign tile is here because owned nodes are the `src` of some of its edges; it holds all of those nodes' edges,
-    and no others.
+    A foreign tile has edges whose `src` is an owned node; it holds all edges of these nodes, and no others.
 
     Attributes:
         ranges_of_nodes: Rows of the nodes of each owned tile that has some, from and to, int64 [n, 2].
@@ -46,11 +45,10 @@ class Tiles:
 
     @cached_property
     def ranges_of_edges(self) -> IntArray:
-        """Columns as those of `edges` of what is computed at a time, then of each owned tile without an edge.
+        """Columns as of `edges`, of each piece that is computed at a time, then of each owned tile without an edge.
 
-        Successive foreign tiles are joined: they are many and small, and each piece costs time of its own. Of a foreign
-        tile no gradient of a weight is made, and sums at nodes run row by row: what is computed together changes no
-        bit.
+        Successive foreign tiles are joined: they are many and small, and each piece costs time. This changes no bit:
+        foreign tiles make no gradients of weights, and sums at nodes run row by row.
         """
         pieces: list[list[int]] = []
         for tile in self.edges.tolist():
@@ -117,7 +115,7 @@ class LocalGraph:
         return self.plan.num_edges
 
     def cached(self, name: Any, make: Callable[[], T]) -> T:
-        """The value that `make` returned when it was first asked for under this name."""
+        """The value that `make` returned at the first call with this name."""
         if name not in self.made:
             self.made[name] = make()
         value: T = self.made[name]

@@ -33,11 +33,11 @@ LARGEST_DEFAULT_DOMAIN = 8  # ranks that share one event, by default
 
 
 class PrintedHere(Refused):
-    """What this rank prints itself: rank 0, which would, cannot be met, or may not know."""
+    """A refusal that this rank prints itself, because rank 0 cannot be reached or may not know of it."""
 
 
 class PrintedElsewhere(Refused):
-    """What another rank of this host prints."""
+    """A refusal that another rank of this host prints."""
 
 
 def tells(refused: ValueError) -> bool:
@@ -60,15 +60,15 @@ def meet(
     if transport not in get_args(TransportName):
         raise ValueError(f"unknown --transport {transport!r}; known are {', '.join(get_args(TransportName))}.")
     launcher = launchers.detect()
-    faults.arm(launcher.rank)  # first of all: a fault can be asked for before the ranks meet
+    faults.arm(launcher.rank)  # first: a test may inject a fault before the ranks meet
     faults.reach("init")
-    if launcher.size is not None:  # refused before anybody waits for others
+    if launcher.size is not None:  # before any rank waits for others
         checked_domain_size(domain_size, launcher.size)
     if launcher.kind == "none":
         own = gpus.choose_device(device, share_gpu)
         return ThreadTransport(Switchboard(1), 0), own.device, SideChannel.for_threads(1)
     if launcher.kind == "srun" and launcher.rank == 0 and (launcher.size or 1) > 1 and launchers.by_pty():
-        # In a shell of srun --pty that hides what it is nobody else would come, and nothing would say why.
+        # In a shell of srun --pty that looks like a rank, no other rank would come, without any message.
         others = f"waits for the other {(launcher.size or 1) - 1} tasks of srun --pty"
         write_error(f"note: rank 0 {others}; in a shell of its own: srun --pty -n 1, or unset SLURM_STEP_ID\n")
     comm = join_mpi(transport, launcher, join_seconds)
@@ -119,7 +119,7 @@ def choose_transport(transport: TransportName, own: gpus.DeviceChoice, has_mpi: 
     """The transport that `auto` means here, or the given one.
 
     Raises:
-        ValueError: If NCCL is asked for without a GPU, or by ranks that share one.
+        ValueError: If NCCL is requested without a GPU, or by ranks that share one.
     """
     if transport == "nccl" and own.device.type != "cuda":
         raise ValueError("--transport nccl works between GPUs; add --device cuda, or use mpi or gloo.")
@@ -135,7 +135,7 @@ def choose_transport(transport: TransportName, own: gpus.DeviceChoice, has_mpi: 
 def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float = timeouts.JOIN) -> Any | None:
     """mpi4py's COMM_WORLD under an MPI launcher; None where MPI is not wanted or, under srun, does not work.
 
-    If not all have come after `join_seconds`, this process ends with exit code 2, and one of its host says who has not.
+    If not all have come after `join_seconds`, this process ends with exit code 2; one of its host says who has not.
 
     Raises:
         Refused: If MPI is wanted and does not work here.
@@ -146,7 +146,7 @@ def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float =
             hint = by_srun if launcher.kind == "srun" else "use mpiexec, or --transport gloo"
             raise Refused(f"{launcher.command} does not start MPI processes", hint)
         return None
-    # Where to meet without MPI is known, by the user or by Slurm: a library that ends the process is not even loaded.
+    # The user or Slurm gives an address to meet at without MPI: a library that may end the process is not loaded.
     named = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     if transport in ("gloo", "nccl") and (named or launcher.kind == "srun"):
         return None
@@ -161,7 +161,7 @@ def join_mpi(transport: TransportName, launcher: Launcher, join_seconds: float =
 
 
 def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
-    """COMM_WORLD; refused if the library does not work, or is not the launcher's. `insists`: the user asked for MPI."""
+    """COMM_WORLD; refused if the library does not work, or is not the launcher's. `insists`: the user requested MPI."""
     from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of, start_mpi
 
     seen = launcher.size_variable if launcher.size is None else f"{launcher.size_variable}={launcher.size}"
@@ -200,12 +200,12 @@ def _mpi_world(launcher: Launcher, join_seconds: float, insists: bool) -> Any:
 def unsuited(
     launcher: Launcher, library: str, with_pmix: bool, insists: bool = False, environ: Mapping[str, str] = os.environ
 ) -> Refused | None:
-    """Why an MPI library cannot be started the way that these ranks were: known before it ends the process itself.
+    """Why an MPI library cannot start under the launcher of these ranks: checked, because it may end the process.
 
     Args:
         launcher: That of these ranks.
-        library: Name and version of the library; `with_pmix`: whether it is linked with PMIx, asked of MPICH and kin.
-        insists: Whether the user asked for MPI: what may work is then tried.
+        library: Name and version of the library; `with_pmix`: whether it is linked with PMIx (for MPICH).
+        insists: Whether the user requested MPI: then a doubtful library is tried.
         environ: The variables of this process.
     """
     by_pmi, by_pmix = "PMI_RANK" in environ, "PMIX_RANK" in environ
@@ -227,8 +227,8 @@ def unsuited(
 def _check_shared_memory(library: str, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse more ranks of MPICH on this machine than its shared memory has room for: they would end by a signal.
 
-    All ranks of a machine look before any starts MPI, which takes nothing until all have come, so that they see alike.
-    One rank of the machine speaks: rank 0 may be on another one.
+    All ranks of a machine look before any starts MPI, which takes nothing until all have come, so they see the same.
+    One rank of the machine prints, because rank 0 may be on another one.
     """
     ranks = environ.get("MPI_LOCALNRANKS", "")  # of hydra, MPICH's own launcher
     if library.startswith("MPICH") and ranks.isdigit() and (problem := shared_memory.shortage(int(ranks))):
@@ -241,7 +241,7 @@ def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> t
     assert launcher.size is not None, "only PMIx leaves the size to MPI"
     # torchrun serves a store itself, and uses the same one again when it restarts the ranks.
     serves = launcher.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # Keys that the ranks before a restart have left there must not be taken for those of these.
+    # Keys left by the ranks before a restart must not be mixed with the new ones.
     prefix = f"domainpar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def connect(serves: bool = False) -> Store:
@@ -304,7 +304,7 @@ _HINTS = {
 
 
 def _first_here(store: Store) -> bool:
-    """Whether no other rank of this host has said that there is no group, as far as can be known."""
+    """Whether this rank is, as far as it can see, the first of its host to report that there is no group."""
     with suppress(RuntimeError):  # rank 0 has left
         return store.add(f"no group/{platform.node()}", 1) == 1
     return True

@@ -20,7 +20,7 @@ from domainpar.parallel.transport import Message, Posted, Reduction, Transport
 NO_COPY = "MPIR_CVAR_CH4_CMA_ENABLE=0"
 """MPICH's setting: large messages on a machine go through shared memory, not straight from the sender's memory."""
 
-NUM_TAGS = 32_000  # MPI promises tags up to 32767; more exchanges than this are never in flight
+NUM_TAGS = 32_000  # MPI guarantees tags up to 32767; more exchanges than this are never in flight
 
 
 def import_mpi() -> Any:
@@ -43,20 +43,20 @@ def import_mpi() -> Any:
 
 
 def library_of(mpi: Any) -> str:
-    """Name and version of the MPI library that mpi4py has loaded; may be asked before MPI starts."""
+    """Name and version of the MPI library that mpi4py has loaded; can be called before MPI starts."""
     first_line = str(mpi.Get_library_version()).splitlines()[0].strip("\0")
     return " ".join(first_line.split(",")[0].split())
 
 
 def knows_pmix(mpi: Any) -> bool:
-    """Whether the MPI library is linked with PMIx, as one of MPICH's kin must be to be started by it."""
+    """Whether the MPI library is linked with PMIx, without which a derivative of MPICH cannot be started by it."""
     return any(hasattr(ctypes.CDLL(name), "PMIx_Init") for name in (mpi.__file__, None))
 
 
 def start_mpi(mpi: Any) -> None:
     """Start MPI. A wrong library may end the process here."""
-    # MPICH does not look whether it was refused: its sums are then wrong, without an error. Not switched off where it
-    # works: 16 MiB each way between two ranks took 1.8 ms with it and 6.4 ms without, 64 KiB 13 and 23 us.
+    # MPICH does not check whether the call was refused: its sums are then wrong, without an error. Not switched off
+    # where it works: 16 MiB each way between two ranks took 1.8 ms with it and 6.4 ms without, 64 KiB 13 and 23 us.
     if not _reads_memory():
         os.environ.setdefault(*NO_COPY.split("="))
     mpi.Init_thread()
@@ -142,7 +142,7 @@ class MpiTransport(Transport):
         return MpiTransport(comm, self.deadline, world_ranks, self._own_cores)
 
     def _is_complete(self, request: _Request) -> bool:
-        """Ask MPI, which moves all messages on. Never ask again after a yes: MPI has forgotten the request by then."""
+        """Test the request, which moves all messages on. Not after it was complete: MPI has freed it then."""
         status = self._status
         try:
             complete = bool(request.handle.Test(status))
@@ -187,7 +187,7 @@ class _MpiWait:
 
     def progress(self) -> None:
         try:
-            # Asking for one that is not complete moves them all; the others need not be asked.
+            # Testing one that is not complete moves all of them; the others need no test.
             while self.failure is None and self.requests and self.transport._is_complete(self.requests[0]):
                 del self.requests[0]
         except RuntimeError as failure:

@@ -34,10 +34,10 @@ _CALLS = {
 
 
 def where(frame: FrameType | None = None) -> tuple[str, str]:
-    """The call of ours that the user's program is in, and the line of theirs: `("model(...)", "train.py:41")`.
+    """The call of this package that the user's program is in, and its line: `("model(...)", "train.py:41")`.
 
-    The call is empty where they compute by themselves, both are where no frame is theirs, as in our commands. Of the
-    thread with this innermost frame, or of the one that asks.
+    The call is empty outside of this package; both are empty without a frame of the user, as in our commands. `frame`:
+    the innermost of a thread; by default that of the caller.
     """
     theirs: FrameType | None = None
     frames = [outer for outer, _ in traceback.walk_stack(frame or sys._getframe(1))]
@@ -51,9 +51,9 @@ def where(frame: FrameType | None = None) -> tuple[str, str]:
 
 
 def line_of_user(frame: FrameType | None = None, whose: Whose = "theirs") -> str:
-    """The innermost line of the user's program, or of ours, that a thread is in, `net.py:12`; empty if it is in none.
+    """The innermost line of the user's program, or of this package, of a thread, `net.py:12`; empty if there is none.
 
-    Of the thread with this innermost frame, or of the one that asks.
+    `frame`: the innermost of a thread; by default that of the caller.
     """
     frames = (outer for outer, _ in traceback.walk_stack(frame or sys._getframe(1)))
     return next((_place(outer) for outer in frames if _whose(outer.f_code.co_filename) == whose), "")

@@ -37,13 +37,13 @@ def form_group(
 ) -> Transport:
     """Form the default group of processes that share a `torch.distributed` store, and prove it; *collective*.
 
-    By NCCL tables and sums travel between GPUs, numbers of the host by gloo. The library's own time limit comes later
-    than the deadline, the seconds that our own waits allow.
+    NCCL carries tables and sums between GPUs, gloo numbers of the host. The library's own time limit ends later than
+    the deadline of our waits.
 
     Args:
         device: Where this rank computes.
-        by_nccl: Whether what lies there travels by NCCL.
-        store, ranks, towards: Where they meet; they; host and port of rank 0.
+        by_nccl: Whether NCCL carries what lies there.
+        store, ranks, towards: The store where they meet; the ranks; host and port of rank 0.
         deadline, on_abort: As for `GlooTransport`.
 
     Raises:
@@ -53,7 +53,7 @@ def form_group(
     choose_interface(ranks, towards)
     how: dict[str, Any] = {"backend": "gloo"}
     if by_nccl:
-        # With the device NCCL connects the ranks here, and says here what keeps it from that.
+        # Given the device, NCCL connects the ranks here, and reports here why it cannot.
         how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
     timeout = timedelta(seconds=deadline + timeouts.GRACE)
     dist.init_process_group(store=store, rank=ranks.rank, world_size=ranks.size, timeout=timeout, **how)
@@ -63,15 +63,15 @@ def form_group(
 class GlooTransport(Transport):
     """A rank of a gloo group.
 
-    gloo takes a message that is too short in silence and ends the process at one that is too long, so whether the plans
-    of two ranks fit must be checked before their first exchange.
+    gloo accepts a message that is too short without an error, and ends the process at one that is too long. So the
+    plans of two ranks are compared before their first exchange.
 
     Args:
         group: The process group, None for the default one.
-        device: Where buffers of its own live, which carry numbers of the host.
+        device: Where its own buffers live, which carry numbers of the host.
         deadline: Seconds to wait for others.
         world_ranks: What the ranks of `group` are called in messages.
-        on_abort: Called before `abort` ends this process, to tell the others.
+        on_abort: Called before `abort` ends this process, to inform the others.
         owned: Whether `close` should end the default group, which this is.
     """
 
@@ -97,7 +97,7 @@ class GlooTransport(Transport):
         self.on_abort = on_abort
 
     def abort(self, code: int) -> None:
-        """Tell the others, then end this process. Does not return."""
+        """Inform the others, then end this process. Does not return."""
         if self.on_abort is not None:
             self.on_abort()
         os._exit(code)
@@ -146,7 +146,7 @@ class GlooTransport(Transport):
         return self.missing(seen, [] if peer is None else [peer])
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:
-        # gloo would take rows of another type or width without a word, so a tag holds the bytes of a row, too.
+        # gloo would accept rows of another type or width without an error, so a tag holds the bytes of a row, too.
         messages = outgoing or incoming
         row_bytes = messages[0].num_bytes // len(messages[0].rows) if messages else 0
         tag = call % NUM_CALLS * NUM_ROW_BYTES + row_bytes % NUM_ROW_BYTES
@@ -164,7 +164,7 @@ class GlooTransport(Transport):
                 self.raise_timeout([], [peer])
 
     def _is_over(self, work: Any, give_up_at: float, peer: int | None = None) -> bool:
-        # After a first timeout gloo closes all connections, but what had arrived before is still handed out.
+        # After a first timeout gloo closes all connections, but still delivers what had arrived before.
         remaining = max(give_up_at - time.monotonic(), 0.001)
         try:
             work.wait(timedelta(seconds=remaining))
@@ -178,10 +178,9 @@ class GlooTransport(Transport):
 class NcclTransport(GlooTransport):
     """A rank of a group that joins GPUs by NCCL, one each, and their hosts by gloo.
 
-    What lies on a GPU travels by NCCL: `finish` makes the current CUDA stream wait, not the host, so compute may be
-    queued behind it. Whoever then waits for the stream waits for other ranks without a deadline, so this rank's watcher
-    asks `late` again and again. What lies on the host travels by gloo, past the stream; in a group of NCCL alone, which
-    a program may bring, over the GPU.
+    NCCL carries what lies on a GPU: `finish` makes the current CUDA stream wait, not the host, so compute may be queued
+    behind it. A later wait for the stream waits for other ranks without a deadline, so this rank's watcher calls `late`
+    repeatedly. gloo carries what lies on the host; in a user's group of NCCL alone it travels over the GPU.
     """
 
     name: ClassVar[str] = "nccl"
@@ -249,7 +248,7 @@ class NcclTransport(GlooTransport):
 
     def _oldest(self) -> tuple[float, str] | None:
         """Since when the stream waits, and for what; None if it does not."""
-        # The watcher's thread asks; without a device of its own CUDA would make it a context on GPU 0, half a GiB.
+        # The watcher's thread calls this; without a device CUDA would make it a context on GPU 0, half a GiB.
         try:
             with torch.cuda.device(self._gpu), self._lock:
                 self._drop_done()
@@ -263,7 +262,7 @@ class NcclTransport(GlooTransport):
 
     def late(self) -> str | None:
         group: Any = self._group or dist.group.WORLD
-        # Asked first: once a connection is lost, torch says of every call that it is over, while the GPU waits on.
+        # First: once a connection is lost, torch reports every call as over, while the GPU waits on.
         if group is not None and (error := group._get_backend(self._gpu).get_error().name) != "SUCCESS":
             return f"{self.name_ranks([self.rank])} lost the connection to another rank ({self.name}: {error})"
         oldest = self._oldest()
@@ -273,7 +272,7 @@ class NcclTransport(GlooTransport):
 
 
 def _is_done(work: Any) -> bool:
-    """Whether a call is over; not one that a broken GPU does not answer for, which the rank's own thread will meet."""
+    """Whether a call is over; False if a broken GPU does not answer, which the rank's own thread will meet."""
     try:
         return bool(work.is_completed())
     except RuntimeError:

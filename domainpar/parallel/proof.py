@@ -1,7 +1,7 @@
 """Every transport is tested once when its ranks meet, because libraries may transfer or add up numbers wrongly.
 
-An example is MPICH 5.0.2 on a system that forbids it the memory of other processes: it leaves sums of some thousand
-numbers unfinished and reports success. Sums of a few numbers go another way and are right.
+An example is MPICH 5.0.2 where the system forbids reading the memory of other processes: it leaves sums of some
+thousand numbers unfinished and reports success. Sums of a few numbers take another path and are right.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from domainpar.parallel.transport import Transport
 
 NUM_SUMMED = 100_000
 NUM_SENT = 2**16  # 512 KiB: above the size at which libraries ask the receiver first, 4 to 256 KiB
-FAILED = -1  # in place of a count: the library itself said that something was wrong
+FAILED = -1  # in place of a count: the library itself reported an error
 
 AnyTransport = TypeVar("AnyTransport", bound=Transport)
 
 
 def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTransport:
-    """A transport over which a large sum and large messages came right; *collective*.
+    """Test a transport by a large sum and large messages, and return it; *collective*.
 
-    Milliseconds: 100,000 numbers are summed, and each rank sends 512 KiB to some others, near ones and far ones. What a
-    transport takes from the GPU where they compute is tried from there, too.
+    It takes milliseconds: 100,000 numbers are summed, and each rank sends 512 KiB to some others, near and far. If the
+    transport takes buffers on the GPU, these are tested too.
 
     Raises:
         Refused: On every rank, naming transport, library and ranks, if anything came out wrong on any.
@@ -44,12 +44,12 @@ def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTr
         for number, count in enumerate(tried.values()):
             try:
                 wrong[number, transport.rank] = count(transport, place)
-            except (RankMissing, RanksFailed):  # nobody can go on
+            except (RankMissing, RanksFailed):  # no rank can go on
                 raise
             except RuntimeError:
                 wrong[number, transport.rank] = FAILED
         own = wrong.clone()
-        # A few numbers, which libraries send another way. If even these are wrong, each rank still knows its own.
+        # A few numbers, which take another path. If even these are wrong, each rank still knows its own.
         transport.all_reduce(wrong)
         wrong[:, transport.rank] = own[:, transport.rank]
         said = []
@@ -89,5 +89,5 @@ def _wrong_rows(transport: Transport, device: str) -> int:
 
 
 def _row_between(sender: int, receiver: int, device: str) -> Tensor:
-    """A row that tells who sent it to whom, another number at every place."""
+    """A row that shows sender and receiver, with another number at every place."""
     return torch.arange(NUM_SENT, device=device) * (1 + 31 * sender + 57 * receiver) + sender

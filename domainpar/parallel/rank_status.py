@@ -1,4 +1,4 @@
-"""A rank as the others see it: its marks, the call that it waits in, its signs of life, and how it ends, or all do."""
+"""The status of a rank for the others: its marks, the call that it waits in, its signs of life, and how it ends."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ DOCTOR = "python -m domainpar.doctor, started the same way, tells what of this m
 
 
 class RankStatus:
-    """This rank on the board, from its first mark until it closes what it talks over.
+    """The status of this rank on the board, from its first mark until it closes its transports.
 
     Args:
-        transport, domain: Join all ranks, and those that share this one's event; may be the same object.
+        transport, domain: Join all ranks, and the ranks that share this one's event; may be the same object.
         marks: The side channel; None where there is none.
 
     Attributes:
         host: Name of this machine.
-        last_mark: The last thing this rank said it was about to do.
+        last_mark: The last phase that this rank began.
         stop_watching: Ends this rank's watcher.
         closed: Whether `close` was called.
     """
@@ -64,7 +64,7 @@ class RankStatus:
         self.closed = self._ends = False
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:
-        """Leave a `Mark` of what this rank is about to do; when a deadline passes, the last of every rank is shown."""
+        """Write a `Mark` of what this rank is about to do; when a deadline passes, the last of every rank is shown."""
         self.last_mark = Mark(step, phase, event, round(time.time(), 3))
         PROGRESS_LOG.phase = phase
         for transport in self.transports:
@@ -74,7 +74,7 @@ class RankStatus:
             self.marks.post(self.transport.rank, self.last_mark)
 
     def look(self, beat: int) -> Life:
-        """The doings of this rank, as its watcher shows them to the others; called from the watcher's thread."""
+        """What this rank is doing, as its watcher shows it to the others; called from the watcher's thread."""
         # Numbers that the rank's own thread may change meanwhile: the next beat shows them as they are then.
         calls = sum(transport.num_calls for transport in self.transports)
         for transport in self.transports:
@@ -87,14 +87,14 @@ class RankStatus:
         for transport in self.transports:
             if not self._ends and (seen := transport.late()) is not None:
                 self._ends = True
-                # In a thread of its own: while it reads the board, the watcher must go on to tell that this rank lives.
+                # In a separate thread: meanwhile the watcher must go on to write signs of life.
                 threading.Thread(target=self._end, args=(transport, seen), daemon=True).start()
 
     def _end(self, transport: Transport, seen: str) -> None:
         fail(self, transport.missing(seen))
 
     def where(self, problem: Problem | None = None) -> Where:
-        """The place of this rank, for an error: the problem's own, and where it has none that of the last mark."""
+        """The place of this rank, for an error: that of the problem, completed from the last mark."""
         where = _marked(Where(rank=self.transport.rank, size=self.transport.size, host=self.host), self.last_mark)
         if problem is not None:
             where = replace(where, event=problem.event or where.event, file=problem.file)
@@ -107,7 +107,7 @@ class RankStatus:
             compare: Whether to compare what ranks hold; not after they have found that it differs.
 
         Raises:
-            Refused: On all ranks alike, or another Problem, if what they compare differs; call it again without.
+            Refused: On all ranks alike, or another Problem, if compared values differ; call it again with False.
         """
         if self.closed:
             return
@@ -119,21 +119,21 @@ class RankStatus:
                     compare_all()
         self.closed = True
         self._meet("leave")
-        self.stop_watching()  # not before: until all have come, one may still fail
+        self.stop_watching()  # not earlier: until all have come, one may still fail
         for transport in reversed(self.transports):  # the group before the whole that it was split from
             transport.close()
         if self.marks is not None:  # last: until its group has ended, NCCL's own watchdog looks at the store
             self.marks.leave(self.transport.deadline)
 
     def _meet(self, why: str) -> None:
-        """Wait until all ranks close. One that waits in a call that this rank will never make does not."""
+        """Wait until all ranks close, but not if one waits in a call that this rank will never make."""
         if self.marks is None:
             return
         own_calls = self.look(0).calls
         waiting: list[tuple[int, Life]] = []
 
         def hopeless(lives: Sequence[Life | None]) -> bool:
-            # Only of ranks that share events with this one is it known how many calls they make.
+            # Numbers of calls can be compared only with ranks that share events with this one.
             sharing = [(rank, lives[rank]) for rank in self.domain.world_ranks]
             waiting[:] = [
                 (rank, life)
@@ -159,9 +159,9 @@ class RankStatus:
 class Watcher(threading.Thread):
     """Ends this process soon after another rank has announced a failure, or after its launcher or the store has gone.
 
-    MPI can end all processes of a job; a process group cannot, and a rank that waits for one that is gone may not know.
-    It also leaves a sign of life twice a second, with the line that this rank is in.
-    (`store`: a connection of its own; `serves`: whether it lives in this process, which then ends last.)
+    MPI can end all processes of a job; a process group cannot, and a rank may not see that the one it waits for is
+    gone. It also leaves a sign of life twice a second, with the line that this rank is in. (`store`: a connection of
+    its own; `serves`: whether it lives in this process, which then ends last.)
     """
 
     def __init__(self, store: Store, rank_status: RankStatus, serves: bool) -> None:
@@ -191,7 +191,7 @@ class Watcher(threading.Thread):
                     self._store.set(f"life/{self._rank}", json.dumps(life))
                 failed = self._store.check(["failed"])
             except RuntimeError:
-                # Whoever served the store ended without `close`: give this rank the time to end by itself, then end it.
+                # The server of the store ended without `close`: give this rank time to end by itself, then end it.
                 if not self._stopped.wait(timeouts.ORPHAN):
                     _end_process(f"rank 0, which serves the board, is gone; ending rank {self._rank}")
                 return
@@ -219,7 +219,7 @@ def launchers_of(kind: Kind) -> list[psutil.Process]:
     if kind in ("none", "environment"):
         return []
     starters: list[psutil.Process] = []
-    with suppress(psutil.Error):  # one that ends meanwhile, or belongs to somebody else, is not watched
+    with suppress(psutil.Error):  # one that ends meanwhile, or belongs to another user, is not watched
         for process in psutil.Process().parents():
             if starters and not process.name().startswith(LAUNCHERS):
                 break
@@ -256,14 +256,14 @@ def guard(rank_status: RankStatus) -> Iterator[None]:
 
 
 def fail(rank_status: RankStatus, error: BaseException) -> None:
-    """Say why this rank fails, unless another one has, and end all of them. On processes this does not return."""
+    """Print why this rank fails, unless another one has, and end all of them. On processes this does not return."""
     marks = rank_status.marks
     follows = isinstance(error, RanksFailed)  # the rank that failed says why
     if not follows and (marks is None or marks.claim_failure()) and not nobody_reads(error):
         problem = as_problem(error)
         write_error(report(problem or error, rank_status.where(problem)))
     elif marks is not None and marks.between_processes:
-        # One failure makes others, which would only hide it; and where nobody reads there is nobody to tell.
+        # One failure causes others, which would only hide it; and a reader that has gone needs no message.
         time.sleep(timeouts.REPORT)
     rank_status.transport.abort(exit_code(error))
 
@@ -295,7 +295,7 @@ def _marked(where: Where, mark: Mark | None) -> Where:
 
 
 def exit_code(error: BaseException) -> int:
-    """130 where somebody interrupted it, its own where the program chose one, else 1."""
+    """130 after an interrupt, the program's own if it chose one, else 1."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, SystemExit) and isinstance(error.code, int):

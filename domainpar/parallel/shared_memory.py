@@ -24,7 +24,7 @@ MORE = "start the container with --shm-size=1g"
 
 
 def free(shared: Path = SHARED) -> int | None:
-    """Bytes that nobody uses there; None on systems without it."""
+    """Unused bytes there; None on systems without it."""
     with suppress(OSError):
         return shutil.disk_usage(shared).free
     return None

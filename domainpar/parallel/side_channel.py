@@ -31,10 +31,10 @@ OTHER_INTERFACE = (
 
 
 def connect(host: str, port: int, serves: bool = False, timeout: float = timeouts.CONNECT) -> Store:
-    """Connect to the store at an address, or serve it there; RuntimeError if nobody does in time, or it is taken."""
+    """Connect to the store at an address, or serve it there; RuntimeError if none is served in time, or it is taken."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # Not waited for: who is absent is said by name, by those who count (`meeting`).
+    # No wait for workers here: `meeting` counts them, and names the missing ones.
     limit = timedelta(seconds=timeout)
     return TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)
 
@@ -56,7 +56,7 @@ def share_store(transport: Transport) -> SideChannel | None:
     store: Any = None
     if serves:
         with suppress(RuntimeError):
-            store = connect(host, 0, serves=True)  # at any free port, of which the transport tells the others
+            store = connect(host, 0, serves=True)  # at any free port, which the transport passes to the others
     port = int(transport.broadcast(str(store.port if store else 0).encode()))
     if not serves and port:
         with suppress(RuntimeError):
@@ -116,7 +116,7 @@ class StoreRanks:
         return payloads
 
     def _absent(self, key: str) -> list[int]:
-        """Ranks that have written nothing in time. Asked again and again: to wait for a key would not say whose."""
+        """Ranks that have written nothing in time. Polled, because a wait for a key does not show whose is missing."""
         give_up_at = time.monotonic() + self.seconds
         absent = list(range(self.size))
         while absent and time.monotonic() < give_up_at:
@@ -126,13 +126,13 @@ class StoreRanks:
 
 
 def choose_interface(ranks: Ranks, towards: tuple[str, int]) -> None:
-    """Have gloo talk over the interface that leads to rank 0, or over the loopback where all ranks can. *Collective*.
+    """Let gloo use the interface that leads to rank 0, or the loopback where all ranks can. *Collective*.
 
-    gloo itself looks up this machine's name, which may not resolve, or to an address that others cannot reach.
+    gloo itself looks up this machine's name, which may not resolve, or resolve to an address that others cannot reach.
 
     Raises:
         Refused: On all ranks alike, if the one that the user chose (GLOO_SOCKET_IFNAME) cannot be right on some host:
-            gloo says so late, and not on every host.
+            gloo reports it late, and not on every host.
     """
     alone = len(set(gather(ranks, network_here()))) == 1
     loopback = "lo" if sys.platform == "linux" else None
@@ -148,7 +148,7 @@ def choose_interface(ranks: Ranks, towards: tuple[str, int]) -> None:
 
 
 def _wrong_interface(chosen: str, alone: bool) -> str:
-    """Why gloo cannot talk over the interfaces that were chosen here, as far as can be seen at once; else empty."""
+    """Why gloo cannot use the interfaces that were chosen here, as far as can be seen at once; else empty."""
     known, host = psutil.net_if_addrs(), platform.node()
     names = [name for name in chosen.split(",") if name]
     if absent := [name for name in names if name not in known]:

@@ -17,11 +17,11 @@ STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 @dataclass
 class StopFlag:
-    """Whether this process was asked to stop. Ranks agree on it at the next step boundary."""
+    """A request to stop this process. Ranks agree on it at the next step boundary."""
 
     requested: bool = False  # by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once
-    by: int | None = None  # the signal that asked first
-    what: str = "stopping at the next step, with a checkpoint"  # said then
+    by: int | None = None  # the first signal
+    what: str = "stopping at the next step, with a checkpoint"  # printed then
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:

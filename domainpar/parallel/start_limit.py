@@ -1,4 +1,4 @@
-"""A time limit for the start of MPI, which waits for all ranks without end and lets no Python code run meanwhile."""
+"""A time limit for the start of MPI, which waits for all ranks without limit and lets no Python code run meanwhile."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2  # of Linux
 
 @contextmanager
 def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
-    """End this process with exit code 2 if the block takes longer, and say which ranks have not come to theirs.
+    """End this process with exit code 2 if the block takes longer, and print which ranks have not come to theirs.
 
-    A copy of this process says it, as no thread can: mpi4py holds Python's lock. Copies are also the sign, to others of
-    the host, that a rank has come. A timer of the C library ends the process. Only on Linux.
+    A copy of this process prints it, as no thread can: mpi4py holds Python's lock. A copy also shows other ranks of the
+    host that this one has come. A timer of the C library ends the process. Only on Linux.
     """
     if sys.platform != "linux":
         yield
@@ -37,7 +37,7 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
     starters = launchers_of(launcher.kind)  # of this process: what started the copy is this process
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, which the copy has not: it asks for no lock of theirs
+        warnings.simplefilter("ignore")  # of threads, which the copy does not have: it takes no lock of theirs
         copy = os.fork()
     if copy == 0:
         try:
@@ -53,7 +53,7 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
         finally:
             os._exit(0)
     os.close(reading)
-    # The first host whose ranks end may take the others with it: those that began somewhat later are to speak, too.
+    # The first host whose ranks end may end the others: those that began somewhat later must print, too.
     stop = _exit_later(1.1 * seconds + timeouts.BOARD, 2)
     try:
         yield
@@ -64,7 +64,7 @@ def limited(launcher: Launcher, seconds: float) -> Iterator[None]:
 
 
 def _say(launcher: Launcher, seconds: float, starters: Sequence[psutil.Process]) -> None:
-    """Say which ranks are missing, if this rank was the first of its host to come: the others come to it later."""
+    """Print which ranks are missing, if this rank was the first of its host to come."""
     came, here = _seen(launcher, starters)
     if min(came, key=lambda rank: (came[rank], rank)) != launcher.rank:
         return
@@ -81,7 +81,7 @@ def _say(launcher: Launcher, seconds: float, starters: Sequence[psutil.Process])
 
 
 def _seen(launcher: Launcher, starters: Sequence[psutil.Process]) -> tuple[dict[int, float], set[int]]:
-    """Ranks of this host that wait for MPI, with when they began to, and all ranks of this host; asked by a copy."""
+    """Ranks of this host that wait for MPI, with the start of their wait, and all ranks of this host; for a copy."""
     came = {launcher.rank: psutil.Process().create_time()}
     here = {os.getppid(): launcher.rank}  # by process
     with suppress(psutil.Error):
@@ -97,7 +97,7 @@ def _seen(launcher: Launcher, starters: Sequence[psutil.Process]) -> tuple[dict[
 
 
 def _exit_later(seconds: float, code: int) -> Callable[[], object]:
-    """End this process after a while, whatever it does; returns what calls that off."""
+    """End this process after a while, whatever it does; returns a function that cancels this."""
     library = ctypes.CDLL(None)
     timer = ctypes.c_void_p()
     leave = ctypes.cast(library._exit, ctypes.c_void_p).value

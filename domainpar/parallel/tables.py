@@ -2,8 +2,8 @@
 
 A step frees tables of hundreds of megabytes and asks for as many again. From the C library each would come as zeroed
 pages, which takes a quarter of a step on CPU. So freed blocks are kept here for the next table of about the same size,
-and returned to the system if none comes for a while. Lent and free blocks together are never more than the most that
-were lent at once.
+and returned to the system if none comes for a while. Used and free blocks together never exceed the largest amount that
+was in use at once.
 
 Where memory is short, tables lie in files: `lie_in_files`. Code that goes through tables from one end to the other
 calls `let_go` on the way. The memory of rows that were read and written is then left to the system's page cache, which
@@ -38,7 +38,7 @@ Block = npt.NDArray[np.uint8]
 
 
 def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A table [rows, columns], 64-byte aligned, with whatever was in its memory; on the device of `like`."""
+    """An uninitialised table [rows, columns], 64-byte aligned, on the device of `like`."""
     dtype = dtype or like.dtype
     if like.device.type != "cpu":
         return like.new_empty(rows, columns, dtype=dtype)
@@ -49,23 +49,23 @@ def empty_table(rows: int, columns: int, like: Tensor, dtype: torch.dtype | None
 
 
 class BlockPool:
-    """Blocks of memory that are lent, come back by themselves when nothing refers to them, and are lent again."""
+    """Blocks of memory that are lent, return when the last reference to them is dropped, and are lent again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned: deque[Block] = deque()  # filled by whoever drops the last reference, at any time: no lock there
+        self._returned: deque[Block] = deque()  # filled when a last reference is dropped, at any time: no lock there
         self._free: dict[int, list[tuple[Block, int]]] = {}  # by size: blocks, and how many were lent before they came
         self._num_lent = 0
-        self._lent = self._most_lent = 0  # bytes of the blocks that somebody refers to: now, and at most so far
+        self._lent = self._most_lent = 0  # bytes of the blocks in use: now, and at most so far
 
     @property
     def bytes_lent(self) -> int:
-        """Bytes of the blocks that somebody refers to."""
+        """Bytes of the blocks in use."""
         with self._lock:
             return self._lent - sum(block.nbytes for block in list(self._returned))
 
     def lend(self, size: int) -> Block:
-        """At least `size` bytes, with whatever was in them."""
+        """At least `size` uninitialised bytes."""
         if size < SMALLEST_KEPT:
             return np.empty(size, np.uint8)
         with self._lock:
@@ -86,8 +86,9 @@ class BlockPool:
                 if not self._free[fitting]:
                     del self._free[fitting]
             else:
-                # Free ones that do not fit make place before another block is asked for: those of the most alike size,
-                # which are for the same thing in an event of another size. All others are wanted again in this step.
+                # Free ones that do not fit are released before another block is allocated: those of the most similar
+                # size, which are for the same thing in an event of another size. All others are wanted again in this
+                # step.
                 while self._free and lent + sum(of * len(free) for of, free in self._free.items()) > most_lent:
                     self._give_back(min(self._free, key=lambda of: max(of, size) / min(of, size)))
                 block = _new_block(size) if _files is None else _files.new_block(size)
@@ -176,5 +177,5 @@ def let_go() -> None:
 
 
 def bytes_of_tables() -> int:
-    """Bytes of all tables that somebody refers to, but for small ones, on the host."""
+    """Bytes of all tables in use on the host, except small ones."""
     return _kept.bytes_lent

@@ -75,6 +75,6 @@ def run_threads(
         torch.set_num_threads(num_threads)
         torch.set_rng_state(random_state)
     if errors:
-        # Not what a rank raised because another one had failed.
+        # Not an error raised because another rank had failed.
         raise next((error for error in errors if not isinstance(error, RanksFailed)), errors[0])
     return results

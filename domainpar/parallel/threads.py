@@ -25,9 +25,9 @@ _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
 class Switchboard:
     """The letter boxes of all ranks of one process, which run in turns: each until it waits for a letter.
 
-    Python lets one thread run at a time anyway. In turns, what is the process's own can be that of the rank that runs:
-    torch's generator of random numbers, which each rank finds as it has left it. One switchboard is shared by all
-    transports of a process, groups included.
+    Python lets one thread run at a time anyway. In turns, state of the process can belong to the rank that runs: each
+    rank finds torch's generator of random numbers as it left it. One switchboard is shared by all transports of a
+    process, groups included.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -58,7 +58,7 @@ class Switchboard:
     def take(self, receiver: int, key: Hashable, give_up_at: float) -> Any:
         """Wait for a letter; TimeoutError after `give_up_at` (`monotonic`).
 
-        RanksFailed if a rank has failed, once no other can go on: until then, others may come to the same error.
+        RanksFailed if a rank has failed, once no other can go on: until then, others may raise the same error.
         """
         boxes = self._boxes[receiver]
         if key not in boxes:
@@ -86,7 +86,7 @@ class Switchboard:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """While a rank waits for others by other means than letters, which may take their turns."""
+        """A context in which a rank waits for others by other means than letters; other ranks run meanwhile."""
         random_state = torch.default_generator.get_state()
         self.turn.release()
         try:
@@ -99,7 +99,7 @@ class Switchboard:
 class ThreadTransport(Transport):
     """A rank that is a thread of this process.
 
-    Autograd runs CPU backward passes in the thread that asked for them, so exchanges inside them work. On a GPU all
+    Autograd runs CPU backward passes in the calling thread, so exchanges inside them work. On a GPU all
     backward passes of a process share one thread: there, use processes. All ranks share one switchboard.
     """
 
@@ -125,7 +125,7 @@ class ThreadTransport(Transport):
         board.failure = board.failure or f"{self.name_ranks([self.rank])} aborted the work (code {code})."
 
     def elsewhere(self) -> AbstractContextManager[None]:
-        """Let other ranks take their turns."""
+        """Let other ranks run."""
         return self._switchboard.elsewhere()
 
     def _post(self, outgoing: list[Message], incoming: list[Message], call: int) -> Posted:

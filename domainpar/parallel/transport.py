@@ -1,4 +1,4 @@
-"""What every transport promises, and the common part of all: checks, host copies, counters, texts of time-outs."""
+"""The interface of every transport, and their common part: checks, host copies, counters, texts of time-outs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 CHECK_CALLS = "DOMAINPAR_CHECK_CALLS"
-"""Environment variable: set to 1, ranks compare before every call which one they are in. Slow; for finding a rank that
-skips one, which would else wait for its deadline, or take another call's data for its own."""
+"""Environment variable: with 1, ranks compare their calls before each one. Slow; for finding a rank that skips a call,
+which would otherwise wait until its deadline, or take another call's data for its own."""
 
 
 class Pending(Protocol):
@@ -74,7 +74,7 @@ class Message:
 
 
 class OfThisProcess:
-    """Part of ranks that run now: copies of what holds it share it, and nothing of it can be saved or sent."""
+    """Part of running ranks: copies of an object that holds it share it, and it cannot be pickled."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -103,7 +103,7 @@ class Transport(OfThisProcess, ABC):
         # `deadline`: seconds that any call may wait for others; `world_ranks`: what ranks are called in messages.
         self.rank, self.size, self.deadline = rank, size, deadline
         self.world_ranks = list(range(size)) if world_ranks is None else list(world_ranks)
-        self.library = "domainpar's own"  # that moves its bytes, with its version
+        self.library = "domainpar's own"  # the library that moves its bytes, with its version
         self.board: SideChannel | None = None  # where every rank was last seen; set by the `World`
         self.doing = ""  # what this rank is doing, in words, for the check of calls; set by the `World`
         self.before_close: list[Callable[[], None]] = []  # *collective*: what ranks compare when all of them close
@@ -205,7 +205,7 @@ class Transport(OfThisProcess, ABC):
             return self._gather(payload if self.rank == root else None, call, [root])[0]
 
     def _check_sizes(self, sizes: Sequence[int], own: int) -> None:
-        """Look at bytes that each rank is said to bring, this one `own`, before memory is asked for by them."""
+        """Check the sizes that ranks announce, this one `own`, before memory is allocated for them."""
         if min(sizes) < 0 or sizes[self.rank] != own:
             brought = f"of which {self.name_ranks([self.rank])} brought {own} bytes"
             raise self.garbled(f"sizes, {brought}, came as {some_of([str(size) for size in sizes])}")
@@ -300,7 +300,7 @@ class Transport(OfThisProcess, ABC):
         for peer in range(self.size) if senders is None else senders:
             letter = letters[peer].cpu().numpy().tobytes()
             payloads.append(letter[_SEAL_BYTES:])
-            if letter[:_SEAL_BYTES] != _seal_of(payloads[-1]):  # whoever reads it trusts it
+            if letter[:_SEAL_BYTES] != _seal_of(payloads[-1]):  # its readers trust it
                 raise self.garbled(
                     f"{len(payloads[-1])} bytes of {self.kind} from {self.name_ranks([peer])} to "
                     f"{self.name_ranks([self.rank])} are not those that were sent"
@@ -363,7 +363,7 @@ class Transport(OfThisProcess, ABC):
 
     @contextmanager
     def waiting(self, doing: str) -> Iterator[None]:
-        """While it lasts, this rank waits for others."""
+        """A context in which this rank waits for others."""
         began = time.perf_counter()
         self.waiting_in, self.waiting_since = doing, time.monotonic()
         try:
@@ -373,7 +373,7 @@ class Transport(OfThisProcess, ABC):
             self.seconds_waiting += time.perf_counter() - began
 
     def elsewhere(self) -> AbstractContextManager[None]:
-        """Around a wait for other ranks by means of others, such as the exchange of a host."""
+        """A context around a wait for other ranks by other means, such as the exchange of a host."""
         return nullcontext()
 
     def raise_timeout(self, silent: Sequence[int] = (), owing: Sequence[int] = ()) -> NoReturn:
@@ -396,7 +396,7 @@ class Transport(OfThisProcess, ABC):
         Args:
             seen: The observation of this rank, without a full stop.
             suspects: Ranks of this group that it may be.
-            known: Whether it is they, whatever the board says.
+            known: Whether these are certain, whatever the board says.
         """
         entries = [] if self.board is None else self.board.read()
         first = [] if known else missing(entries)

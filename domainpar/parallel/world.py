@@ -283,7 +283,7 @@ class World(OfThisProcess):
         """Number of cores that this rank may use without taking one from another rank, at least 1. *Collective*.
 
         If the launcher bound ranks to cores these are its own; else the ranks of a machine share all cores. A rank that
-        is alone takes `OMP_NUM_THREADS` of them at most; torchrun sets it to 1 for its ranks, unasked.
+        is alone takes `OMP_NUM_THREADS` of them at most; torchrun sets it to 1 for its ranks by default.
         """
         cores = cores_here()
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
@@ -306,7 +306,7 @@ class World(OfThisProcess):
         return total
 
     def take_counters(self) -> ExchangeCounters:
-        """The sums of the counters of this rank's transports, which begin anew."""
+        """The sums of the counters of this rank's transports, which are reset."""
         counters = []
         for transport in self.rank_status.transports:
             counters.append([getattr(transport, name) for name in ExchangeCounters._fields])
@@ -323,7 +323,7 @@ class World(OfThisProcess):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.size == 1:
-            self.close()  # there is nobody to end: an error is the caller's, who may catch it
+            self.close()  # no other rank to end: the caller may catch the error
             return
         with guard(self.rank_status):  # also around `close`: another rank may never come
             if error is not None:
@@ -335,7 +335,7 @@ class World(OfThisProcess):
         usual = sys.excepthook
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
-            if issubclass(kind, Exception):  # not Ctrl-C, nor an exit that was asked for
+            if issubclass(kind, Exception):  # not Ctrl-C, nor a requested exit
                 fail(self.rank_status, error)
             else:
                 usual(kind, error, trace)

@@ -1,4 +1,4 @@
-"""Placed tensors: any torch program on one graph that is split over ranks, as its author wrote it.
+"""Placed tensors: any torch program, unchanged, on one graph that is split over ranks.
 
 A tensor of the whole graph of which this rank holds its rows (`tensor`), axes of such rows (`axes`), the ranks that
 share them (`ranks`), one table of rules for ATen's calls (`dispatch`, `rules`), a part of a graph (`part`,

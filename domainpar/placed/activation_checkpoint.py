@@ -20,11 +20,11 @@ from domainpar.placed.tensor import Placed, from_local, is_rows, mapped, settle,
 
 
 def kept_ghosts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What `checkpoint` is to do beside: keep the ghost rows that arrive, so that nothing is exchanged twice.
+    """Contexts for torch's `checkpoint` that keep the ghost rows that arrive, so that nothing is exchanged twice.
 
         checkpoint(layer, x, edge_index, use_reentrant=False, context_fn=domainpar.kept_ghosts)
 
-    Without it, ghost rows of what is made inside are fetched again. The numbers are the same either way.
+    Without them, ghost rows of tensors made inside are fetched again. The numbers are the same either way.
     """
     kept = Kept()
     return keeping(kept, again=False), keeping(kept, again=True)
@@ -34,22 +34,22 @@ def in_blocks(module: nn.Module, edges_per_block: int, whole: Sequence[str] | No
     """Apply a module to one block of edges after the other, each computed again in the backward pass, to save memory.
 
     Call the result like the module. The numbers are the same, up to rounding, if the module treats each edge by itself.
-    For the backward pass only its arguments and its result are kept; all else needs the memory of one block at a time.
+    For the backward pass only arguments and results are kept; everything else needs the memory of one block at a time.
     So the module should read the node states itself:
 
         edge = domainpar.in_blocks(self.edge, edges_per_block=65_536)
         e = edge(x, edge_index, e)  # in self.edge: torch.cat([x[edge_index[0]], x[edge_index[1]], e], 1)
 
-    It works on a split graph and without one. On a split graph dropout takes the same numbers as without blocks, and
-    the module sees the number of edges of the whole graph; otherwise it sees that of a block. If it is made where it is
-    called, as here, the names of parameters stay as they are.
+    It works on a split graph and on a plain one. On a split graph dropout takes the same numbers as without blocks, and
+    the module sees the number of edges of the whole graph; on a plain one it sees that of a block. If it is made where
+    it is called, as here, the names of parameters stay the same.
 
     Args:
         module: Takes tensors with a row for each edge (`edge_index`: integers [2, E], or one row of it), and tables of
             nodes, [N, ...]. Returns a tensor with a row for each edge, [E, ...], or several.
         edges_per_block: Number of edges of a block on one rank.
         whole: Names of the arguments that each block is given whole; None: `x`, if the module has such an argument.
-            Name every other table of nodes: without a split graph nothing tells it from a table of edges.
+            Name every other table of nodes: on a plain graph it could not be distinguished from a table of edges.
 
     Returns:
         The module in blocks.
@@ -113,7 +113,7 @@ class InBlocks(nn.Module):
 
 
 class _Blocks(NamedTuple):
-    """Pieces of all edges: how many, the rows of one by its number, and the rows of all together."""
+    """Blocks of all edges: their number, the rows of one by its number, and the rows of all together."""
 
     total: int
     cut: Callable[[Tensor, int], Tensor]
@@ -139,7 +139,7 @@ def _whole_graph(edges: list[Tensor], length: int) -> _Blocks:
 
 
 def _split(axis: Axis, length: int) -> _Blocks:
-    """Blocks of the edges of each rank, as many on all. *Collective*."""
+    """Blocks of the edges of each rank, the same number on all ranks. *Collective*."""
     if axis.ranks.same_bits:
         raise NotExact("in_blocks, with the same bits asked for: sums over blocks are rounded; use torch's checkpoint")
     count = max(1, axis.ranks.largest(math.ceil(axis.length / length)))

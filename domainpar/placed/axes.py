@@ -18,7 +18,7 @@ from domainpar.parallel.halo import Halo, exchange_tables
 from domainpar.placed.ranks import GraphRanks, OneBlock
 from domainpar.plan import PartitionPlan
 
-MOST_KEPT = 64  # axes that were selected of one; the next one forgets them
+MOST_KEPT = 64  # axes selected from one that are kept; one more clears them
 
 
 class Axis:
@@ -30,9 +30,9 @@ class Axis:
         total: Number of rows of the whole graph.
         ranks: The ranks.
         halo: The exchange with ghost rows that belongs to the axis; None where there is none.
-        family: The axes of one graph, by which `zeros(N)` knows its rows.
+        family: The axes of one graph, in which `zeros(N)` finds its rows.
         pieces: The axes that it joins, one after the other.
-        product: The axis of which it has `outer` copies, each row split into `inner`: (axis, outer, inner).
+        product: (axis, outer, inner): it is `outer` copies of that axis, each row split into `inner`.
 
     Attributes:
         length: Number of owned rows.
@@ -69,7 +69,7 @@ class Axis:
 
     @property
     def alike_pieces(self) -> bool:
-        """Whether it joins axes of which each rank owns the same rows. *Collective* the first time."""
+        """Whether each rank owns the same rows of all axes that it joins. *Collective* the first time."""
         return all(piece.is_like(self.pieces[0]) for piece in self.pieces)
 
     @property
@@ -89,12 +89,12 @@ class Axis:
         return self._table
 
     def _once(self, key: Any, make: Callable[[], Axis], beside: Any = None) -> Axis:
-        """An axis that is made of this one: the same object each time for a key, as long as there are few."""
+        """An axis made from this one: the same object each time for a key, as long as there are few."""
         if key not in self._kept:
             axis = make()
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = axis, beside  # what a key names by its identity is kept, so that nothing else gets it
+            self._kept[key] = axis, beside  # objects whose `id` is in a key are kept, so that no other gets it
         return self._kept[key][0]
 
     def select(self, mask: Tensor, key: Any, beside: Any = None) -> Axis:
@@ -113,12 +113,12 @@ class Axis:
         return self._once(key, selected, beside)
 
     def part(self, first: int, last: int) -> Axis:
-        """A block of this rank's rows, as an axis that has the numbers of all rows and holds few."""
+        """A block of this rank's rows as an axis, with their numbers in the whole graph."""
         name, ids, ranks = f"{self.name} in blocks", self.ids[first:last], OneBlock(self.ranks)
         return self._once(("part", first, last), lambda: Axis(name, ids, self.total, ranks, family=self.family))
 
     def dealt(self, count: int) -> Axis:
-        """An axis of rows that every rank holds, dealt to ranks as blocks; one of the graph's if the length fits."""
+        """An axis for rows that every rank holds, in one block per rank; an axis of the graph if the length fits."""
         if fitting := [axis for axis in self.family if axis.total == count]:
             return fitting[0]
 
@@ -156,21 +156,20 @@ class Axis:
         return self._alike[other]
 
     def fetch_for(self, other: Axis) -> Reach:
-        """How the rows of this axis come to the ranks that own the same numbers of another. *Collective*."""
+        """The reach of this axis's rows from the ranks that own the same numbers of another. *Collective*."""
         if other not in self._fetches:
             self._fetches[other] = self.reach(other.ids)
         return self._fetches[other]
 
     def reach(self, numbers: Tensor, known: str = "") -> Reach:
-        """Where the rows of some numbers lie, and how those of others come here. *Collective* unless it is known.
+        """Where rows lie by their numbers, and the exchange for those of other ranks. *Collective* unless known.
 
         Args:
             numbers: Rows in the whole graph, int64, any shape.
-            known: `owned` or `held`: every rank has only numbers of rows that it owns, or that it owns or has as
-                ghosts.
+            known: `owned` or `held`: every rank names only rows that it owns, or that it owns or has as ghosts.
 
         Raises:
-            IndexError: On all ranks alike, if a number is none of a row.
+            IndexError: On all ranks alike, if a number is no row of the axis.
         """
         if self.ranks.size == 1:
             return Reach(numbers, None)
@@ -198,7 +197,7 @@ class Axis:
         return Reach(table[numbers], halo)
 
     def _borrowed(self, wanted: Any) -> tuple[Halo, Tensor]:
-        """An exchange that brings some rows of others here, and their numbers in the order they come. *Collective*."""
+        """An exchange that brings some rows of other ranks, and their numbers in order of arrival. *Collective*."""
         ranks = self.ranks
         everyone = ranks.gathered_rows(torch.from_numpy(wanted))
         table = self.table.cpu()
@@ -258,11 +257,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Names:
-    """What the values of an index are known to be: numbers of rows of an axis.
+    """A statement about the values of an index: they are numbers of rows of an axis.
 
     Attributes:
         axis: The axis.
-        known: As in `Axis.reach`; it decides what has to be asked of other ranks, never what is right.
+        known: As in `Axis.reach`; it decides what is fetched from other ranks, never the result.
     """
 
     axis: Axis

@@ -1,7 +1,7 @@
-"""Which rule a call of torch goes by: a table of ATen's calls, one place that writes, and what becomes of the others.
+"""The rule of each call of torch: a table of ATen's calls, one place that writes, and calls without a rule.
 
-A rule takes a call of ATen and its arguments and returns values; it never writes. A call that writes into its first
-argument is the call that does not, and then `written`.
+A rule takes a call of ATen and its arguments and returns values; it never writes. A call in place runs as the call that
+returns a new tensor, and then `written`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INSTEAD = {  # of calls that have no exact form on rows that are divided among r
 
 
 def rule(*calls: Any) -> Callable[[Rule], Rule]:
-    """Take a function as the rule of some calls of ATen, with all their overloads that return new tensors."""
+    """Register a function as the rule of some calls of ATen, with all their overloads that return new tensors."""
 
     def add(function: Rule) -> Rule:
         for call in calls:
@@ -68,7 +68,7 @@ def rule(*calls: Any) -> Callable[[Rule], Rule]:
 
 
 def rule_of_rows(*calls: Any) -> Callable[[Rule], Rule]:
-    """As `rule`, for calls that are made on every rank where nothing has rows; else no argument waits for shares."""
+    """As `rule`, for arguments with rows, whose shares have come home; without rows every rank makes the call."""
 
     def add(function: Rule) -> Rule:
         def by_placement(func: Any, args: Any, kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def rule_of_rows(*calls: Any) -> Callable[[Rule], Rule]:
 
 
 def forget(func: Any) -> None:
-    """Look for the rule of a call anew."""
+    """Forget the rule that was found for a call."""
     _FOUND.pop(id(func), None)
 
 
@@ -100,12 +100,12 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Decided(NamedTuple):
-    """What a rule made of a call: the call itself, of what this rank holds, without a look at another rank.
+    """A decision on a call: it is made on what this rank holds, without communication.
 
     Attributes:
         form: Of the result.
-        view: For a view, what tells it from others of the first argument; None for a new tensor.
-        rest: All arguments but the first one, where they count this rank's rows; None for those given.
+        view: For a view, what distinguishes it from other views of the first argument; None for a new tensor.
+        rest: The arguments after the first one, if they count this rank's rows; None for the given ones.
     """
 
     form: Form
@@ -119,9 +119,9 @@ MOST_DECIDED = 256  # of one form; the next one forgets them
 
 
 def decided(func: Any, args: Any, out: Placed, view: Any = None, rest: Any = None) -> Placed:
-    """Say that a result is the call itself, of what this rank holds, so that it need not be thought of again.
+    """Record that a result is the call on what this rank holds, so that later calls need no rule.
 
-    It may hang on nothing but the forms of tensors, on other arguments, and on whether this is backward.
+    It may depend only on the forms of tensors, on other arguments, and on whether this is backward.
     """
     _REPEATED.add(id(func))
     if getattr(_FIRST_TIME, "args", None) is args:
@@ -165,7 +165,7 @@ def __torch_dispatch__(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
 
 
 def _first_time(func: Any, args: Any, form: Form, key: list[Any]) -> Any:
-    """Go by the rule, and keep what it decides; not if anything came from other ranks, or lies otherwise since."""
+    """Apply the rule, and keep its decision, unless it communicated or changed how an argument is held."""
     forms: list[Any] = [x._form for x in args if type(x) is Placed]
     outer = getattr(_FIRST_TIME, "args", None)
     _FIRST_TIME.args, _FIRST_TIME.said = args, None
@@ -175,7 +175,7 @@ def _first_time(func: Any, args: Any, form: Form, key: list[Any]) -> Any:
     finally:
         _FIRST_TIME.args, _FIRST_TIME.said = outer, None
     unchanged = said is not None and out.fresh is None and forms == [x._form for x in args if type(x) is Placed]
-    # What has no rows outlives graphs, and is not to keep what is known of one.
+    # Tensors without rows outlive graphs, and must not keep decisions of one.
     if unchanged and (type(form.place) is Rows or not any(type(each.place) is Rows for each in forms)):
         if len(form.decided) >= MOST_DECIDED:
             form.decided.clear()
@@ -189,7 +189,7 @@ never_compiled(__torch_dispatch__, Placed.__new__, Placed.backward, Placed.detac
 
 
 def _rule_for(func: Any) -> Rule:
-    """The rule of a call that has none of its own, found once."""
+    """The rule of a call that is not in the table, found once."""
     if func._schema.is_mutable and func._schema.name.removeprefix("aten::") not in INSTEAD:
         return writing(func)
     of_torch = func
@@ -253,7 +253,7 @@ def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def writing(func: Any) -> Rule:
-    """The rule of a call that writes, or that gives a tensor another shape: the one that does not, and then that."""
+    """The rule of a call that writes or reshapes in place: the call that returns a new tensor, then that."""
     outs = [argument.name for argument in func._schema.arguments if argument.is_out]
     reshapes = torch.Tag.inplace_view in func.tags  # as `squeeze_` inside of matmul
     # The overload that takes the same arguments and returns a new tensor.
@@ -323,12 +323,12 @@ def copy_(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def written(target: Any, value: Any, made_of: Any) -> Any:
-    """Write a value into a tensor, in place: the one place where rows are written.
+    """Write a value into a tensor, in place. Rows are written nowhere else.
 
     Args:
-        target: A placed tensor, or a plain one of the user's, which every rank holds.
-        value: What it is to hold, of the same shape.
-        made_of: What the value was made of, whose memory it may be.
+        target: A placed tensor, or a plain tensor of the user, which every rank holds.
+        value: The new value, of the same shape.
+        made_of: The tensors from which the value was made; it may share their memory.
     """
     if not isinstance(target, Placed):
         if tuple(value.shape) != tuple(target.shape):
@@ -372,14 +372,14 @@ def _has_memory_alone(target: Placed) -> bool:
 
 
 def _changed(target: Placed) -> None:
-    """After a tensor was written: what was kept of it is old, and what it is a copy of is written as well."""
+    """After a write: drop what was kept for the tensor, and write the tensor that it is a copy of."""
     memory = target.memory
     target.fresh = None
     memory.generation += 1
     if memory.origin is not None:
         of, put_back, _ = memory.origin
         memory.origin, parent = None, of()
-        if parent is None:  # nobody sees what it was a view of: gradients that autograd adds up are such
+        if parent is None:  # its base is not visible: so for gradients that autograd adds up
             return
         put_back(target)
         memory.origin = of, put_back, parent.memory.generation
@@ -391,7 +391,7 @@ def _shares_memory(local: Tensor, others: Any) -> bool:
 
 
 def writable(local: Tensor) -> Tensor:
-    """Memory in which each number has its place; what repeats a number is copied."""
+    """The tensor with memory for each number: a copy if numbers share memory."""
     if 0 not in local.stride() or local.numel() <= 1:
         return local
     repeats = any(step == 0 and size > 1 for step, size in zip(local.stride(), local.shape))
@@ -399,7 +399,7 @@ def writable(local: Tensor) -> Tensor:
 
 
 def ready(x: Placed) -> Placed:
-    """A tensor of which a view is taken: nothing waits, but in backward, where no view is written."""
+    """A tensor before a view of it is taken: it waits for no shares, except in backward, where no view is written."""
     if x.fresh is not None or (0 in x._local.stride() and x.is_contiguous()):
         x.local = writable(x.local)  # all its numbers may be one in memory
     return settle(x) if x.place.pending and not x.ranks.in_backward else x
@@ -414,7 +414,7 @@ def viewed(
         x: The tensor.
         local: The view of what this rank holds.
         dim: The dimension of its rows.
-        call: What tells the view from others of the tensor; None if nothing does.
+        call: What distinguishes the view from other views of the tensor; None if nothing does.
         names: What its values number.
         axis: The axis of its rows, if it is another one.
         strides: Those of the view in the whole graph; None if it is contiguous.
@@ -428,7 +428,7 @@ def viewed(
 def copied(
     x: Placed, local: Tensor, place: Any, put_back: Callable[[Placed], Any], names: Any = None, strides: Any = None
 ) -> Placed:
-    """A copy where torch has a view: what is written into it, or into a view of it, is put back.
+    """A copy where torch has a view: writes into it, or into a view of it, are copied back.
 
     Args:
         x: What it is a copy of.
@@ -461,7 +461,7 @@ def _made_anew(_: Placed) -> None:
 
 
 def _settled_to_write(target: Placed) -> None:
-    """Bring home what a tensor waits for that is written now, and that of which it is a view."""
+    """Before a write: bring home the shares that a tensor, and its base, wait for."""
     origin, base = target.memory.origin, target._base
     if isinstance(base, Placed) and origin is not None and origin[1] is _made_anew:
         settle(base)

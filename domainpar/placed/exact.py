@@ -1,11 +1,11 @@
-"""The same bits on any number of ranks: sums over rows as integers, and calls of which each row is computed by itself.
+"""The same bits on any number of ranks: sums over rows as integers, and calls that compute each row by itself.
 
-Here is all arithmetic of rows that would depend on how many a rank has, or on which. With `GraphRanks.same_bits` rules
+Here is all arithmetic that would depend on which rows a rank has. With `GraphRanks.same_bits` rules
 call these functions, also on one rank; the collectives run on every rank. `docs/same_bits.md` says why they suffice.
 
-A sum over rows takes its scale from the largest magnitude in each column, over all ranks. Numbers that are not finite
-have no integer: a column that has any is summed once more as floats, of these alone, and their sum, which is NaN or
-infinite in any order, takes the place of the integers'.
+A sum over rows takes its scale from the largest magnitude in each column, over all ranks. Non-finite numbers have no
+integer: if a column has any, they alone are summed as floats, and their sum, NaN or infinite in any order, replaces
+that of the integers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLICE_BITS, SUM_BITS = 21, 50  # of an integer; fewer where there are so many ro
 LOWEST = -960  # of exponents; smaller numbers would overflow when they are scaled
 _BITS = {torch.float32: (torch.int32, 0x7F80_0000, 23, 126), torch.float64: (torch.int64, 0x7FF << 52, 52, 1022)}
 
-# Calls of which torch makes each number by one operation, rounded once or not at all, wherever it lies.
+# Calls whose numbers torch computes each by one operation, rounded at most once, wherever it lies.
 _ROUNDED_ONCE = """
 add.Tensor sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar neg.default abs.default sqrt.default clone.default
 _to_copy.default ceil.default floor.default round.default trunc.default where.self where.ScalarOther where.ScalarSelf
@@ -47,7 +47,7 @@ class _Table:
 
     Attributes:
         rows: The numbers; those that are not finite as 0.
-        exponents: Each column is below 2 to the power of it, on all ranks; int64 [C].
+        exponents: The magnitudes of each column are below 2 to this power, on all ranks; int64 [C].
         rest: What is not finite, beside zeros; None if all numbers of all ranks are.
     """
 
@@ -66,7 +66,7 @@ class _Table:
         return out.long()
 
     def scales(self, bits: int) -> Any:
-        """By which each column becomes integers of some bits, float64 [C]."""
+        """The factor that turns each column into integers of some bits, float64 [C]."""
         return _power(bits - self.exponents).numpy()
 
 
@@ -80,7 +80,7 @@ def _tables(given: Sequence[Tensor], ranks: GraphRanks) -> list[_Table]:
     tables = [_Table(rows.detach()) for rows in given]
     infinite = torch.cat([x.new_full((x.size(1),), _BITS[x.dtype][1], dtype=torch.int64) for x in given])
     largest = _largest(tables, ranks)
-    if bool((largest >= infinite).any()):  # seen by all ranks, and then again without such numbers
+    if bool((largest >= infinite).any()):  # all ranks see it, and compute the exponents again without such numbers
         for table in tables:
             finite = table.rows.isfinite()
             table.rest = table.rows.masked_fill(finite, 0.0)
@@ -102,21 +102,21 @@ def _largest(tables: list[_Table], ranks: GraphRanks) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Numbers as they are summed: half precision in float32."""
+    """Numbers in the type of their sum: half precision in float32."""
     if x.is_complex():
         raise NotExact("a sum of complex numbers over rows, with the same bits asked for: sum torch.view_as_real(x)")
     return x if x.dtype in _BITS else x.float()
 
 
 def _with_rest(total: Tensor, rest: Tensor | None) -> Tensor:
-    """Sums, where numbers were not finite those of these."""
+    """Sums, replaced by `rest` where numbers were not finite."""
     if rest is None:
         return total
     return torch.where(rest.isfinite(), total, torch.where(rest.isnan(), math.nan, rest).to(total.dtype))
 
 
 def summed(local: Tensor, dims: Sequence[int], keepdim: bool, ranks: GraphRanks, count: int) -> Tensor:
-    """The sum along dimensions, that of rows among them, the same on every rank. *Collective*.
+    """The sum along dimensions, one of them that of rows; the same on every rank. *Collective*.
 
     Args:
         local: This rank's rows.
@@ -194,7 +194,7 @@ def contracted(a: Tensor, b: Tensor, ranks: GraphRanks, terms: int) -> Tensor:
 
 
 def times(a: Tensor, b: Tensor, rows_first: bool = True, bias: Tensor | None = None) -> Tensor:
-    """`a @ b`, of which `a` has rows along its last dimension but one, or else `b` along its last one.
+    """`a @ b`, where `a` has rows along its second last dimension, or else `b` along its last one.
 
     Each row of the result is a chain of multiply-adds in the order of the row's numbers, whatever other rows there are.
     """
@@ -218,13 +218,13 @@ def times(a: Tensor, b: Tensor, rows_first: bool = True, bias: Tensor | None = N
 
 
 def alike(call: Callable[..., Any], rows: Sequence[Tensor], dims: Sequence[int], out_dim: int) -> Any:
-    """A call of tensors with rows, of which each row of the result has the same bits, whatever other rows there are.
+    """Call a function of rows so that the bits of each row do not depend on the other rows.
 
     Torch computes a tensor's last few numbers, and those where a thread's share ends, by other formulas than all
     others. So the last rows are computed again, among `ALIKE` rows, and threads get whole calls.
 
     Args:
-        call: Takes the tensors, and treats each row by itself.
+        call: The function of the tensors; it treats each row by itself.
         rows: The tensors.
         dims: The dimension of rows of each.
         out_dim: That of the result, or of each of several.
@@ -260,7 +260,7 @@ def alike(call: Callable[..., Any], rows: Sequence[Tensor], dims: Sequence[int],
 
 
 def _rows_of_one_thread(out: list[Tensor], tables: list[Tensor]) -> int:
-    """As many rows, a multiple of `ALIKE`, as torch leaves to one thread; or that it deals out evenly."""
+    """A number of rows, a multiple of `ALIKE`, that torch leaves to one thread, or deals out evenly."""
     width = max(1, *(math.prod(x.shape[1:]) for x in (*out, *tables)))
     threads = min(torch.get_num_threads(), -(-ALIKE * width // ONE_THREAD))
     if ALIKE % threads:
@@ -272,7 +272,7 @@ def _rows_of_one_thread(out: list[Tensor], tables: list[Tensor]) -> int:
 
 
 def by_rows(func: Any, here: Sequence[Any], kwargs: Any, ranks: GraphRanks, dims: Sequence[Any], out_dim: int) -> Any:
-    """A call of what this rank holds that treats each row by itself, with the same bits if they are asked for.
+    """A call on what this rank holds that treats each row by itself; with the same bits if `same_bits` is set.
 
     Args:
         func: The call.

@@ -1,4 +1,4 @@
-"""A log of what a rank was given whole and what it called, by checksum, for a comparison of all ranks."""
+"""A log of the whole tensors that a rank was given and of its calls, by checksum, to compare all ranks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MOST_ENTRIES = 10_000
 
 
 def tensor_given(value: Any, what: str) -> Tensor:
-    """A tensor, or what can be made one: an array of numpy, a list of numbers.
+    """A tensor from a tensor, a numpy array or a list of numbers.
 
     Args:
         value: What was given.
-        what: What it is to be, for the message.
+        what: Its meaning, for the message.
 
     Raises:
-        ValueError: If it cannot.
+        ValueError: If it is none of these.
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
@@ -57,13 +57,13 @@ def tensor_given(value: Any, what: str) -> Tensor:
 
 
 def array_given(value: Any, what: str) -> npt.NDArray[Any]:
-    """As `tensor_given`, an array of numpy."""
+    """As `tensor_given`, as a numpy array."""
     array: npt.NDArray[Any] = tensor_given(value, what).detach().cpu().numpy()
     return array
 
 
 def whole_number(value: Any, what: str, least: int = 0) -> int:
-    """An integer, or what is one: of numpy, or a tensor of one.
+    """An integer from an integer, one of numpy, or a tensor of one.
 
     Raises:
         ValueError: If it is none, or below `least`.
@@ -94,7 +94,7 @@ def in_words(tensor: Tensor) -> str:
 
 
 class InputLog:
-    """What this rank was given whole and what it called since the ranks last compared it.
+    """The whole tensors that this rank was given, and its calls, since the last comparison.
 
     A checksum reads every byte, 0.16 s for 256 MB. It is kept for a tensor that is given again unchanged.
 
@@ -116,7 +116,7 @@ class InputLog:
             self._entries.append((f"{call} of {self._words(tensor)}", where()[1], tensor.requires_grad))
 
     def remember(self, tensor: Tensor) -> None:
-        """Note a tensor of the user's that every rank holds, such as a parameter, where it meets rows."""
+        """Note a user's tensor that every rank holds, such as a parameter, where it meets rows."""
         self.call(self._words(tensor if tensor._base is None else tensor._base))
 
     def name(self, tensors: Mapping[str, Tensor]) -> None:
@@ -141,7 +141,7 @@ class InputLog:
         """Compare what all ranks were given and called since the last time. *Collective*.
 
         Args:
-            beside: Bytes that every other rank gets as well.
+            beside: Further bytes for every other rank.
 
         Returns:
             These bytes of each rank, in the order of ranks.
@@ -165,7 +165,7 @@ class InputLog:
     def close(self) -> None:
         """Compare what the ranks were given after the last time. *Collective*.
 
-        A rank may have done more than others, to show it say: it is compared as far as all go.
+        A rank may have made more calls than others, for printing say: the common ones are compared.
 
         Raises:
             Refused: As `compare`.

@@ -18,12 +18,12 @@ from domainpar.placed.input_log import InputLog, in_words
 from domainpar.placed.ranks import kept_now
 from domainpar.placed.tensor import Placed, is_rows, rows_in, settle
 
-FLOOR = 1e-3  # of the largest value so far: what cancels to less is judged against this, as it is rounding of that
+FLOOR = 1e-3  # of the largest value so far: smaller results of cancellation are compared relative to this
 COARSE = "in less than float64"
 
 
 class Check(NamedTuple):
-    """One call of a layer, compared whole and split; or the gradient or buffer that differs most.
+    """One call of a layer on the whole and on the split graph, compared; or the gradient or buffer that differs most.
 
     Attributes:
         name: The layer's name in the model, as in `named_modules`; empty for the model itself. Or of the tensor.
@@ -64,7 +64,7 @@ class LayerRecord:
         whole: The record of the whole graph, to compare with; None: this is it.
 
     Attributes:
-        log: Takes down what every rank has to have alike.
+        log: Records what must be the same on every rank.
         held: What each call was `given` and has `made` on the whole graph, and the largest value so far; also gradients
             and buffers, as calls of number 0.
         checks: How far that differs on a split graph.
@@ -96,7 +96,7 @@ class LayerRecord:
         return result
 
     def leave(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Note the gradients or buffers that a run leaves, to be judged by the largest of them."""
+        """Note the gradients or buffers that a run leaves; differences are relative to the largest of them."""
         self._size = max((_largest(_held(tensor)) for tensor in tensors.values()), default=0.0)
         for name, tensor in tensors.items():
             self._note(Check(name, kind, 0), "made", tensor)
@@ -109,7 +109,7 @@ class LayerRecord:
 
     def _returns(self, name: str, _: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         if not self._repeats():
-            while self.running[-1].name != name:  # a layer whose error its caller caught
+            while self.running[-1].name != name:  # a layer that failed, with an error that its caller caught
                 self.running.pop()
             self._note(self.running.pop(), "made", result)
 
@@ -161,9 +161,9 @@ def _difference(ours: Tensor, theirs: Tensor, floor: float) -> tuple[float, str]
         return math.inf, f"{tuple(ours.shape)} {ours.dtype} in place of {tuple(theirs.shape)} {theirs.dtype}"
     here, place = _held(ours), ours.place if is_rows(ours) else None  # type: ignore[attr-defined]
     there = rows_in(theirs, place.axis, place.dim) if place else theirs
-    if here.shape != there.shape:  # by hand a rank has put other rows there
+    if here.shape != there.shape:  # the user's code has put other rows there
         return math.inf, f"{tuple(here.shape)} in place of this rank's rows, {tuple(there.shape)}"
-    same = (here == there) | (here.isnan() & there.isnan())  # of two infinities a plain difference is no number
+    same = (here == there) | (here.isnan() & there.isnan())  # the difference of two infinities is NaN
     gaps = (_wide(here) - _wide(there)).abs().double().nan_to_num(nan=math.inf, posinf=math.inf)
     gap = float(gaps.masked_fill(same, 0.0).max()) if gaps.numel() else 0.0
     note = COARSE if theirs.is_floating_point() and theirs.dtype is not torch.float64 else ""

@@ -20,7 +20,7 @@ _ARGUMENT, _RESULT = re.compile(r"\.|([a-z])(?:>([a-z]))?"), re.compile(r"\.|(\+
 
 
 class Word(NamedTuple):
-    """Of a signature: the letter of its rows, that of rows which an argument's values number; if a result is shares."""
+    """A word of a signature: the letter of its rows; the letter of the rows that its values number; whether a share."""
 
     rows: str
     names: str = ""
@@ -80,7 +80,7 @@ def _called(func: Any, given: list[Any], arguments: list[Word], results: list[Wo
     names = [argument.name for argument in func._schema.arguments]
     first = sum(not argument.kwarg_only for argument in func._schema.arguments)  # argument that has to be named
     ranks = placed_in(given)[0].ranks
-    if ranks.same_bits:  # its kernel may take other ways for other numbers of rows
+    if ranks.same_bits:  # its kernel may take other paths for other numbers of rows
         raise NotExact(f"{name_of(func)}, an operator with a rule of its own, where bits are to be the same")
     axes = _axes(func, given, arguments)
     rows, halos = _reached(func, given, arguments, axes)

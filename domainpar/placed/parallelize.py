@@ -1,4 +1,4 @@
-"""Make a module parallel: it stays the user's own, and gradients of its parameters become whole."""
+"""Make a module parallel: its class stays the user's, and gradients of its parameters become whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parallelize(
     Raises:
         ValueError: If its parameters have no size yet.
         Refused: On all ranks alike, if the modules of the ranks differ in a name, a shape or a type, or in `same_bits`.
-        NotExact: If the same bits are asked for on a GPU.
+        NotExact: If `same_bits` is set on a GPU.
     """
     for name in gone:
         raise TypeError(f"parallelize has no argument {name}: {_GONE.get(name, 'see its help')}.")

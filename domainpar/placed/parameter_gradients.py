@@ -25,8 +25,8 @@ _HOOKS = WeakIdKeyDictionary()  # those that `WholeGradients` put on a parameter
 class WholeGradients:
     """Makes gradients whole that backward passes leave in some parameters.
 
-    Where groups of ranks have graphs of their own, the gradients of all groups are added up, and a buffer of floats has
-    changed by the mean of what the groups changed, one of integers by their sum.
+    If groups of ranks have different graphs, the gradients of all groups are added up. A buffer of floats changes by
+    the mean of the groups' changes, one of integers by their sum.
 
     Args:
         parameters: The parameters by name, the same on every rank.
@@ -41,8 +41,8 @@ class WholeGradients:
         self._step = StepBuffers(self._buffers)
         self._waiting: dict[int, Tensor] = {}
         self._started: list[tuple[Any, Callable[[], list[Tensor] | None]]] = []
-        self._size = 0  # of what waits and was not started
-        self._earlier: dict[int, Tensor] = {}  # what earlier passes left, which is whole already
+        self._size = 0  # of gradients that wait and were not started
+        self._earlier: dict[int, Tensor] = {}  # of earlier passes, whole already
         for parameter in self._parameters:
             for earlier in _HOOKS.pop(parameter, ()):  # of an earlier world
                 earlier.remove()
@@ -56,7 +56,7 @@ class WholeGradients:
             self._as_share(parameter, gradient.ranks)
 
     def _as_share(self, parameter: Tensor, ranks: GraphRanks) -> None:
-        """What earlier passes left becomes the share of one rank, so that hooks see it in the sum."""
+        """Add the gradient of earlier passes to the share of one rank, so that hooks see it in the sum."""
         earlier = parameter.grad
         if earlier is not None and not isinstance(earlier, Placed):
             self._earlier[id(parameter)] = earlier
@@ -97,7 +97,7 @@ class WholeGradients:
                 unchanged = parameter.grad is share and _is_share(share) and share.memory.generation == generation
                 if total is not None and unchanged:
                     self._set(parameter, total)
-                else:  # not finite, or a hook made something of it since
+                else:  # not finite, or changed by a hook since
                     self._waiting[id(parameter)] = parameter
         waiting, self._waiting = [p for p in self._waiting.values() if isinstance(p.grad, Placed)], {}
         if not waiting:
@@ -128,12 +128,12 @@ class WholeGradients:
         self._earlier.clear()
 
     def _set(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Give a parameter its whole gradient, in the memory where that of earlier passes was."""
+        """Give a parameter its whole gradient, in the memory of that of earlier passes."""
         earlier = self._earlier.pop(id(parameter), None)
         parameter.grad = gradient.to(parameter.dtype) if earlier is None else earlier.copy_(gradient)
 
     def _in_any_group(self, waiting: list[Tensor]) -> list[Tensor]:
-        """Parameters of which any group has a gradient; what the groups hold is one model. *Collective*.
+        """Parameters that have a gradient in any group; all groups hold one model. *Collective*.
 
         Raises:
             RanksDiffer: On all ranks alike, if parameters differ.
@@ -157,7 +157,7 @@ def _is_share(gradient: Any) -> bool:
 
 
 def share_of(gradient: Tensor, ranks: GraphRanks) -> Tensor:
-    """This rank's share of a gradient, of which the shares of all ranks are the sum. *Collective* if it has rows."""
+    """This rank's share of a gradient; the gradient is the sum of all shares. *Collective* if it has rows."""
     if isinstance(gradient, Placed) and type(gradient.place) is Sum:
         return gradient.local
     whole = whole_local(gradient)

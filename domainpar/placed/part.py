@@ -72,7 +72,7 @@ class GraphPart(OfThisProcess):
         halo: AdjointHalo | None = None,
         sets: Sets | None = None,
     ) -> None:
-        torch._C._set_view_replay_enabled(True)  # gradients of written views: by their calls, not by strides
+        torch._C._set_view_replay_enabled(True)  # so that gradients of written views follow their calls, not strides
         self.plan, self.transport, self.device = plan, transport, torch.device(device)
         self.ranks = ranks = ranks_of(transport)
         self._slices = Slices(transport, self.device, sliced == "owned") if sliced else None
@@ -94,7 +94,7 @@ class GraphPart(OfThisProcess):
         indices = {}
         for kind, (first, last) in sets.edges.items():
             begin, end = np.searchsorted(edge_ids, [first, last])
-            if kind not in self.axes:  # else others join them, and they are owned as what these join
+            if kind not in self.axes:  # else other edges join them, and they are owned like the ends of these
                 here = edge_ids[begin:end]
                 own = self._to_device(here - first if first else here)
                 self.axes[kind] = Axis(name_of(kind), own, last - first, ranks, None, family)
@@ -153,9 +153,9 @@ class GraphPart(OfThisProcess):
         return self._placed("part.edges", whole, kind, dim, list(self.sets.edges))
 
     def place(self, data: Any) -> Any:
-        """A copy of a data object of torch_geometric in which rows of nodes and edges are placed, and `edge_index`.
+        """A copy of a data object of torch_geometric with placed rows of nodes and edges and a placed `edge_index`.
 
-        What is a row for each node or edge is what torch_geometric says of it; all else stays as it is.
+        torch_geometric decides which fields have a row for each node or edge; all others stay as they are.
 
         Args:
             data: `Data`, or `HeteroData` if the graph has several kinds, the same on every rank.
@@ -167,7 +167,7 @@ class GraphPart(OfThisProcess):
         for store in placed.stores:
             kind = getattr(store, "_key", None)
             edge_index = self.edge_index if kind is None or self.sets.is_one else self.edge_index.get(kind)
-            # Asked of all before any is changed: torch_geometric counts rows of what is there.
+            # For all fields before any is changed: torch_geometric counts rows of the fields that are there.
             of_nodes, of_edges = ([key for key in store if getattr(store, ask, lambda _: False)(key)] for ask in _ASKED)
             for key, value in list(store.items()):
                 if key == "edge_index":
@@ -274,7 +274,7 @@ class GraphPart(OfThisProcess):
 
 
 class Slices:
-    """Takes this rank's slices and gives the rows that its part needs of all.
+    """Takes this rank's slices and returns the rows that its part needs from all slices.
 
     Args:
         transport: Joins the ranks that share the graph.
@@ -313,7 +313,7 @@ class Slices:
 
         transport = self._transport
         mine, length, row = on_all(transport, checked)
-        gradient = mine.requires_grad and torch.is_grad_enabled()  # its backward is an exchange of all
+        gradient = mine.requires_grad and torch.is_grad_enabled()  # its backward is an exchange between all ranks
         alike = {f"a slice of {call}": row, f"a gradient of {call}": "asked for" if gradient else "not"}
         agree(transport, difference(transport, alike, _CUT))
         if self.owned:

@@ -22,7 +22,7 @@ GATHERED = 16_384  # numbers; larger sums travel as integers, whose bytes do not
 
 
 class NotExact(Exception):
-    """A call without an exact form on a graph that is split; every rank raises it, before it computes.
+    """A call that has no exact form on a split graph; every rank raises it before it computes.
 
     Attributes:
         place: The layer and the line of the user's program.
@@ -71,11 +71,11 @@ class GraphRanks(OfThisProcess):
         transport: Joins them.
         rank: This rank.
         size: Number of ranks.
-        same, total: The two placements without rows.
+        same, total: The placements `Same` and `Sum`.
         log: What every rank was given whole, compared between ranks.
         num_exchanges: How often rows were fetched from other ranks, or brought home to them.
         num_sums: How often something was summed or compared over ranks.
-        at_backward: Whether `backward` of a placed tensor is at work.
+        at_backward: Whether `backward` of a placed tensor is running.
         same_bits: Whether results may not depend on the number of ranks in any bit (`exact`).
     """
 
@@ -86,13 +86,13 @@ class GraphRanks(OfThisProcess):
         transport.before_close.append(self.log.close)
         self.num_exchanges = self.num_sums = 0
         self.at_backward = self.same_bits = False
-        self.after_backward: dict[int, Any] = {}  # what is to be called when it ends, by what asked for it
+        self.after_backward: dict[int, Any] = {}  # functions to call when it ends, by the object that added them
 
     @property
     def in_backward(self) -> bool:
-        """Whether calls are those of a backward pass, in which sums wait, to be made in one.
+        """Whether calls belong to a backward pass, whose sums are collected and made together.
 
-        A checkpoint that computes its piece again, and a pass that makes a graph of its own, are as forward passes.
+        Recomputation by a checkpoint, and a backward pass with `create_graph`, count as forward passes.
         """
         return self.at_backward and not torch.is_grad_enabled()
 
@@ -106,7 +106,7 @@ class GraphRanks(OfThisProcess):
         """The tensors of all ranks, which may differ in their first length. *Collective*."""
         if self.size == 1:
             return [rows]
-        if rows.shape[1:].numel() == 0:  # rows without numbers: only how many there are says anything
+        if rows.shape[1:].numel() == 0:  # rows without columns: only their number matters
             lengths = self.gathered(torch.tensor(len(rows), device="cpu"))
             return [rows.new_empty(int(length), *rows.shape[1:]) for length in lengths]
         return [tensor_of(each, rows).view(-1, *rows.shape[1:]) for each in self.log.compare(payload_of(rows))]
@@ -118,10 +118,10 @@ class GraphRanks(OfThisProcess):
 
         Args:
             local: This rank's share.
-            any_order: Whether the shares give the same bits in whatever order and number they are added.
+            any_order: Whether the sum of the shares has the same bits in any order and number of them.
 
         Raises:
-            NotExact: If the same bits on any number of ranks are asked for, and a float's share has been rounded.
+            NotExact: With `same_bits`, if a float's share has been rounded.
         """
         if self.same_bits and not any_order:
             self.check_integers(local)
@@ -144,7 +144,7 @@ class GraphRanks(OfThisProcess):
         return total.to(local.dtype)
 
     def check_integers(self, share: Tensor) -> None:
-        """Refuse to add shares that were rounded, on one rank, too."""
+        """Refuse to add rounded shares, also on one rank."""
         if share.is_floating_point() or share.is_complex():
             raise NotExact("a sum of floats over rows that has no form with the same bits on any number of ranks")
 
@@ -186,7 +186,7 @@ class GraphRanks(OfThisProcess):
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """While a backward pass is at work: shares of sums wait, and at its end all who asked are called."""
+        """A context around a backward pass: shares of sums wait, and at its end the added functions are called."""
         outer, self.at_backward = self.at_backward, True
         try:
             yield
@@ -198,11 +198,11 @@ class GraphRanks(OfThisProcess):
 
 
 class OneBlock(GraphRanks):
-    """The ranks of rows that are one block of all: nothing may run over them, but sums that wait in backward."""
+    """The ranks of an axis that is one block of rows: nothing may run over these rows, except sums in backward."""
 
     def __init__(self, ranks: GraphRanks) -> None:
         self._all = ranks
-        self.size = max(2, ranks.size)  # also on one rank a block is not all
+        self.size = max(2, ranks.size)  # also on one rank a block has not all rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._all, name)
@@ -218,7 +218,7 @@ class OneBlock(GraphRanks):
 
 
 class Kept:
-    """Ghost rows and keys that a piece of a program received and drew, for when it is computed again.
+    """Ghost rows and random keys of a piece of a program, kept for its recomputation.
 
     Attributes:
         complete: Whether it has been computed once.
@@ -240,7 +240,7 @@ class Kept:
 
 
 class _OfThread(threading.local):
-    """The pieces of a program that a thread computes, inner ones last."""
+    """The pieces of a program that a thread is computing, inner ones last."""
 
     def __init__(self) -> None:
         self.pieces: list[Kept] = []
@@ -250,12 +250,12 @@ _HERE = _OfThread()
 
 
 def kept_now() -> Kept | None:
-    """What is kept of the piece of a program that this thread computes; None if nothing is."""
+    """The memory of the piece of a program that this thread computes; None if nothing is kept."""
     return _HERE.pieces[-1] if _HERE.pieces else None
 
 
 class keeping(AbstractContextManager[None]):
-    """While a piece of a program is computed, for the first time or again: as often as it is entered."""
+    """A context around the computation of a piece of a program, the first time and each time again."""
 
     def __init__(self, kept: Kept, again: bool, ghosts: bool = True) -> None:
         self._kept, self._again, self._ghosts = kept, again, ghosts
@@ -277,7 +277,7 @@ def payload_of(tensor: Tensor) -> bytes:
 
 
 def tensor_of(payload: bytes, like: Tensor) -> Tensor:
-    """A tensor from the bits that were sent, of the type of another one and on its device, in one dimension."""
+    """A tensor from bits that were sent, in one dimension, of the type and on the device of `like`."""
     if not payload:  # of which torch makes no tensor
         return torch.empty(0, dtype=like.dtype, device=like.device)
     return torch.frombuffer(bytearray(payload), dtype=like.dtype).to(like.device)

@@ -36,10 +36,10 @@ def check_sizes(module: nn.Module) -> None:
 
 
 def take_from_root(tensors: Mapping[str, Tensor], world: World) -> None:
-    """Give tensors, parameters and buffers say, the values they have on rank 0. *Collective*.
+    """Give tensors, such as parameters and buffers, their values on rank 0. *Collective*.
 
     Raises:
-        Refused: On all ranks alike, if a name, a shape or a type is another one on some rank.
+        Refused: On all ranks alike, if a name, a shape or a type differs between ranks.
     """
     agree_on(
         world.transport,
@@ -57,7 +57,7 @@ class StepBuffers:
     """Makes the change of a module's buffers in one step independent of which ranks compute which samples.
 
     Each sample starts from the buffers as they were at the beginning of the step. At the end a buffer of floats has
-    changed by the mean of the changes of all samples, one of integers by their sum. For one sample this is what torch
+    changed by the mean of the changes of all samples, one of integers by their sum. With one sample this is what torch
     does.
 
     Args:
@@ -71,18 +71,18 @@ class StepBuffers:
 
     @contextmanager
     def sample(self, counts: bool) -> Iterator[None]:
-        """Around one sample. `counts`: whether this rank is the one of those that share it to speak for it."""
+        """A context around one sample. `counts`: whether this rank is the one, of those that share it, to count it."""
         yield
         with torch.no_grad():
             for buffer, before, change in zip(self._buffers, self._before, self._changes):
                 if counts:
-                    # Not a plain difference: of two infinities it is no number.
+                    # Not a plain difference: that of two infinities is NaN.
                     same = (buffer == before) | (buffer.isnan() & before.isnan())
                     change += torch.where(same, 0.0, buffer.double() - before.double())
                 buffer.copy_(before)
 
     def end(self, transport: Transport, num_samples: int) -> None:
-        """Leave in the buffers what the whole step made of them. *Collective*.
+        """Set the buffers to the result of the whole step. *Collective*.
 
         Args:
             transport: Joins all ranks.

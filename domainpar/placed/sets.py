@@ -1,4 +1,4 @@
-"""Sets of nodes and sets of edges, numbered as one graph: kinds of nodes, and edges that join edges, as triplets do."""
+"""Sets of nodes and edges, numbered as one graph: kinds of nodes, and edges that join edges, as triplets do."""
 
 from __future__ import annotations
 

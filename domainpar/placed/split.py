@@ -187,9 +187,9 @@ def part_of_domain(
 ) -> GraphPart:
     """This rank's part of a graph that another program, the host, has split into domains. *Collective*.
 
-    The host's local rows are [owned | ghosts], each in any order. That order stays: `part.nodes(x)` takes a row for
-    each owned node, `part.edges(e)` one for each edge, and `part.to_local(out)` gives such rows back. The rows of the
-    whole graph are those of all ranks, one rank after the other. Each rank holds a few integers for every node of it.
+    The host's local rows are [owned | ghosts], each in any order, which is kept: `part.nodes(x)` takes a row for each
+    owned node, `part.edges(e)` one for each edge, and `part.to_local(out)` returns such rows. The rows of the whole
+    graph are those of all ranks, one rank after the other. Each rank holds a few integers for every node of it.
 
     Args:
         edge_index: Local rows in which each edge of this rank begins and ends, int64 [2, any number]. Each edge of the
@@ -209,8 +209,8 @@ def part_of_domain(
         This rank's part. It may own nothing.
 
     Raises:
-        Refused: On all ranks alike, if a node is owned twice, nobody owns a ghost, an edge names no local row or ends
-            at a ghost, or a function of `exchange` brings other rows than the ids say.
+        Refused: On all ranks alike, if a node is owned twice, a ghost has no owner, an edge names no local row or ends
+            at a ghost, or a function of `exchange` delivers other rows than the ids say.
     """
 
     def checked() -> tuple[IntArray, IntArray, IntArray]:
@@ -296,7 +296,7 @@ def _graph(
 
 
 def _join_kinds(given: Any, sets: Sets, what: str) -> Any:
-    """What is given of each kind of nodes, one after the other; a name, or nothing, as it is.
+    """The values of each kind of nodes, one after the other; a name or None as it is.
 
     Raises:
         ValueError: If a kind lacks it.

@@ -3,11 +3,10 @@
 A `Placed` tensor reports the shape of the whole graph, [N, F], and holds the rows of this rank. Its placement says what
 it holds: `Rows` of an axis (nodes, edges, what a mask selected), a share of a `Sum`, or the whole tensor, the `Same` on
 every rank. Numbers of rows as *values*, as in `edge_index`, are those of the whole graph: arithmetic on them needs no
-rule. They become local rows where they index something.
+rule. They become local rows where they are used as an index.
 
-Nothing that a tensor reports (shape, strides, flags) depends on the rows of a rank, so that all ranks take the same
-branches inside of torch. Strides are those that torch would report on the whole graph: whether `reshape` and
-`contiguous` copy hangs on them.
+Nothing that a tensor reports (shape, strides, flags) depends on the rows of a rank, so all ranks take the same branches
+inside of torch. Strides are those of the whole graph, because they decide whether `reshape` and `contiguous` copy.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from domainpar.placed.axes import Axis, Names, Reach, Rows
 from domainpar.placed.ranks import GraphRanks, NotExact, Same, Sum, kept_now
 
 Placement = Rows | Same | Sum
-MOST_FORMS = 1024  # of one placement; the next one forgets them
+MOST_FORMS = 1024  # kept for one placement; one more clears them
 
 
 class Cell:
-    """What is kept of a tensor, and of others with the same memory and shape.
+    """Values kept for a tensor, shared by tensors with the same memory and shape.
 
     Attributes:
-        ghosts: Ghost rows that were received, by their exchange, with the generation of then.
-        reaches: Where its values lead on an axis, with the generation of then.
+        ghosts: Received ghost rows, by their exchange, each with the generation of that time.
+        reaches: The reach of its values on an axis, each with the generation of that time.
     """
 
     __slots__ = ("ghosts", "reaches")
@@ -42,14 +41,14 @@ class Cell:
 
 
 class SharedMemory:
-    """What all views of a tensor share.
+    """State that all views of a tensor share.
 
     Attributes:
         generation: How often it was written.
         viewed: Whether there ever was a view of it.
-        origin: Where it was copied from, if torch has a view there: what gives the tensor, what puts changed rows back
-            into it, and its generation of then.
-        cells: What is kept of each view, by the calls that lead to it.
+        origin: The tensor of which it is a copy where torch has a view: a function that returns it, one that writes
+            changed rows back, and its generation at the copy.
+        cells: The values kept for each view, by the calls that lead to it.
     """
 
     __slots__ = ("cells", "generation", "origin", "viewed")
@@ -60,11 +59,11 @@ class SharedMemory:
 
 
 class Form:
-    """All of a tensor that decides what a call of ATen does, but its numbers; one object for tensors that are alike.
+    """All properties of a tensor, except its numbers, that decide what a call of ATen does; one object for equal ones.
 
     Attributes:
         place, shape, strides, dtype, device, names: As the tensor has them (and `fresh`).
-        decided: What calls with such a tensor first became, by their other arguments (`dispatch`).
+        decided: Decisions on calls whose first tensor has this form, by their other arguments (`dispatch`).
     """
 
     __slots__ = ("decided", "device", "dtype", "names", "place", "shape", "strides")
@@ -80,12 +79,12 @@ class Placed(Tensor):
 
     Attributes:
         place: What this rank holds.
-        names: What its values number, if they number rows: `Names`, or one for each item of the first dimension.
-        path: The calls that lead to it from the first tensor in its memory; None if nothing tells them from others.
-        fresh: Its only value, if it was made of one and not written since.
+        names: Which rows its values number, if any: `Names`, or one for each item of the first dimension.
+        path: The calls that lead to it from the first tensor in its memory; None if they are not unique.
+        fresh: Its constant value, if it was made with one and not written since.
     """
 
-    # Most tensors have none of these, and are made some hundred times in a step.
+    # Most tensors have none of these, and hundreds are made in a step.
     place: Any
     path: tuple[Any, ...] | None = ()
     fresh: float | None = None
@@ -130,7 +129,7 @@ class Placed(Tensor):
 
     @property
     def local(self) -> Tensor:
-        """What this rank holds; refused of a copy where torch has a view, once what was copied has changed."""
+        """What this rank holds; refused for a copy in place of a view, once the original has changed."""
         if self._memory is not None and self._memory.origin is not None:
             of, _, generation = self._memory.origin
             parent = of()
@@ -148,7 +147,7 @@ class Placed(Tensor):
 
     @property
     def names(self) -> Names | tuple[Names, ...] | None:
-        """What its values number; nothing that is known once they were written over."""
+        """Which rows its values number; None once they were written."""
         return self._names if self._memory is None or not self._memory.generation else None
 
     @names.setter
@@ -157,7 +156,7 @@ class Placed(Tensor):
 
     @property
     def form(self) -> Form:
-        """What decides calls with it."""
+        """Its form."""
         form = self._form
         if form is None or (form.names is not None and self.names is None):
             local = self._local
@@ -173,14 +172,14 @@ class Placed(Tensor):
 
     @property
     def memory(self) -> SharedMemory:
-        """What it shares with all its views."""
+        """The state that it shares with all its views."""
         if self._memory is None:
             self._memory = SharedMemory()
         return self._memory
 
     @property
     def cell(self) -> Cell:
-        """What is kept of it; the same for views by the same calls."""
+        """Its kept values, the same for views by the same calls."""
         if self._cell is None:
             cells = {} if self.path is None else self.memory.cells
             if cells is None:
@@ -195,7 +194,7 @@ class Placed(Tensor):
         """The ranks that hold it."""
         return self.place.ranks  # type: ignore[no-any-return]
 
-    # What torch does in C++ without asking the class.
+    # Methods that torch implements in C++ without dispatch.
 
     @property
     def data(self) -> Any:
@@ -210,7 +209,7 @@ class Placed(Tensor):
         self.become(other)
 
     def become(self, other: Placed) -> None:
-        """Hold what another one holds, in its memory."""
+        """Take the rows and memory of another tensor."""
         self.local, self.place, self.names, self.fresh = other._local, other.place, other.names, None
         self._memory, self.path, self._cell = other._memory, other.path, other._cell
 
@@ -219,7 +218,7 @@ class Placed(Tensor):
         return Tensor.detach(settle(self))
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """As of any tensor. *Collective*; gradients of parameters are whole when it returns."""
+        """As `Tensor.backward`. *Collective*; gradients of parameters are whole when it returns."""
         with self.ranks.backward():
             super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -248,7 +247,7 @@ class Placed(Tensor):
         return memo[id(self)]
 
     def held(self, what: str) -> Tensor:
-        """The whole tensor, if this rank holds it, apart from any history.
+        """The whole tensor, if this rank holds it, without history.
 
         Raises:
             NotExact: If its rows are divided.
@@ -286,7 +285,7 @@ def hold(local: Tensor, form: Form, memory: SharedMemory | None = None, path: tu
 
 @lru_cache(maxsize=4096)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor: those of local rows would differ on a rank that has none."""
+    """The strides of a contiguous tensor: those of local rows would differ on a rank that has none."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -303,7 +302,7 @@ _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}  # in 
 
 
 class Shape(NamedTuple):
-    """A tensor without its numbers."""
+    """The tensor without data."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -311,12 +310,12 @@ class Shape(NamedTuple):
 
     @property
     def empty(self) -> Tensor:
-        """A tensor of torch's without memory."""
+        """A tensor on torch's meta device."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
 def strides_of(func: Any, args: Any, kwargs: Any = None) -> tuple[int, ...]:
-    """The strides of what a call gives on the whole graph, by torch's own call of tensors without numbers.
+    """The strides of a call's result on the whole graph, by torch's own call on tensors without data.
 
     Raises:
         Exception: As torch does; `TypeError` for arguments that have no hash.
@@ -349,7 +348,7 @@ def _strides_of(func: Any, args: tuple[Any, ...], named: tuple[Any, ...]) -> tup
 
 
 class OnlyShapes(Exception):
-    """A call of tensors without numbers, by which torch looks for the shape of a result."""
+    """Raised in a call on tensors without data, by which torch computes the shape of a result."""
 
 
 def is_rows(x: Any) -> bool:
@@ -373,7 +372,7 @@ def settle(x: Placed) -> Placed:
 
 
 def brought_home(local: Tensor, axis: Axis, dim: int, halo: Any, how: str = "sum", any_order: bool = False) -> Tensor:
-    """Owned rows combined with what other ranks have for them in the rows behind; `any_order` as in `added`.
+    """Owned rows combined with their ghost rows on other ranks; `any_order` as in `added`.
 
     *Collective*.
     """
@@ -387,7 +386,7 @@ def brought_home(local: Tensor, axis: Axis, dim: int, halo: Any, how: str = "sum
 
 
 def table_of(x: Placed, halo: Any) -> Tensor:
-    """Owned rows, and behind them those that an exchange brings, which are kept. *Collective* the first time."""
+    """Owned rows, then the rows that an exchange brings, which are kept. *Collective* the first time."""
     axis, dim = x.place.axis, x.place.dim
     local = x.local
     if halo is None or axis.ranks.size == 1:
@@ -439,7 +438,7 @@ def rows_in(tensor: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def each_once(tensor: Tensor) -> Tensor:
-    """Numbers that repeat along dimensions, each once there: as they lie in memory."""
+    """A tensor whose numbers repeat along dimensions, with each once there, as in memory."""
     for dim, (step, size) in enumerate(zip(tensor.stride(), tensor.shape)):
         if step == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -447,7 +446,7 @@ def each_once(tensor: Tensor) -> Tensor:
 
 
 def plain(x: Any, ranks: GraphRanks) -> Tensor:
-    """The whole tensor of one that every rank holds; a tensor of the user's is noted, to be compared between ranks."""
+    """A tensor that every rank holds, as a plain one; a user's tensor is noted, to be compared between ranks."""
     if isinstance(x, Placed):
         if type(x.place) is Rows:
             raise NotExact(f"{x.place} where every rank needs the whole tensor; part.whole(x) is that")
@@ -460,7 +459,7 @@ def plain(x: Any, ranks: GraphRanks) -> Tensor:
 
 
 def local_rows(x: Any, axis: Axis, dim: int) -> Tensor:
-    """This rank's rows of an axis of a tensor, whatever it is. *Collective* if other ranks hold them."""
+    """This rank's rows of an axis, of a tensor of any placement. *Collective* if other ranks hold them."""
     if not is_rows(x):
         return rows_in(plain(x, axis.ranks), axis, dim)
     place = settle(x).place
@@ -498,7 +497,7 @@ def place_rows(given: Tensor, axis: Axis, dim: int) -> Placed:
     """A tensor of the whole graph that every rank holds, as rows; its gradient is whole. *Collective* in backward."""
 
     def there(given: Tensor) -> Tensor:
-        local = rows_in(given, axis, dim % given.dim())  # what is written into rows is nobody else's
+        local = rows_in(given, axis, dim % given.dim())  # writes into rows must not change the user's tensor
         return Placed((local.clone() if axis.ranks.size == 1 else local).detach(), axis.rows(dim % given.dim()))
 
     return _between(given, there, whole)  # type: ignore[return-value]
@@ -526,7 +525,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def _between(x: Tensor, there: Callable[[Any], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """A tensor that is held otherwise, and the way back for its gradient."""
+    """A tensor with another placement, and the backward path of its gradient."""
     out: Tensor = _Between.apply(x, there, back)  # type: ignore[no-untyped-call]
     return out
 

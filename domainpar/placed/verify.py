@@ -1,4 +1,4 @@
-"""Does a model give on a split graph what it gives on the whole one? If not, which layer differs first?
+"""Does a model give the same results on a split graph as on the whole one? If not, which layer differs first?
 
 Placed tensors see calls of torch. They do not see Python: a counter in a global, a value kept from an earlier call, the
 number of a rank. `verify` compares the results themselves, on a small graph, before a long run.
@@ -48,8 +48,8 @@ def verify(
 
     Copies of the model run in float64 on the CPU; the model itself does not change. Each node gets a random part. No
     real split does so: it cuts as many edges as possible. With more than two parts one more rank runs, which owns
-    nothing. Torch draws other dropout masks than a split graph. So a model with dropout is compared in training with
-    itself on one rank, and in evaluation with the bare module.
+    nothing. A split graph draws other dropout masks than torch. So a model with dropout is compared in training with
+    itself on one rank, and in evaluation with the plain module.
 
     Args:
         module: The model, in the mode (`train` or `eval`) in which it is to be compared.
@@ -67,7 +67,7 @@ def verify(
         The comparison. Print it; its `check()` raises if the model is not exact.
 
     Raises:
-        ValueError: If the graph or the number of parts is none.
+        ValueError: If the graph or the number of parts is not valid.
         Exception: Whatever the module raises on the whole graph.
     """
     if not (isinstance(graph, tuple) and len(graph) == 2 and isinstance(graph[0], (Tensor, Mapping))):
@@ -78,7 +78,7 @@ def verify(
     if parts < 1:
         raise ValueError(f"a graph cannot be split into {parts} parts; pass 1 or more.")
     check_sizes(module)
-    # At random most edges are cut. Of more than two parts there is a rank more, for which no number is drawn.
+    # Random parts cut most edges. With more than two parts there is one more rank, which no node is given to.
     draw = torch.Generator().manual_seed(seed)
     counts = dict(graph[1]) if isinstance(graph[1], Mapping) else int(graph[1])
     assignment = mapped(counts, int, lambda n: torch.randint(0, parts, (n,), generator=draw, device="cpu"))
@@ -87,7 +87,7 @@ def verify(
         bare = trial.alone()
         if not bare.draws:
             return _compared(trial, bare)
-        # One that draws random numbers against itself on one rank, and in evaluation against the bare module.
+        # A model that draws random numbers: against itself on one rank, and in evaluation against the plain module.
         try:
             alone = trial.alone(placed=True)
         except NotExact as error:
@@ -105,7 +105,7 @@ def verify(
 
 @contextmanager
 def _on_our_terms() -> Iterator[None]:
-    """Float64 for what models make themselves, one thread, random numbers that nobody misses; all put back."""
+    """A context with float64 as default type, one thread and a seeded generator; all are restored."""
     dtype, num_threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -207,7 +207,7 @@ class Verification:
         return "\n".join([*table, *self.remarks, self.conclusion, self.advice])
 
     def _line(self, row: Check) -> tuple[str, ...]:
-        """A line of the table; the layer of the first difference is pointed at."""
+        """A line of the table, with a mark at the layer of the first difference."""
         number = f" (call {row.number})" if row.number > 1 else ""
         first, note = self.first_difference, row.note
         if first is not None and row[:3] == first[:3]:
@@ -229,7 +229,7 @@ class Trial:
     num_ranks: int
 
     def alone(self, placed: bool = False, against: LayerRecord | None = None) -> LayerRecord:
-        """The run on the whole graph: of the module itself, or on one rank.
+        """The run on the whole graph, of the plain module, or on one rank.
 
         Raises:
             Exception: Whatever the module raises.
@@ -248,7 +248,7 @@ class Trial:
         runs = [LayerRecord(_doubled(self.module), against) for _ in range(self.num_ranks)]
 
         def on_rank(world: World) -> None:
-            world.transport.board = None  # nobody makes marks here: where a rank was is told by its layer
+            world.transport.board = None  # no marks here: the layer shows where a rank was
             try:
                 self.run(runs[world.rank], world, True)
             except BaseException as error:
@@ -277,7 +277,7 @@ class Trial:
         result = record.run(*args, **named)
         record.exchanges, record.sums = part.ranks.num_exchanges - exchanges, part.ranks.num_sums - sums
         record.draws = not torch.equal(state, torch.get_rng_state())
-        record.log.compare()  # every rank to the end of its forward pass, before one fails in backward
+        record.log.compare()  # all ranks end their forward pass before one fails in backward
         parameters, buffers = dict(record.module.named_parameters()), dict(record.module.named_buffers())
         if self.backward:
             terms = []  # of a sum of all results, in which each number has a weight of its own
@@ -297,7 +297,7 @@ class Trial:
 
 
 def _doubled(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in float64, tensors that are no parameters or buffers included."""
+    """A copy on the CPU in float64, with tensors that are no parameters or buffers."""
     with torch.no_grad():  # else torch makes the parameters of a scripted copy depend on those of the first
         other = copy.deepcopy(module).cpu().double()
     for first, second in zip(module.parameters(), other.parameters()):
@@ -321,7 +321,7 @@ def _compared(trial: Trial, alone: LayerRecord, placed: bool = False) -> Verific
     runs, remarks = trial.on_ranks(alone), []
     refused = failed = None
     if errors := [run for run in runs if run.error is not None]:
-        # Refusals first; what a rank raised because another one had failed last.
+        # Refusals first; errors because another rank had failed last.
         run = min(errors, key=lambda run: (not isinstance(run.error, NotExact), isinstance(run.error, RanksFailed)))
         here, places = run.running[-1], [run.running[-1] for run in runs]
         others = ", ".join(f"rank {rank} in {place}" for rank, place in enumerate(places) if place != here)
@@ -331,7 +331,7 @@ def _compared(trial: Trial, alone: LayerRecord, placed: bool = False) -> Verific
             failed = f"{here}: {type(run.error).__name__}: {run.error}" + (f"; {others} then" if others else "")
     ended = refused is None and failed is None
     rows, first = compare_records(alone, runs, not ended, trial.tolerance)
-    if first is not None:  # other reasons that the difference may have
+    if first is not None:  # other possible reasons of the difference
         again = trial.alone(placed, alone)
         _, unsteady = compare_records(alone, [again], False, trial.tolerance)
         if unsteady is not None:

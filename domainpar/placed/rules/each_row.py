@@ -1,4 +1,4 @@
-"""Calls that compute within the last dimensions of a tensor: exact where the rows lie along another one."""
+"""Calls that compute within some dimensions of a tensor: exact where the rows lie along another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WITHIN: dict[str, int] = {
 def share(local: Tensor, ranks: GraphRanks) -> Placed:
     """A share of a sum over ranks. In backward it waits for all others, else it is summed now.
 
-    So a figure that a program computes is there on every rank, whoever looks at it.
+    So every rank has the value of each figure that a program computes.
     """
     if ranks.same_bits:
         ranks.check_integers(local)
@@ -59,7 +59,7 @@ def _along_rows(func: Any, x: Placed) -> NotExact:
 
 
 def call_each_row(func: Any, args: Any, kwargs: Any, place: Rows, to: Rows | None = None) -> Any:
-    """A call that treats each row by itself, of what this rank holds. *Collective* if other ranks hold any of it.
+    """A call that treats each row by itself, made on this rank's rows. *Collective* if other ranks hold any of them.
 
     Args:
         func: The call; it returns a tensor with rows, or several.
@@ -95,7 +95,7 @@ def call_each_row(func: Any, args: Any, kwargs: Any, place: Rows, to: Rows | Non
 
 
 def each_row(func: Any, args: Any, kwargs: Any) -> Any:
-    """Each rank its rows."""
+    """Each rank computes its rows."""
     x = next(x for x in placed_in((args, kwargs)) if is_rows(x))
     if x.place.dim >= x.dim() - WITHIN[func._schema.name.removeprefix("aten::")]:
         raise _along_rows(func, x)
@@ -137,7 +137,7 @@ def _pad(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule_of_rows(aten.convolution, aten.convolution_backward)
 def convolution(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows as pictures of their own, or along a dimension that the kernel does not reach across."""
+    """Rows that are separate pictures, or that lie along a dimension with a kernel of size 1."""
     backward = func is aten.convolution_backward.default
     x, weight, *rest = args[1:] if backward else args
     rows = next((each for each in (x, args[0]) if is_rows(each)), None)
@@ -171,7 +171,7 @@ def convolution(func: Any, args: Any, kwargs: Any) -> Any:
               aten._scaled_dot_product_flash_attention_for_cpu_backward, aten._scaled_dot_product_attention_math,
               aten._scaled_dot_product_fused_attention_overrideable)  # fmt: skip
 def attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """Attention within each row: of batches or heads that are rows. Of all rows to all rows it is refused."""
+    """Attention within each row, where rows are batches or heads. Attention of all rows to all rows is refused."""
     x = next(x for x in placed_in((args, kwargs)) if is_rows(x))
     if x.ranks.same_bits:
         raise NotExact(f"{name_of(func)} of {x.place}, with the same bits asked for: write softmax(q @ k.mT) @ v")

@@ -1,4 +1,4 @@
-"""Rows read by numbers or masks: of owned rows and ghosts where an edge reads them, of any rank where need be."""
+"""Rows read by numbers or masks: owned rows and ghosts where an edge reads them, else rows of any rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from domainpar.placed.tensor import Placed, each_once, gathered_at, is_rows, loc
 
 
 def reach_of(index: Placed, axis: Axis, wrap: bool = False) -> Reach:
-    """Where the rows lie that an index with rows names; kept with the index. *Collective* the first time.
+    """Where the rows that an index names lie on this rank; kept with the index. *Collective* the first time.
 
     Args:
         index: Numbers of rows of the whole graph.
@@ -39,15 +39,15 @@ def reach_of(index: Placed, axis: Axis, wrap: bool = False) -> Reach:
 
 
 def taken(x: Placed, dim: int, reach: Reach, place: Rows) -> Placed:
-    """Rows of a tensor by where they lie, as rows of an axis. *Collective* if they are others'."""
+    """Rows of a tensor at places, as rows of an axis. *Collective* if other ranks have them."""
     names = None if isinstance(x.names, tuple) and dim == 0 else moved_names(x.names, reach.halo is None, x.ranks)
     return Placed(table_of(settle(x), reach.halo).index_select(dim, reach.rows.expand(place.axis.length)), place, names)
 
 
 def moved_names(names: Any, stays: bool, ranks: Any) -> Any:
-    """What values number whose rows came from other ranks: here they may name rows that this rank does not hold.
+    """The `names` of values whose rows came from other ranks: they may name rows that this rank does not hold.
 
-    Where the same bits are asked for, what is known of them may not depend on whether any came.
+    With `same_bits` this must not depend on whether any came.
     """
     if names is None or (stays and not ranks.same_bits):
         return names
@@ -57,7 +57,7 @@ def moved_names(names: Any, stays: bool, ranks: Any) -> Any:
 
 
 def check_numbers(ids: Tensor, axis: Axis) -> None:
-    """Refuse numbers of rows, which every rank has, of which one is none of a row."""
+    """Refuse row numbers, the same on every rank, if one of them is out of range."""
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= axis.total):
         raise IndexError(f"index out of range: there are {axis}, and it has {int(ids.min())} to {int(ids.max())}.")
 

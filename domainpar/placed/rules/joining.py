@@ -53,7 +53,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _all_names(names: list[Any]) -> Any:
-    """What the values of joined rows number: of one axis, and known as far as those of each piece are."""
+    """The `names` of joined rows: of one axis, with `known` as weak as that of any piece."""
     if None in names:
         return None
     several = next((len(it) for it in names if isinstance(it, tuple)), 0)

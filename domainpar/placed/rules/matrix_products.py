@@ -1,4 +1,4 @@
-"""Products with matrices, of each row or over all rows, of which each rank has a share; norms of layers and batches."""
+"""Products with matrices, of each row, or over all rows with a share on each rank; norms of layers and batches."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def _group_norm(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule_of_rows(aten.native_layer_norm_backward, aten.native_group_norm_backward)
 def _norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """Torch's kernel, of which each rank has a share of the gradients of weights.
+    """Torch's kernel on this rank's rows, with shares of the gradients of weights.
 
-    With the same bits by other calls: those of the kernel depend on which rows a thread has.
+    With `same_bits` by other calls: bits of the kernel depend on which rows a thread has.
     """
     x, mask = args[1], args[-1]
     of_groups = func is aten.native_group_norm_backward.default
@@ -162,7 +162,7 @@ def batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _in_full(x: Tensor) -> Tensor:
-    """Half precision in float32, in which torch takes statistics of it."""
+    """Half precision converted to float32, in which torch computes its statistics."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

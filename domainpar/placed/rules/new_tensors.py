@@ -1,4 +1,4 @@
-"""New tensors made beside placed ones: how they are held is a guess by their length, which costs at most time."""
+"""New tensors beside placed ones: their placement is guessed by their length; a wrong guess costs only time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _one(dims: int, value: Any, dtype: torch.dtype, device: torch.device) -> tor
 
 
 def _repeated(size: tuple[int, ...], value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of one value that lies once in memory; what is written is copied first."""
+    """A tensor of one value that is once in memory; a write copies it first."""
     one = _one(len(size), value, dtype, device).expand(size)
     return one if one.numel() > 1 else one.clone()
 

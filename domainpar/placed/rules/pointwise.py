@@ -1,4 +1,4 @@
-"""Calls that work number by number, by torch's own tag."""
+"""Elementwise calls, by torch's own tag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLONE, _TO = aten.clone.default, aten._to_copy.default
     aten.fill, aten.lift_fresh, aten.lift_fresh_copy, aten.masked_fill, aten.nan_to_num, aten._conj_physical,
 )  # fmt: skip
 def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
-    """Each rank its rows; what is the same everywhere, on every rank."""
+    """Each rank computes its rows; without rows, every rank computes all."""
     first: Any = None
     plainly, contiguous, here = not kwargs, True, []
     for value in args:  # most calls: rows that lie alike, and numbers
@@ -65,7 +65,7 @@ def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         return _rows(func, args, kwargs, operands, first)
     ranks = next(x for x in operands if isinstance(x, Placed)).ranks
     if ranks.size > 1 and not ranks.in_backward and any(x.dim() == 0 for x in operands):
-        # A rank that decided by itself about a figure of all is found out here.
+        # This finds a rank whose own data decided about a figure of all ranks.
         scalars = [repr(x) for x in args if not isinstance(x, Tensor)]
         ranks.log.call(f"{name_of(func)}({', '.join(scalars)})")
     if len(operands) == 1 and isinstance(args[0], Placed) and 0 in args[0]._local.stride():
@@ -75,7 +75,7 @@ def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _on_shares(func: Any, args: Any, kwargs: Any, operands: list[Any], waiting: list[Placed]) -> Placed | None:
-    """A linear call of what waits for shares of other ranks, made of the shares; None for all other calls."""
+    """A linear call on tensors that wait for shares of other ranks, made on the shares; None for all other calls."""
     first, place = operands[0], waiting[0].place
     if kwargs.get("rounding_mode"):
         return None
@@ -92,7 +92,7 @@ def _on_shares(func: Any, args: Any, kwargs: Any, operands: list[Any], waiting: 
 
 
 def _share(x: Any, place: Any) -> Tensor | None:
-    """This rank's share of a tensor, beside others that wait in a placement; None if it lies otherwise."""
+    """This rank's share of a tensor, beside others with a placement that waits; None if it is placed otherwise."""
     if isinstance(x, Placed) and x.place is place:
         return x.local
     if type(place) is Sum and not is_rows(x):  # of what every rank holds, rank 0 has the share
@@ -122,7 +122,7 @@ def _scales(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _crossing(func: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
-    """Rows along one dimension beside rows along another: those that are a column of the result come to every rank."""
+    """Rows along one dimension beside rows along another: rows that become columns come to every rank."""
     count = math.prod(torch.broadcast_shapes(*(tuple(x.shape) for x in operands)))
     table = next((x for x in operands if is_rows(x) and x.numel() == count), None)
     if table is None:

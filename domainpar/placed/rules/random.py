@@ -43,7 +43,7 @@ def drawn(x: Placed, dtype: torch.dtype, make: Callable[[Uniform], Tensor]) -> P
     Args:
         x: The tensor.
         dtype: Of the numbers.
-        make: Makes them from numbers that are uniform in (0, 1), float64; asked with 0, 1 ... for more of them.
+        make: Makes them from numbers uniform in (0, 1), float64; it is called with a function that gives set 0, 1, ...
     """
     key, ids, width = _keyed(x)
 

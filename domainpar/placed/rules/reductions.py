@@ -21,12 +21,12 @@ MEAN, SUM = 1, 2  # reductions in ATen's words; 0: none
 
 
 def after(place: Rows, dims: list[int], keepdim: bool) -> Rows:
-    """The placement of rows after other dimensions were reduced."""
+    """The placement of rows after a reduction of other dimensions."""
     return place.axis.rows(place.dim if keepdim else place.dim - sum(dim < place.dim for dim in dims))
 
 
 def along_rows(*calls: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Take a function for calls that reduce rows, among other dimensions maybe. Along others each rank has its own.
+    """Register a function for calls that reduce rows. Calls along other dimensions run on each rank's rows.
 
     The function takes the call, its arguments, the dimensions that are reduced, from 0, and whether they stay.
     """
@@ -71,7 +71,7 @@ def _sum(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def lowest(dtype: torch.dtype, largest: bool) -> Any:
-    """The value that no other one is below; or above, if it is not the largest that is looked for."""
+    """The neutral value of a maximum, or of a minimum."""
     if dtype is torch.bool:
         return not largest
     if dtype.is_floating_point:
@@ -139,7 +139,7 @@ def _prod(func: Any, args: Any, kwargs: Any, dims: list[int], keepdim: bool) -> 
 
 @along_rows(aten.var, aten.std, aten.var_mean, aten.std_mean)
 def variance(func: Any, args: Any, kwargs: Any, dims: list[int], keepdim: bool) -> Any:
-    """In two passes: the mean of all ranks, then squares around it."""
+    """In two passes: the mean over all ranks, then squares around it."""
     x, name = args[0], func._schema.name
     correction, unbiased = (argument(func, args, kwargs, which) for which in ("correction", "unbiased"))
     if correction is None:
@@ -161,7 +161,7 @@ def _by_other_reductions(func: Any, args: Any, kwargs: Any, dims: list[int], kee
               aten._log_softmax_backward_data)  # fmt: skip
 def _softmax_rule(func: Any, args: Any, kwargs: Any) -> Any:
     x, backward = next(each for each in args if is_rows(each)), "backward" in func._schema.name
-    # With the same bits by other calls, too: torch's kernel of gradients goes another way with several threads.
+    # With `same_bits` by other calls: torch's kernel of gradients differs with several threads.
     if args[1 + backward] % x.dim() != x.place.dim and not (backward and x.ranks.same_bits):
         return call_each_row(func, args, kwargs, x.place)
     return otherwise(func, args, kwargs)
@@ -174,7 +174,7 @@ def _softmax_rule(func: Any, args: Any, kwargs: Any) -> Any:
     aten.repeat_interleave.Tensor, aten.isin, aten._convert_indices_from_coo_to_csr,
 )  # fmt: skip
 def by_order(func: Any, args: Any, kwargs: Any) -> Any:
-    """Along features each rank its rows. Of one number for each row: all of them, on every rank."""
+    """Along features on each rank's rows. Along rows, of one number each: all of them on every rank."""
     name = func._schema.name.removeprefix("aten::")
     placed = [x for x in (*args, *kwargs.values()) if is_rows(x)]
     x, ranks, axis, dim = args[0], placed[0].ranks, placed[0].place.axis, argument(func, args, kwargs, "dim")
@@ -213,7 +213,7 @@ def by_order(func: Any, args: Any, kwargs: Any) -> Any:
     return mapped(func(*args, **kwargs), Tensor, held)
 
 
-# What a program asks, with the same answer on every rank.
+# Questions of a program, with the same answer on every rank.
 rule(aten._local_scalar_dense)(lambda func, args, kwargs: func(whole_local(args[0])))
 rule(aten.allclose)(lambda func, args, kwargs: bool(torch.isclose(*args, **kwargs).all()))
 rule(aten.is_same_size, aten._has_same_storage_numel)(lambda func, args, kwargs: args[0].shape == args[1].shape)

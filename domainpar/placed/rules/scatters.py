@@ -1,4 +1,4 @@
-"""Rows added, combined or set at rows: what belongs to other ranks goes home to them."""
+"""Rows added, combined or set at rows: results at rows of other ranks are sent to these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from domainpar.placed.tensor import Placed, as_rows, brought_home, is_rows, loca
 
 
 def one_dimensional(index: Any, dim: int) -> Any:
-    """An index that says the same for all features, as one of rows; others as they are."""
+    """An index that is the same for all features, as an index of rows; others as they are."""
     if is_rows(index) and index.place.dim != dim:
         return index
     local = index._local if isinstance(index, Placed) else index
@@ -44,8 +44,8 @@ def scatter(x: Any, dim: int, index: Any, source: Any, how: str, include_self: b
         dim: The dimension along which the index counts.
         index: Where each goes, [rows] or in the shape of `source`.
         source: What goes there, or a number.
-        how: How what meets is combined.
-        include_self: Whether what is there before takes part.
+        how: How values at one place are combined.
+        include_self: Whether the values of `x` take part.
     """
     dim %= max(1, x.dim())
     if not isinstance(source, Tensor):
@@ -161,11 +161,11 @@ def _rows_at(x: Any, dim: int, index: Any, source: Any, how: str) -> Any:
 
 
 def _target(x: Any, dim: int, axis: Axis, names: Names | None) -> tuple[Placed, Any]:
-    """What rows of an axis are put into, as rows along the dimension, if there are any: with their axis, or None."""
+    """The target as rows along the dimension, with their axis; None if it has no rows."""
     if is_rows(x) and x.place.dim != dim:
         if x.fresh is None and any(other.total == x.size(dim) for other in axis.family):
             raise NotExact(f"{axis.rows(dim)} put at rows of {x.place}: a table of all rows against all rows")
-        x = same(whole_local(x), axis.ranks)  # its length was that of other rows by chance
+        x = same(whole_local(x), axis.ranks)  # it has the length of other rows by chance
     if not is_rows(x):
         fitting = [other for other in axis.family if other.total == x.size(dim) > 1]
         target = names.axis if names is not None and names.axis.total == x.size(dim) else [*fitting, None][0]
@@ -176,9 +176,9 @@ def _target(x: Any, dim: int, axis: Axis, names: Names | None) -> tuple[Placed, 
 
 
 def _in_order(names: Names, target: Any) -> bool:
-    """Whether each rank has all that goes to its rows, in the order of all rows: then a sum of floats has one order.
+    """Whether each rank has all values for its rows, in the order of all rows: then a sum of floats has one order.
 
-    It has to be known before ranks look at each other, so that one rank does as many do.
+    It must not depend on the number of ranks, so it is decided before any communication.
     """
     return names.axis is target and names.known == "owned"
 
@@ -192,12 +192,12 @@ def _integer_sums(what: Tensor, dim: int, rows: Tensor, axis: Axis, target: Axis
         rows: The place of each row, [rows], or of each number.
         axis: The rows.
         target: The axis of the sums; a number of places that every rank holds.
-        halo: The exchange that brings sums home; None if all are at home.
+        halo: The exchange that brings sums to their owners; None if all are there.
     """
     ranks: GraphRanks = axis.ranks
     owned = target.length if isinstance(target, Axis) else target
     length = owned + (0 if halo is None else halo.plan.num_ghosts)
-    one_each = rows.dim() > 1  # a place for each number: these are rows of one number, one after the other
+    one_each = rows.dim() > 1  # a place for each number: they become rows of one number
     if one_each or not what.dim():
         what = what.expand(rows.shape)
     columns = what.movedim(dim, 0)
@@ -220,9 +220,9 @@ def _integer_sums(what: Tensor, dim: int, rows: Tensor, axis: Axis, target: Axis
 
 
 def _set(x: Placed, dim: int, index: Placed, what: Tensor, axis: Axis) -> Any:
-    """Rows written over what other ranks hold as well; where several go to one place, that of the last row stays.
+    """Rows set in a table that other ranks hold as well; where several go to one place, the last one stays.
 
-    *Collective*. Of all others zeros are added to it, as integers, which keeps all bits.
+    *Collective*. Other ranks add zeros, as integers, which keeps all bits.
     """
     if axis.total == 0:
         return x.clone()
@@ -251,7 +251,7 @@ def _along_features(x: Any, dim: int, index: Any, source: Any, how: str) -> Any:
         axis = settle(x).place.axis
         check_numbers(ids, axis)
         rows = axis.table[ids] if ranks.size > 1 else ids
-        # Each rank takes what is for its rows; what is for those of others goes to one behind, which is cut off again.
+        # Each rank takes the values for its rows; those for other ranks' rows go to one row behind, which is cut off.
         rows = torch.where((rows >= 0) & (rows < axis.length), rows, axis.length)
         out = torch.cat([x.local, x.local.new_zeros([1 if at == dim else n for at, n in enumerate(x.shape)])], dim)
         _put(out, dim, rows, source, how)
@@ -290,7 +290,7 @@ def _adding(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(aten.scatter_add_.default, aten.index_add_.default)
 def _adding_in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """Into zeros that nobody else holds, at once; else as all calls that write."""
+    """At once into new zeros; else as all calls in place."""
     x, dim, index, source = args[:4]
     alone = isinstance(x, Placed) and x._memory is None and x._base is None and not kwargs
     if alone and (made := _added_to_zeros(x, dim, index, source)):
@@ -300,7 +300,7 @@ def _adding_in_place(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _added_to_zeros(x: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Rows] | None:
-    """Rows added up at rows, in new zeros, as in most sums at nodes; None for all others."""
+    """The fast path: rows added up at rows, into new zeros, as most sums at nodes do; None for all other cases."""
     if not (is_rows(x) and x.fresh == 0 and is_rows(index) and is_rows(source) and x.dtype is source.dtype):
         return None
     axis, target, dims = index.place.axis, x.place.axis, index.dim()
@@ -370,7 +370,7 @@ def _index_put_in_place(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(aten.embedding_renorm_)
 def embedding_renorm_(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows of a table that any rank reads are shortened on all of them."""
+    """Renormalise the rows of a table that any rank reads, on all ranks."""
     table, ids, *how = args
     if isinstance(table, Placed):
         raise NotExact(f"{name_of(func)} of {table.place}: give the table no max_norm")

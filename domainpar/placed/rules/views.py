@@ -85,11 +85,11 @@ def _shaped(
     local, place = x.local, x.place
     if type(place) is Rows:
         place = (place.axis if axis is None else axis).rows(dim, place.pending)
-    if strides is None and not x.is_contiguous():  # torch copies, on all ranks, whatever their rows would allow
+    if strides is None and not x.is_contiguous():  # torch copies on the whole graph, so all ranks copy
         return Placed(local.reshape(size), place, _one_name(x))
     try:
         here = local.view(size)
-    except RuntimeError:  # the local rows lie otherwise than the tensor says
+    except RuntimeError:  # the local strides differ from those that the tensor reports
         if x.memory.viewed:
             back = lambda one: aten.view(one, list(x.shape))  # noqa: E731
             return copied(x, local.reshape(size), place, back, _one_name(x), strides)
@@ -146,7 +146,7 @@ def _rows_seen(func: Any, shape: tuple[int, ...], dtype: torch.dtype, at: int, r
     aten.view_as_complex, aten.real, aten.imag,
 )  # fmt: skip
 def along_features(func: Any, args: Any, kwargs: Any) -> Any:
-    """Views of each row by itself; of rows along the dimensions that they take, refused."""
+    """Views of each row by itself; views that change the dimension of rows are refused."""
     x, *rest = bound(func, args, kwargs)
     ready(x)
     asked, squeezed = func, "squeeze" in func._schema.name and "unsqueeze" not in func._schema.name
@@ -156,7 +156,7 @@ def along_features(func: Any, args: Any, kwargs: Any) -> Any:
         if is_rows(x) and x.place.dim in rest[0]:  # of one row
             x = aten.unsqueeze(aten.select(x, x.place.dim, 0), x.place.dim)
     local = x.local
-    if func is aten.view_as_complex.default and local.stride(-1) != 1:  # the tensor says to torch that it is
+    if func is aten.view_as_complex.default and local.stride(-1) != 1:  # it is what the tensor reports to torch
         local = local.contiguous()
     along = rest[0] if func is aten.unfold.default else -1 if func is aten.view_as_complex.default else None
     taken = along is not None and is_rows(x) and along % x.dim() == x.place.dim
@@ -172,7 +172,7 @@ def along_features(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(aten.select.int, aten.select_copy.int)
 def select(func: Any, args: Any, kwargs: Any) -> Any:
-    """One of a dimension; a row of rows comes to every rank."""
+    """One slice of a dimension; of the dimension of rows, one row, which comes to every rank."""
     x, dim, at = ready(args[0]), args[1] % args[0].dim(), int(args[2])
     strides, rows_at = _traced(func, x, (dim, at))
     at %= x.size(dim)
@@ -246,7 +246,7 @@ def _select_scatter(func: Any, args: Any, kwargs: Any) -> Any:
 @rule(aten.select_backward, aten.slice_backward)
 def _placed_in_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     grad, size, dim, *rest = args
-    if not is_rows(grad):  # of a share of a sum the share
+    if not is_rows(grad):  # for a share of a sum that of the share
         return decided(func, args, Placed(func(grad.local, *args[1:]), grad.place))
     of_select, dim, here = func is aten.select_backward.default, dim % len(size), list(size)
     at = grad.place.dim + (of_select and dim <= grad.place.dim)
@@ -276,7 +276,7 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(aten._conj, aten._neg_view)
 def conjugate(func: Any, args: Any, kwargs: Any) -> Any:
-    """Torch has a view with a flag here, which the tensor would not report: so the numbers are made."""
+    """Torch makes a view with a flag here, which a placed tensor cannot report, so the numbers are computed."""
     x = settle(args[0])
     return Placed(func(x.local).resolve_conj().resolve_neg(), x.place)
 
