@@ -1,8 +1,8 @@
 """Training and inference on one graph that is split over many ranks, with the result of one rank.
 
-Networks on stages give that result to the last bit, any other module up to rounding, or on CPU to the last bit if asked
-to. The names below are loaded when
-they are first used: importing the package starts nothing and does not load torch.
+Networks on stages give that result to the last bit, any other module up to rounding, or on CPU to the last bit on
+request to. The names below are loaded when they are first used: importing the package starts nothing and does not load
+torch.
 """
 
 # ruff: noqa: I001

@@ -27,7 +27,7 @@ NEEDED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at everything as the command line says; returns the exit code."""
+    """Run all checks of the command line; returns the exit code."""
     try:
         return run_command(DoctorConfig, _work, __doc__, argv)
     except Exception:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _broken() -> Iterator[str]:
-    """An error for each package that cannot be imported: then the checks, which import all, say nothing of it."""
+    """An error for each package that cannot be imported: the checks, which import all, cannot report it then."""
     for module, package in NEEDED.items():
         try:
             import_module(module)

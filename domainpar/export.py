@@ -126,7 +126,7 @@ def export(config: ExportConfig) -> Path:
 
 
 class Exact(NamedTuple):
-    """The logits of an event in float64, which others are held against.
+    """The logits of an event in float64, with which others are compared.
 
     Attributes:
         logits: Of each edge, float64 [E].
@@ -330,7 +330,7 @@ def _onnx() -> tuple[Write, RunFile]:
 
     from domainpar.tracking.networks.plain import sums_in_order
 
-    # It tells of operations of a package that nobody asked for.
+    # It warns about operations of another package.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
 
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:

@@ -32,7 +32,7 @@ class PartitionPlan:
 
     Ghost nodes lie grouped by owner, so a received buffer is a block of these rows as it stands.
 
-    A plan of rows that no edges join has none: the fields of edges may be left out.
+    For rows without edges the fields of edges may be left out.
 
     Attributes:
         part: Number of this part, in [0, num_parts).
@@ -260,7 +260,7 @@ def select_edges(edge_index: IntArray, owner: IntArray, part: int, edge_policy: 
         owner_of_src = owner.take(edge_index[0])
         if edge_policy == "incident":
             local |= owner_of_src == part
-        # Neither end may be a node that is not taken at all, as outside of a sector.
+        # Neither end may be a node without a part, as outside of a sector.
         local &= (owner_of_src >= 0) & (owner.take(edge_index[1]) >= 0)
     edge_ids = np.flatnonzero(local)
     return LocalEdges(edge_ids, edge_index[0].take(edge_ids), edge_index[1].take(edge_ids))

@@ -156,14 +156,14 @@ def _made(config: PrepareConfig, world: "World") -> PrepareConfig:
 
     assert config.simulate is not None
     made_by = import_module(f"domainpar.tracking.events.{config.source}_maker").Maker
-    maker = on_all(world.transport, lambda: made_by.of_flags(_values(config)))
+    maker = on_all(world.transport, lambda: made_by.from_flags(_values(config)))
     directory = Path(config.input or maker.folder)
     numbers = range(config.seed, config.seed + config.simulate)
     with progress(f"make {directory}", len(numbers), "event", world.is_root) as advance:
         maker.make(directory, numbers, world.transport, advance)
     # Candidate edges go by the beam spot of the collisions; the store keeps the one that is measured.
-    told = Spot(", ".join(map(str, maker.beam_spot)))
-    return replace(config, input=str(directory), beam_spot=told, hit_inefficiency=0.0)
+    spread = Spot(", ".join(map(str, maker.beam_spot)))
+    return replace(config, input=str(directory), beam_spot=spread, hit_inefficiency=0.0)
 
 
 def _values(config: PrepareConfig) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
     other = {"num_events": config.map_events or usual, "seed": config.seed + MAP_SEED} if simulated else {}
     source = on_all(world.transport, lambda: _source(config, directory, _cuts(config), **other))
     names = source.names
-    if not simulated:  # what a network is judged on must not have shaped its graph
+    if not simulated:  # events for an evaluation must not have shaped its graph
         splits = source.splits or splits_of(names, config.val_split, config.test_split, config.seed)
         most = config.map_events if of_map else config.map_events or usual
         names = tuple(name for name in names if splits[name] == "train")[:most]
@@ -383,7 +383,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
     command = [*on_ranks(), this_python(), "-m", "domainpar.train" if trains else "domainpar.infer", *trained]
     if trains and not labelled:
         command += ["--task", labels[0].task, "--label", labels[0].name]
-    last = ["--tracks", "greedy", "--extend", "--ckf"] if trained else []  # as the shipped networks were judged
+    last = ["--tracks", "greedy", "--extend", "--ckf"] if trained else []  # as the shipped networks were evaluated
     last += ["--on-bad-event", "skip"] if trains and labelled and len(labelled) < len(store) else []
     PROGRESS_LOG.close(f"next: {shlex.join([*command, '--store', str(directory), *last])}")
 

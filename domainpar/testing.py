@@ -139,7 +139,7 @@ def _run_gloo(folder: Path, num_ranks: int, timeout: float) -> None:
             if time.monotonic() > give_up_at:
                 if late := [rank for rank in range(num_ranks) if not _result(folder, rank).exists()]:
                     raise TimeoutError(f"{name_ranks(late)} still at work after {timeout:g} s")
-                return  # all is said: one hangs while it leaves
+                return  # all results are there: one hangs while it leaves
     except ProcessRaisedException as failed:
         raise RuntimeError(f"rank {failed.error_index} failed:\n{failed.msg}") from None
     except ProcessExitedException as ended:
@@ -159,8 +159,8 @@ def _gloo_rank(rank: int, folder: Path, num_ranks: int) -> None:
     function, args, domain_size, timeout = pickle.loads((folder / "call.pkl").read_bytes())
     world = World.from_process_group(domain_size=domain_size, timeout=timeout)
     _result(folder, rank).write_bytes(pickle.dumps(function(world, *args)))
-    with suppress(RuntimeError):  # all is said
-        world.close()  # nobody leaves while others still talk
+    with suppress(RuntimeError):  # all results are there
+        world.close()  # no rank leaves while others still send
         dist.destroy_process_group()
 
 

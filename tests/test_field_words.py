@@ -26,6 +26,13 @@ WORDS = {
     r"the answer of": "the result of",
     r"hits around": "the local hit density",
     r"sees? off": "plain words",
+    r"lessons?": "training data",
+    r"worthy": "above a minimum quality",
+    r"judge[sd]?|judging|judgements?": "to evaluate, to compare; a metric",
+    r"voice|presence|strays": "a log, a status, ranks that differ",
+    r"whoever|whomever|somebody|anybody|unasked": "the rank, process or user that is meant",
+    r"known as|as of `\w+`": "the name; `as in` or `as for`",
+    r"handed (on|out|over)|hands? over": "to pass, to send, to return",
 }
 """Words that a reader of the field takes for something else, or for nothing, and what to write."""
 

@@ -254,7 +254,7 @@ class _CompileTimer(event.Listener):
         return False
 
     def keeps_nothing(self, why: str) -> None:
-        """Compile without waiting for others, who will not find it on disk either, and say why kernels are not kept."""
+        """Compile without waiting for others, which find nothing on disk either, and print why kernels are not kept."""
         self._alone, self._why_not = True, self._why_not or why
         if self._last_text:
             self._say()

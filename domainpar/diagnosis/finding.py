@@ -1,4 +1,4 @@
-"""One row of the doctor's table: how the rows of all ranks become one, and how the table is printed and written."""
+"""Rows of the doctor's table: how those of all ranks are merged, and how the table is printed and written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RANKS_NAMED = 4
 
 
 class Verdict(StrEnum):
-    """The end of a check; the later the worse."""
+    """The result of a check; a later one is worse."""
 
     SKIP = "SKIP"
     PASS = "PASS"
@@ -55,7 +55,7 @@ class Finding:
 
 
 def works(check: str, found: str, advice: str = "", /, **figures: Any) -> Finding:
-    """All is well; with an advice it works, but somebody should know."""
+    """It works; with an advice if the user should know something."""
     return Finding(check, Verdict.WARN if advice else Verdict.PASS, found, advice, figures)
 
 
@@ -65,7 +65,7 @@ def failed(check: str, found: str, advice: str, **figures: Any) -> Finding:
 
 
 def skipped(check: str, why: str, advice: str = "") -> Finding:
-    """It could not be looked at, or there is nothing to look at."""
+    """It could not be checked, or there is nothing to check."""
     return Finding(check, Verdict.SKIP, why, advice)
 
 
@@ -86,7 +86,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
     """One finding for each check of all ranks, the same on every rank. *Collective*.
 
-    The worst verdict wins and its ranks are named; findings that are the same on all ranks are said once.
+    The worst verdict wins and its ranks are named; findings that are the same on all ranks appear once.
     """
     by_check: dict[str, dict[int, Finding]] = {}
     for rank, of_rank in enumerate(gather(world.transport, findings, list[Finding])):
@@ -98,7 +98,7 @@ def gathered(findings: Sequence[Finding], world: World) -> list[Finding]:
         worst_ranks = {rank: finding for rank, finding in of_ranks.items() if finding.verdict is worst}
         first = next(iter(worst_ranks.values()))
         alike = len(worst_ranks) == len(of_ranks) and len({finding.found for finding in worst_ranks.values()}) == 1
-        # Of what is well, the words of one rank stand for all: free memory differs a little everywhere.
+        # Without failures the text of one rank stands for all: free memory differs a little between them.
         if not alike and worst.badness > Verdict.PASS.badness:
             lines = [f"rank {rank}: {finding.found}" for rank, finding in list(worst_ranks.items())[:MOST_RANKS_NAMED]]
             if len(worst_ranks) > MOST_RANKS_NAMED:
@@ -127,7 +127,7 @@ def show(findings: Sequence[Finding]) -> None:
         launched = detect().kind != "none"
     except ValueError:  # variables of a launcher, but spoilt ones
         launched = True
-    # A launcher may hand out terminals of its own, which know neither width nor colours of the user's.
+    # A launcher may give ranks its own terminals, without the width and colours of the user's.
     on_terminal = sys.stdout.isatty() and not launched
     width = shutil.get_terminal_size().columns if on_terminal else WIDTH_OF_A_FILE
     sys.stdout.write(as_text(findings, width, on_terminal and "NO_COLOR" not in os.environ))

@@ -1,8 +1,8 @@
-"""The launcher of these ranks, those that are there, and whether the MPI library and mpiexec belong together.
+"""The launcher of these ranks, the launchers on this machine, and whether MPI library and mpiexec belong together.
 
-Where nobody else has started ranks the doctor starts two by itself, to see that MPI and gloo work here: by each mpiexec
-there is, since only one of mpi4py's own library starts ranks that find each other. They run
-`mpiexec -n 2 python -m domainpar.diagnosis.launcher_checks FILE mpi SECONDS`.
+Without a launcher the doctor starts two ranks itself, to check that MPI and gloo work here. It tries each mpiexec,
+because only that of mpi4py's own library starts ranks that find each other. They run `mpiexec -n 2 python -m
+domainpar.diagnosis.launcher_checks FILE mpi SECONDS`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from domainpar.parallel.meeting import unsuited
 from domainpar.parallel.mpi import import_mpi, knows_pmix, library_of
 from domainpar.parallel.world import World
 
-# What launchers and MPI libraries leave in the environment of what they start; a program started from there must not
-# take itself for one of their ranks.
+# Variables that launchers and MPI libraries set for what they start; a program started from there must not take itself
+# for one of their ranks.
 OF_LAUNCHERS = (
     *("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_UNIVERSE", "PRTE_", "MPI_LOCAL", "HYDI_"),
     *("TORCHELASTIC_", "SLURM_"),
@@ -45,7 +45,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def check_launcher(launcher: Launcher, size: int) -> Finding:
-    """Who started these ranks."""
+    """The launcher of these ranks."""
     if launcher.kind == "none":
         tools = {name: shutil.which(name) for name in ("mpiexec", "torchrun", "srun")}
         there = [name for name, path in tools.items() if path] or ["none"]
@@ -66,10 +66,10 @@ def check_mpi(launcher: Launcher) -> Finding:
             if (refused := unsuited(launcher, library, knows_pmix(mpi))) is not None:
                 return works("MPI", f"not here: {refused.what}", refused.hint, library=library)
             return works("MPI", f"mpi4py uses {library}, as {launcher.command} does", library=library)
-        # Without an MPI launcher loading the library may crash: a process of its own is asked.
+        # Without an MPI launcher loading the library may crash, so another process loads it.
         ask = [sys.executable, "-c", ASK_FOR_LIBRARY]
         ended = run_limited(ask, timeouts.LAUNCHER_ANSWER, [own_path()], OF_LAUNCHERS)
-        if ended.code is None:  # nothing is known of the library: it may be there
+        if ended.code is None:  # the library may be there or not
             found = f"a Python that asks mpi4py for its library had not ended after {ended.seconds:.0f} s"
             slow = "is the disk of this installation slow, or the processor emulated? start once more, or with torchrun"
             return failed("MPI", f"{found}: {ended.last_lines}", slow)
@@ -132,15 +132,7 @@ def _probe(
     variables = [{"OMP_NUM_THREADS": "1", **own_path(), **of_copy} for of_copy in environments]
     with TemporaryDirectory(prefix="domainpar-") as folder:
         file = Path(folder, "findings.json")
-        command = [
-            *start,
-            sys.executable,
-            "-m",
-            "domainpar.diagnosis.launcher_checks",
-            str(file),
-            transport,
-            str(seconds),
-        ]
+        command = [*start, sys.executable, "-m", __name__, str(file), transport, str(seconds)]
         try:
             ended = run_limited(command, timeouts.STARTING + 2 * seconds, variables, OF_LAUNCHERS)
         except OSError as error:
@@ -158,7 +150,7 @@ def _probe(
 
 
 def run_rank(file: Path, transport: Literal["mpi", "gloo"], seconds: float) -> None:
-    """Look at a transport on the ranks that were started, and write the findings to a file. *Collective*."""
+    """Check a transport on the ranks that were started, and write the findings to a file. *Collective*."""
     with World.session(transport, timeout=timeouts.PROBE) as world:
         findings = gathered([check_transport(world.transport, seconds), *check_halo(world)], world)
         if world.is_root:

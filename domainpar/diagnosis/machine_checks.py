@@ -38,7 +38,7 @@ OPTIONAL = ("mpi4py", "torch-geometric", "jinja2", "matplotlib")
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Model of the processor; of one of ARM's the kinds of core, by the numbers that are all Linux tells of them."""
+    """Model of the processor; for ARM the kinds of core by number, because Linux gives no names."""
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     cores = re.findall(r"^CPU implementer\s*:\s*(\S+)(?:\n.+)*?\nCPU part\s*:\s*(\S+)", text, re.M)
     if cores:
@@ -104,23 +104,23 @@ def package_versions() -> dict[str, str]:
 def check_processor(local_ranks: int) -> Finding:
     """Cores of this rank against the threads it will start."""
     cores, threads = len(limits.cores_here()), torch.get_num_threads()
-    asked = os.environ.get("OMP_NUM_THREADS")
+    omp_threads = os.environ.get("OMP_NUM_THREADS")
     quota = "" if limits.quota() == math.inf else f" (a quota of {limits.quota():g})"
     text = (
         f"{cpu_model()}; {several(cores, 'core')}{quota} for {several(local_ranks, 'rank')} here; "
-        f"OMP_NUM_THREADS {asked or 'unset'}, torch would take {several(threads, 'thread')}"
+        f"OMP_NUM_THREADS {omp_threads or 'unset'}, torch would take {several(threads, 'thread')}"
     )
     advice = ""
     if local_ranks > cores:
         advice = "more ranks than cores: start fewer, unless this is only a trial"
-    elif asked and asked.isdigit() and int(asked) * local_ranks > cores > 1:
+    elif omp_threads and omp_threads.isdigit() and int(omp_threads) * local_ranks > cores > 1:
         advice = f"OMP_NUM_THREADS={max(1, cores // local_ranks)} gives each rank its share"
-    figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": asked, "torch_threads": threads}
+    figures = {"cores": cores, "local_ranks": local_ranks, "omp_num_threads": omp_threads, "torch_threads": threads}
     return works("cores", text, advice, **figures)
 
 
 def check_memory(local_ranks: int, free: int | None = None) -> Finding:
-    """Memory for each rank of this machine; `free`: bytes nobody uses, also within a container's limit, looked up."""
+    """Memory for each rank of this machine; `free`: unused bytes, also within a container's limit."""
     total = psutil.virtual_memory().total
     share = (free_memory(torch.device("cpu"))[1] if free is None else free) // max(1, local_ranks)
     text = f"{share / 2**30:.1f} GiB free for each rank; the machine has {total / 2**30:.1f} GiB"
@@ -146,7 +146,7 @@ def check_shared_memory(local_ranks: int, shared: Path = shared_memory.SHARED) -
 
 
 def check_disk(directory: Path | None = None) -> Finding:
-    """Whether something can be written here and for a while, and how much room there is."""
+    """Whether files can be written here and in the temporary folder, and how much room there is."""
     places = {"here": directory or Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     free: dict[str, int] = {}
     for name, place in places.items():
@@ -259,7 +259,7 @@ def check_ranks(places: Sequence[RankPlace], transport: str) -> Finding:
 
 
 def check_same_versions(world: World) -> Finding:
-    """Whether all ranks run the same software: else they compute different things in silence. *Collective*."""
+    """Whether all ranks run the same software: else their results differ without an error. *Collective*."""
     if world.size == 1:
         return skipped("same software", "one rank alone")
     advice = "start all ranks from one environment, on a file system that all hosts see"

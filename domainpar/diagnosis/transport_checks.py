@@ -1,4 +1,4 @@
-"""Transports between ranks, and the halo on top of them: do rows arrive, and how fast?"""
+"""Checks of transports between ranks and of the halo on them: whether rows arrive, and how fast."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def check_transports(
         world.rank_status.transports.append(second)  # so that this rank's watcher sees a deadline pass
         yield check_transport(second, seconds, device)
         world.rank_status.transports.remove(second)
-        world.transport.barrier()  # nobody ends it while others still use it
+        world.transport.barrier()  # no rank ends it while others still use it
         second.close()
 
 
 def check_transport(transport: Transport, seconds: float, device: torch.device | str = "cpu") -> Finding:
-    """Try a sum and messages from a device, and measure for some seconds. *Collective*."""
+    """Test a sum and messages from a device, and measure for some seconds. *Collective*."""
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
         return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
@@ -84,7 +84,7 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
 
 
 def missing(name: str, world: World, launcher: Launcher, own_gpus: Sequence[int | None]) -> str | None:
-    """Why another transport cannot be had beside this world, the same on every rank; None if it can. *Collective*."""
+    """Why another transport is not possible beside this world, the same on every rank; None if it is. *Collective*."""
     own, reason = world.transport.name, None
     if world.size == 1 or own == "threads":
         reason = "these ranks are not processes that a launcher started"

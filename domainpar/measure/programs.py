@@ -108,7 +108,7 @@ def started(
     try:
         yield process
     finally:
-        # First asked, since a launcher knows its ranks; then the whole session is killed.
+        # A signal first, because a launcher knows its ranks; then the whole session is killed.
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):

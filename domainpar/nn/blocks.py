@@ -365,7 +365,7 @@ class MLPProgram:
         operations.copy(self._program, room, grad_input)
 
     def add_partials(self, totals: Totals, grad_sink: GradSink) -> None:
-        """Hand the sums of all tiles to a sink."""
+        """Add the sums of all tiles to a sink."""
         mlp = self._folded.mlp
         parameters = mlp.trained()
         limbs = totals.take(order_of(mlp.shapes, self._folded.widths), self._first_partial)

@@ -1,4 +1,4 @@
-"""What a run needs of its network, built on stages or a user's own: it scores the edges of a part."""
+"""The network of a run, built on stages or a user's own: it scores the edges of a part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from domainpar.parallel.world import World
 
 
 class Exactness(NamedTuple):
-    """The promise of a network on any number of ranks.
+    """What holds for a network on any number of ranks: the same bits, or results to rounding.
 
     Attributes:
         bitwise: Whether it is built for the same bits on this device; else its results are the same to rounding.
-        problem: Why its bits depend on the ranks all the same; None if nothing is known against them.
+        problem: Why its bits depend on the ranks nevertheless; None if no reason is known.
     """
 
     bitwise: bool
@@ -39,21 +39,21 @@ class Gradients(Protocol):
         """Partial gradients so far that were not finite or too large, on this rank; int64 [] on their device."""
 
     def expect_last_pass(self, transport: Transport) -> None:
-        """The pass back that follows is the last before `reduce`, the same on all ranks of a domain group."""
+        """Announce that the next backward pass is the last before `reduce`, on all ranks of a domain group."""
 
     def reduce(self, transport: Transport) -> Tensor:
-        """Sum over ranks into each parameter's `grad`; 0, or larger if they mean nothing; as above. *Collective*."""
+        """Sum over ranks into each parameter's `grad`; returns the invalid partials of all ranks. *Collective*."""
 
 
 class EdgeClassifier(nn.Module, ABC):
     """Scores the local edges of parts of events; the same parameters on every rank.
 
     Attributes:
-        heads: What it is read for.
+        heads: Its outputs.
         sums: Sums over all ranks in the last forward pass.
-        recompute_every: Iterations of a segment that is computed again in backward; None: all are kept.
+        recompute_every: Iterations in a segment that backward computes again; None: all are kept.
         products: Type of products of matrices, if not that of the parameters.
-        ways_to_recompute: Choices of that, in the order in which more is computed again and less kept.
+        ways_to_recompute: Possible values of that, from least to most recomputation.
     """
 
     heads: Sequence[Head] = (EDGE,)
@@ -66,7 +66,7 @@ class EdgeClassifier(nn.Module, ABC):
         return (None,)
 
     def recompute(self, every: int | None) -> None:
-        """Keep what every K-th iteration begins with, and compute all between again in backward; None: keep all.
+        """Keep the input of every K-th iteration, and compute those between again in backward; None: keep all.
 
         The same bits, and nothing is exchanged twice.
 
@@ -79,7 +79,7 @@ class EdgeClassifier(nn.Module, ABC):
 
     @property
     def changing(self) -> list[Tensor]:
-        """Tensors besides the parameters that a forward pass may change: running means, say."""
+        """Tensors besides the parameters that a forward pass may change, such as running means."""
         return []
 
     @abstractmethod
@@ -94,7 +94,7 @@ class EdgeClassifier(nn.Module, ABC):
         """
 
     def read(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Readings:
-        """What all heads read; arguments are those of `forward`. *Collective*, forward and backward."""
+        """The outputs of all heads; arguments are those of `forward`. *Collective*, forward and backward."""
         return Readings(self(graph, halo, key))
 
     @property
@@ -104,7 +104,7 @@ class EdgeClassifier(nn.Module, ABC):
 
     @property
     def computed(self) -> nn.Module:
-        """The module whose layers a pass calls."""
+        """The module whose layers a forward pass calls."""
         return self.layers
 
     @abstractmethod
@@ -112,16 +112,16 @@ class EdgeClassifier(nn.Module, ABC):
         """The sums of gradients that backward passes fill; made once, before the first of them.
 
         Args:
-            over_ranks: They are for several ranks: what is complete early may be summed while backward goes on.
+            over_ranks: For several ranks: complete sums may be summed over ranks while backward goes on.
         """
 
     @abstractmethod
     def exactness(self, transport: Transport) -> Exactness:
-        """The promise of this network on this machine, the same on every rank. *Collective*."""
+        """What holds for this network on this machine, the same on every rank. *Collective*."""
 
     @abstractmethod
     def take_from_root(self, world: World) -> None:
-        """Give every rank the tensors of rank 0, where making the network may leave others. *Collective*."""
+        """Give every rank the tensors of rank 0, if ranks may have made different ones. *Collective*."""
 
     @abstractmethod
     def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:

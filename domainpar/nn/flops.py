@@ -23,7 +23,7 @@ class Flops:
 
     Attributes:
         of_stages: Of MLPs of stages, as if no number were padded.
-        of_torch: Of products that torch was asked for.
+        of_torch: Of products by torch.
         layers: Of each call of stages its rows, and the bytes of the layers of a row.
     """
 
@@ -33,20 +33,20 @@ class Flops:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of both."""
         return self.of_stages + self.of_torch
 
 
 @contextmanager
 def counted() -> Iterator[Flops]:
-    """Around some steps of this rank: what they compute is counted."""
+    """A context that counts the operations of some steps of this rank."""
     flops = Flops()
     with _Products(flops):
         yield flops
 
 
 class _Products(UncompiledMode):
-    """Counts operations of torch that have a formula. Torch's own counter puts hooks into modules, and this none."""
+    """Counts operations of torch that have a formula, without the hooks that torch's own counter puts into modules."""
 
     def __init__(self, flops: Flops) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class _Products(UncompiledMode):
 
 
 def _counting() -> list[Flops]:
-    """Those that count in this thread; torch takes their modes along into the threads of a GPU's backward."""
+    """The counters of this thread; torch also applies their modes in the threads of a GPU's backward."""
     return [mode.flops for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Products)]
 
 

@@ -20,8 +20,8 @@ class GradientSink:
 
     Args:
         model: Its parameters, in order, are what is summed.
-        early: Modules of it whose stages are called once in a forward pass. When all of these have done their pass back
-            in the last one of a step, their sums over ranks start, while the others compute; see `expect_last_pass`.
+        early: Modules of it whose stages are called once in a forward pass. When all of these have ended the last
+            backward pass of a step, their sums over ranks start, while the others compute; see `expect_last_pass`.
 
     Raises:
         ValueError: If a parameter lies outside all stages, where its gradient would be one rank's share only, or if two
@@ -55,11 +55,11 @@ class GradientSink:
                 module.sink = self
 
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
-        """Add what all owned tiles have, summed as integers already.
+        """Add the sums of all owned tiles, which are integers already.
 
         Args:
             parameters: Parameters that are trained and lie one behind the other in the model's order.
-            limbs: Of the sums of their gradients, int64 [2, numbers], see `IntegerSums.add_limbs`.
+            limbs: The sums of their gradients, int64 [2, numbers], see `IntegerSums.add_limbs`.
             rejected: Partials that were left out, for they were not finite or too large.
             largest: The largest of them.
         """
@@ -67,14 +67,14 @@ class GradientSink:
         piece.sums.add_limbs(limbs, rejected, start)
 
     def expect_last_pass(self, transport: Transport) -> None:
-        """The pass back that follows is the last before `reduce`: sums over ranks start where it completes them.
+        """Announce that the next backward pass is the last before `reduce`: sums over ranks start as it completes them.
 
         Every rank of a domain group calls it before the same pass. On ranks without one the sums start in `reduce`.
         """
         self._sums_over, self._due = transport, set(self._early)
 
     def finished(self, stage: GradSink) -> None:
-        """A stage has done its pass back. *Collective*, where that completes the last pass of what is `early`."""
+        """Note that a stage has ended its backward pass. *Collective*, if all `early` ones have ended the last."""
         if self._sums_over is not None and id(stage) in self._due:
             self._due.remove(id(stage))
             if not self._due:
@@ -116,7 +116,7 @@ class _Bucket:
     def start(self, transport: Transport, early: bool = False) -> None:
         """Start the sums over ranks, unless they have started. *Collective*."""
         if self._under_way is None:
-            if early:  # else nobody asks before they are over
+            if early:  # else nothing else happens before they are over
                 self._rejected = self.sums.rejected_now()
             # One name for it on all ranks: some are in backward, those without an event are not.
             doing, transport.doing = transport.doing, "the sums of gradients"
@@ -126,7 +126,7 @@ class _Bucket:
                 transport.doing = doing
 
     def finish(self) -> Tensor:
-        """Wait for them and leave them in `grad`; returns the partials left out on all ranks."""
+        """Wait for the sums and put them into `grad`; returns the number of partials left out on all ranks."""
         assert self._under_way is not None
         self._under_way.finish()
         self._under_way = None
@@ -154,14 +154,14 @@ class GradSink(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def add_limbs(self, parameters: Sequence[nn.Parameter], limbs: IntArray, rejected: int, largest: float) -> None:
-        """Hand the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
+        """Add the sums of all owned tiles to the sink; arguments are those of `GradientSink.add_limbs`."""
         if self.sink is None:
             raise RuntimeError("no gradient sink; make GradientSink(model) before the first backward pass.")
         if parameters:
             self.sink.add_limbs(parameters, limbs, rejected, largest)
 
     def finished(self) -> None:
-        """Its pass back is done."""
+        """Note that its backward pass has ended."""
         if self.sink is not None:
             self.sink.finished(self)
 

@@ -32,7 +32,7 @@ EDGE = Head("edge", "edge")
 
 
 class Readings(NamedTuple):
-    """What a network says of a part.
+    """The outputs of a network for a part.
 
     Attributes:
         edges: Logits of its local edges, [num_edges] or those of several readouts, [readouts, num_edges]; None if it
@@ -51,10 +51,10 @@ class Readings(NamedTuple):
 
 
 def pooled(rows: Tensor, usual_nodes: float, transport: Transport) -> Tensor:
-    """What rows of all nodes say of their graph: the mean of the first half of the columns, plus a sum of the others.
+    """Pool rows of all nodes for their graph: the mean of the first half of the columns, plus a sum of the others.
 
-    Means tell what does not grow with a graph, a kind of event say; sums what does, such as an energy. The same bits on
-    any number of ranks. *Collective*.
+    Means suit quantities that do not grow with a graph, such as a kind of event; sums those that do, such as an energy.
+    The same bits on any number of ranks. *Collective*.
 
     Args:
         rows: Of the nodes that this rank owns, [num_owned, 2 columns].
@@ -77,7 +77,7 @@ class _Pooled(torch.autograd.Function):
         total = sums.total()
         ctx.rows, ctx.divisors = len(rows), torch.stack([total[-1].clamp_min(1.0), total.new_full((), usual_nodes)])
         of_graph = total[:columns] / ctx.divisors[0] + total[columns:-1] / ctx.divisors[1]
-        # A number that is not finite was left out of the sums, and must be seen.
+        # A number that is not finite was left out of the sums, and must appear in the result.
         return torch.where(sums.rejected_now() > 0, torch.nan, of_graph).to(rows.dtype)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Interaction networks of tracking on stages: the same bits on any number of ranks.
 
-A network in plain torch is the definition, and its layers are those of the stages. `OnStages` says how these work:
-encode, iterate, read out. `InteractionNetwork` is so made of the package's network, `InteractionsOnStages` of acorn's.
+A network in plain torch is the definition, and its layers are those of the stages. `OnStages` runs them: encode,
+iterate, read out. `InteractionNetwork` does so for the package's network, `InteractionsOnStages` for acorn's.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ S = TypeVar("S", bound=Stage)
 
 
 class OnStages(EdgeClassifier):
-    """An interaction network all of whose parameters are in stages.
+    """An interaction network with all parameters in stages.
 
     Args:
         plain: The same network in plain torch: its definition, whose layers the stages have.
         options: Its form, and how it is run.
-        head: The layers that score edges; None: nobody asks for scores.
+        head: The layers that score edges; None: no scores.
         other_heads: Names of those that read nodes out, and their layers.
 
     Attributes:
         options: Its options.
         node_encoder, edge_encoder: Make first states.
-        edge_stages, node_stages: One of each iteration, of nodes one more if other heads read them; where iterations
-            share their weights, it is the same one.
+        edge_stages, node_stages: One for each iteration, and one more of nodes if other heads read them; the same one
+            each time if iterations share weights.
         head, other_heads: Read edges, and owned nodes, out.
         num_readouts: Iterations after which edges are read out in training.
-        takes_edge_features: Whether the encoder of edges does.
+        takes_edge_features: Whether the encoder of edges takes features.
 
     Raises:
         ValueError: If a width is not a multiple of 16, a norm is over rows, or the types do not go together.
@@ -93,7 +93,7 @@ class OnStages(EdgeClassifier):
     def plain(self) -> nn.Module:
         """The same network in plain torch, with the same parameters."""
         plain: InteractionModule | InteractionGNN = vars(self)["_plain"]
-        plain.train(self.training)  # no child would follow by itself
+        plain.train(self.training)  # it is no child, so it needs a call
         if self.standardise is not None and isinstance(plain, InteractionModule):  # other tensors, if it was moved
             plain.take_constants(self.standardise)
         return plain
@@ -105,7 +105,7 @@ class OnStages(EdgeClassifier):
         return (None, *range(count - 1, max(round(count**0.5), 2) - 1, -1))
 
     def recompute(self, every: int | None) -> None:
-        """As of any network; stages that recompute keep no layers."""
+        """As for any network; stages that recompute keep no layers."""
         super().recompute(every)
         for module in self.layers.modules():
             if isinstance(module, Stage):
@@ -121,7 +121,7 @@ class OnStages(EdgeClassifier):
         return GradientSink(self.layers, self.early_in_backward() if over_ranks else ())
 
     def early_in_backward(self) -> Sequence[nn.Module]:
-        """Modules whose passes back are over some time before the last one ends, each called once in a forward pass.
+        """Modules whose backward passes end some time before the last one, each called once in a forward pass.
 
         All iterations but the first quarter, if each has weights of its own: its backward is longer than any sum.
         """
@@ -133,10 +133,10 @@ class OnStages(EdgeClassifier):
         return Exactness(bitwise=True, problem=rows_are_independent(self.layers, transport))
 
     def take_from_root(self, world: World) -> None:
-        """Nothing to take: its tensors are a function of the seed."""
+        """Nothing to do: its tensors are a function of the seed."""
 
     def verify(self, edge_index: Tensor, x: Tensor, edge_attr: Tensor) -> str:
-        """Nothing to compare: split and whole are the same stages, and the self-test tries those."""
+        """Nothing to compare: split and whole graph use the same stages, which the self-test checks."""
         return "built on stages: the self-test tries it"
 
     def forward(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Tensor:
@@ -155,7 +155,7 @@ class OnStages(EdgeClassifier):
         return edges
 
     def read(self, graph: LocalGraph, halo: CompleteHalo, key: int | None = None) -> Readings:
-        """As of any network on parts."""
+        """As for any network on parts."""
         count, num_reads = self.options.graph_iters, min(1, self.num_readouts) if key is None else self.num_readouts
         graph = graph if self.standardise is None else self.standardise(graph)
         states = _Call(self, graph, range(count - num_reads, count), key).states(halo)
@@ -170,7 +170,7 @@ class OnStages(EdgeClassifier):
 
 
 def _per_iteration(stages: Sequence[S], count: int) -> Sequence[S]:
-    """A stage for each of `count` iterations; where they share their weights, it is the same one."""
+    """A stage for each of `count` iterations; the same one if they share weights."""
     return cast(Sequence[S], nn.ModuleList(stages[iteration % len(stages)] for iteration in range(count)))
 
 
@@ -260,7 +260,7 @@ class _States(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """How the stages of a network work, in one call of it. *Collective*, forward and backward.
+    """One call of a network on stages. *Collective*, forward and backward.
 
     Attributes:
         network: The network.
@@ -296,7 +296,7 @@ class _Call(NamedTuple):
                 return states
 
             run = partial(self.iterate, iterations, take)
-            is_last = iterations.stop == count  # its backward follows at once: keeping it is free
+            is_last = iterations.stop == count  # its backward follows at once, so keeping it costs nothing
             states = run(halo) if is_last else recomputed(run, halo)
         return states
 
@@ -319,7 +319,7 @@ class _Call(NamedTuple):
 
         Args:
             iterations: Which.
-            take: Gives states to begin with: asked for, so that nobody else holds them if they are not wanted later.
+            take: Returns the first states; a function, so that no other reference keeps their memory.
             halo: What carries rows to ghosts.
         """
         network, graph = self.network, self.graph

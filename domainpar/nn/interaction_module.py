@@ -1,12 +1,12 @@
-"""Interaction networks of tracking in their two published orders, in plain torch: the definition of them.
+"""Interaction networks of tracking in their two published orders, defined in plain torch.
 
 Both keep a state per node and per edge and sum new edge states at both ends of each edge, apart from each other.
 They follow the acorn framework (`InteractionGNN`: node then edge; `InteractionGNN2`: edge then node), with a norm and
 an activation after every layer. States are replaced in each iteration, or updated by residuals.
 
-`nn.interaction` runs them on stages, with these layers. A stage makes what it makes of an edge from that edge and its
-ends; a norm over all edges needs a sum over all of them between two layers, so networks with such norms run on placed
-tensors, like a user's own: exact to rounding, with the time and memory of plain torch.
+`nn.interaction` runs them on stages, with these layers. A stage computes an edge from that edge and its ends alone. A
+norm over all edges needs a sum over them between two layers, so networks with such norms run on placed tensors, like a
+user's own: exact to rounding, with the time and memory of plain torch.
 """
 
 from __future__ import annotations

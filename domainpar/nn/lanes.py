@@ -101,7 +101,7 @@ class TableAt:
 
     def load(self, row: Any, column: Any, count: int = COLUMN_BLOCK) -> Any:
         """`count` numbers from a column on."""
-        # A row may begin anywhere, so only the alignment of a single number is promised: without it LLVM would assume
+        # A row may begin anywhere, so only the alignment of a single number is declared: otherwise LLVM would assume
         # that of the whole vector, and fault.
         bits = self._builder.load(self.several(row, column, count), align=self._kind.dtype.bitwidth // 8)
         return _widened(self._builder, bits) if self._narrow else bits

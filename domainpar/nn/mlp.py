@@ -84,8 +84,8 @@ class MLP(nn.Module):
     """Linear layers, each followed by LayerNorm, or none, and activation; but for the last one, if that is a readout.
 
     A readout is linear, of any width and of the type of the parameters: numbers such as logits, which are neither
-    summed at nodes nor handed on as states. All other widths are multiples of 16: a LayerNorm over padding would not be
-    the LayerNorm of the model, and states are not copied to be padded.
+    summed at nodes nor used as states. All other widths are multiples of 16: a LayerNorm over padding would not be the
+    LayerNorm of the model, and states are not copied to be padded.
 
     Args:
         net: A Sequential of linear layers, each followed by a LayerNorm or none, then by a ReLU, a SiLU, a Tanh or

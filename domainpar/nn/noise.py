@@ -1,7 +1,7 @@
-"""Random numbers that depend on what they are for, never on who draws them: `docs/same_bits.md`, rule 7.
+"""Random numbers that depend on their use, never on the rank that draws them: `docs/same_bits.md`, rule 7.
 
 A number is a function of a key (made of seed, step, event, layer and iteration), of the global id of a row and of its
-column. So both copies of a cut edge have the same one, backward has that of forward, and no generator is anyone's
+column. So both copies of a cut edge have the same number, backward has that of forward, and there is no generator
 state.
 """
 
@@ -21,7 +21,7 @@ from domainpar.plan import IntArray
 
 
 def key_of(*parts: int | str) -> int:
-    """A key of 63 bits from what tells one use of random numbers from all others."""
+    """A key of 63 bits from values that identify one use of random numbers."""
     # With their types: the number 1 and the text "1" name different uses.
     text = "\0".join(f"{type(part).__name__} {part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # fits a signed integer

@@ -1,6 +1,6 @@
 """Torch's optimisers by name, without its compiler.
 
-All make the same arithmetic of the same bits on every rank: gradients are summed before.
+All ranks compute the same steps, because gradients are summed before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": S
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
-    """The name of an optimiser: what two of them keep from step to step may have one name and mean two things.
+    """The name of an optimiser, because the states of two optimisers may share names with other meanings.
 
     One of `OPTIMIZERS`, or `package.module:Class` of any other.
     """

@@ -135,7 +135,7 @@ def _next(typing: Any, counter: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        # What this thread has written is there for whoever takes a tile later: on ARM, that has to be asked for.
+        # A release: ARM needs it so that threads which take a later tile see what this one has written.
         return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
     return types.int64(counter), generate
@@ -327,8 +327,8 @@ class Team:
 
         Args:
             threads: How many.
-            worker: Makes what a thread does, given its number: that is told how much it may do before it comes back,
-                and says whether there may be more.
+            worker: Makes the function of a thread, given its number. That takes how much it may do before it returns,
+                and returns whether there may be more.
             most: So much for the calling thread; the others come back at the end.
             stop: Called after an error in any thread, which is raised when the others have come back: makes them.
             between: Called by the calling thread whenever it comes back.

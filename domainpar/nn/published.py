@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 
 class Iterated(nn.Module):
-    """Iterates states, some of which may be computed twice to save memory.
+    """Iterates states, with recomputation of some to save memory.
 
     Attributes:
         recompute_every: Iterations of a segment of which only the first one's input is kept; None: all are kept.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class HaloSource(Protocol):
-    """Sends owned rows to their ghosts: a halo, or a memory of its rows."""
+    """Sends owned rows to their ghosts: a halo, or a replay of its rows."""
 
     def spread(self, owned: Tensor) -> HaloRows: ...
 
@@ -22,8 +22,8 @@ class HaloSource(Protocol):
 def recomputed(run: Callable[[HaloSource], T], halo: CompleteHalo) -> T:
     """Run some stages and keep nothing of them for backward, where they run again.
 
-    *Collective* as `run` is, the first time. The second time through, ghosts get the rows that came the first time: no
-    rank waits for another, whenever autograd comes back.
+    *Collective* like `run`, the first time. The second time ghosts get the rows of the first time, so no rank waits for
+    another.
 
     Args:
         run: Takes what spreads rows, and gives back what the stages made. What it captures is kept.
@@ -40,7 +40,7 @@ def recomputed(run: Callable[[HaloSource], T], halo: CompleteHalo) -> T:
 
 
 class _Remembering:
-    """Spreads rows over a halo once; afterwards answers with what came to the ghosts then."""
+    """Spreads rows over a halo once; afterwards returns the ghost rows that came then."""
 
     def __init__(self, halo: CompleteHalo) -> None:
         self._halo = halo
@@ -62,7 +62,7 @@ class _Remembering:
         return self._last
 
     def _keep_ghosts(self) -> None:
-        """Of the last spread keep the ghosts' rows only; whoever needed them has waited for them."""
+        """Keep only the ghosts' rows of the last spread; all its users have waited for them."""
         if self._last is not None:
             self._ghosts.append(self._last.finish().clone())  # a copy, so that the table they lie in can go
             self._last = None

@@ -24,7 +24,7 @@ from domainpar.parallel.halo import HaloRows
 from domainpar.parallel.local import LocalGraph
 
 MOST_BYTES_OF_LAYERS = 2**27
-"""Of the layers that one stage may keep for backward on a rank."""
+"""Bytes of the layers that one stage may keep for backward on a rank."""
 
 
 class Stage(GradSink):
@@ -128,7 +128,7 @@ class EdgeStage(Stage):
             `src`. Without `sums` these are [num_owned, 0].
 
         Raises:
-            ValueError: If the states do not fit the MLP, or if sums are asked for without a halo, or of a readout.
+            ValueError: If the states do not fit the MLP, or if `sums` is set without a halo, or for a readout.
         """
         results = run_chain([self], nodes, edges, graph, sums=sums, keys=[key], calls_hooks=False)
         new_edges = results.readout if self.mlp.readout else results.edges
@@ -166,7 +166,7 @@ def run_chain(
         calls_hooks: Whether to call the stages one by one if one of them has a hook of torch.
 
     Raises:
-        ValueError: If states do not fit a stage, or if sums are asked for without a halo, or of readouts alone.
+        ValueError: If states do not fit a stage, or if `sums` is set without a halo, or for readouts alone.
     """
     if calls_hooks and any(stage._forward_hooks for stage in stages):
         return _one_by_one(stages, nodes, edges, graph, sums, keeps, keys)
@@ -219,12 +219,12 @@ def _one_by_one(
 
 
 def _summing(stages: Sequence[EdgeStage]) -> int | None:
-    """Which of several stages makes the sums: the last that makes states; None, if all are readouts."""
+    """The stage that makes the sums: the last that makes states; None if all are readouts."""
     return max((i for i, stage in enumerate(stages) if not stage.mlp.readout), default=None)
 
 
 def _keeps_layers(stages: Sequence[Stage], rows: int) -> bool:
-    """Whether backward of a call gets its layers instead of computing them again; no bit depends on it."""
+    """Whether a call keeps its layers for backward instead of computing them again; no bit depends on it."""
     widths = [layer.linear.out_features for stage in stages for layer in stage.mlp.layers]
     # Of layers before activations, padded, and with each row the inverse of its standard deviation.
     padded = sum(-(-width // COLUMN_BLOCK) * COLUMN_BLOCK + 1 for width in widths)

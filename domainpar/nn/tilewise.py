@@ -1,7 +1,7 @@
 """Stages on CPU: a program over the tiles of a part, forward and backward.
 
-`NodeTiles` and `EdgeTiles` are all of a stage's call but its tables: those autograd keeps, on the host or computed anew
-if so asked.
+`NodeTiles` and `EdgeTiles` hold everything of a stage's call except its tables, which autograd keeps, on the host or by
+recomputation if so chosen.
 
 For backward only a stage's inputs are kept, and each strip is computed again. On small parts its layers are kept as
 well, which saves a third of the work; the bits are the same. Tiles that need no ghost node are computed first, while
@@ -77,11 +77,11 @@ class EdgeResults(NamedTuple):
     """What a chain makes of the edges of a part.
 
     Attributes:
-        edges: New edge states, [num_edges, out]; None if they are not asked for.
+        edges: New edge states, [num_edges, out]; None without `keeps`.
         sums: Of them, at owned nodes, [num_owned, 2 width], at `dst`, then at `src`; [num_owned, 0] without.
         readout: Results of the last MLP, if that is a readout, [num_edges, out].
-        nodes: The nodes that came. Whoever goes on with these, and not with those that it gave, spares autograd a sum:
-            backward of the chain adds the gradient of their states to its own.
+        nodes: The given nodes. A caller that goes on with these spares autograd a sum: backward of the chain adds the
+            gradient of their states to its own.
     """
 
     edges: Tensor | None
@@ -160,7 +160,7 @@ class NodeTiles:
             tables: Those of forward.
             kept: What forward kept; may be nothing.
             gradient: Gradient of the new states.
-            needed: Of which tables a gradient is asked for.
+            needed: Which tables need a gradient.
         """
         count_flops(self.mlp, len(tables[0]), 2 if kept else 3)  # layers that were not kept are made again
         (folded,), program, gradient = self.made, Program(), gradient.contiguous()
@@ -213,9 +213,9 @@ class EdgeTiles:
         chain: The MLPs. Only the last one may be a readout, of the states before it.
         graph: The part.
         aggregate: How sums at nodes are scaled; None: no sums.
-        keeps: Whether new edge states are asked for.
+        keeps: Whether to return new edge states.
         overwrites: Whether they may take the place of those that came.
-        keeps_layers, made: As of `NodeTiles`.
+        keeps_layers, made: As in `NodeTiles`.
     """
 
     chain: tuple[Link, ...]
@@ -285,7 +285,7 @@ class EdgeTiles:
             nodes, edges: Those of forward; ghosts have come.
             kept: What forward kept; may be nothing.
             given: Gradients of the results.
-            needed: Whether a gradient of `edges` is asked for.
+            needed: Whether `edges` needs a gradient.
         """
         grad_edges, grad_sums, grad_readout, grad_nodes = given
         program, graph = Program(), self.graph
@@ -392,7 +392,7 @@ class EdgeTiles:
         if waiting is None:
             program.run(ranges)
             return
-        # MPI moves rows only while somebody calls it: poke it now and then.
+        # MPI moves rows only while it is called: call it now and then.
         program.run(ranges[~waits], between=waiting.progress)
         waiting.finish()
         arrived()

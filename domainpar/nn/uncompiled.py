@@ -46,7 +46,7 @@ def uncompiled(kind: type[_Optimizer]) -> type[_Optimizer]:
 
 
 class _Given(torch.autograd.Function):
-    """A number that is 0 and has the gradients which are given."""
+    """A scalar 0 whose backward pass returns given gradients."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Tensor], *tensors: Tensor) -> Tensor:

@@ -250,11 +250,11 @@ def _meet_at(host: str, port: int, launcher: Launcher, join_seconds: float) -> t
     try:
         store = connect(serves)
     except RuntimeError as error:
-        said, rank = str(error), f"rank {launcher.rank}"
-        if serves and any(sign in said for sign in ("EADDRINUSE", "address already in use")):
+        reason, rank = str(error), f"rank {launcher.rank}"
+        if serves and any(sign in reason for sign in ("EADDRINUSE", "address already in use")):
             hint = "set MASTER_PORT to a free port, or start with mpiexec"
             raise Refused(f"port {port} of {host} is taken", hint) from None
-        if any(sign in said for sign in ("resolve", "getaddrinfo", "Name or service")):
+        if any(sign in reason for sign in ("resolve", "getaddrinfo", "Name or service")):
             hint = "set MASTER_ADDR to an address that every host knows"
             raise PrintedHere(f"{rank} cannot resolve {host}, where rank 0 serves", hint) from None
         what = f"{rank} of {launcher.size} could not meet rank 0 at {host}:{port} within {join_seconds:g} s"
@@ -287,10 +287,10 @@ def _group_transport(
         # NCCL says what is wrong in its last line, gloo in its first.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
-        said, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else ((lines or [""])[-1], "")
+        reason, how = (_first_line(error), f" (interface {interface})") if name == "gloo" else ((lines or [""])[-1], "")
         hint = next((hint for words, hint in _HINTS.items() if words in str(error)), side_channel.OTHER_INTERFACE)
         what = (
-            f"rank {ranks.rank} on {platform.node()} could not form a {name} group of {ranks.size} ranks{how}: {said}"
+            f"rank {ranks.rank} on {platform.node()} could not form a {name} group of {ranks.size} ranks{how}: {reason}"
         )
         raise kind(what, hint) from None
 

@@ -52,15 +52,15 @@ def proved(transport: AnyTransport, device: torch.device | str = "cpu") -> AnyTr
         # A few numbers, which take another path. If even these are wrong, each rank still knows its own.
         transport.all_reduce(wrong)
         wrong[:, transport.rank] = own[:, transport.rank]
-        said = []
+        texts = []
         for what, of_ranks in zip(tried, wrong.tolist()):
             if ranks := [rank for rank, count in enumerate(of_ranks) if count]:
                 worst = max(of_ranks)
                 count_in_words = f"{worst:,} came out wrong" if worst > 0 else "not all came, as the library says,"
-                said.append(f"{what} {count_in_words} on {transport.name_ranks(ranks)}")
-        if said:
+                texts.append(f"{what} {count_in_words} on {transport.name_ranks(ranks)}")
+        if texts:
             at = "" if place == "cpu" else f" from {place}"
-            what = f"{transport.name} ({transport.library}) spoils what it carries{at}: {'; '.join(said)}"
+            what = f"{transport.name} ({transport.library}) spoils what it carries{at}: {'; '.join(texts)}"
             raise Refused(what, transport.remedy)
     transport.bytes_sent = 0
     transport.seconds_exchanging = transport.seconds_waiting = 0.0

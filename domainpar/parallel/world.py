@@ -287,8 +287,8 @@ class World(OfThisProcess):
         """
         cores = cores_here()
         mine = f"{platform.node()} {','.join(map(str, cores))}".encode()
-        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-        most = int(asked) if self.size == 1 and asked.isdecimal() and int(asked) else len(cores)
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        most = int(threads) if self.size == 1 and threads.isdecimal() and int(threads) else len(cores)
         return max(1, min(most, len(cores) // self.transport.all_gather(mine).count(mine)))
 
     def mark(self, phase: str, step: int, event: str | None = None) -> None:

@@ -201,18 +201,18 @@ class Axis:
         ranks = self.ranks
         everyone = ranks.gathered_rows(torch.from_numpy(wanted))
         table = self.table.cpu()
-        asked = [ids[(table[ids] >= 0) & (table[ids] < self.length)].numpy() for ids in everyone]
-        told = exchange_tables([ids.reshape(-1, 1) for ids in asked], ranks.transport)
-        ghosts = np.concatenate([ids[:, 0] for ids in told])
-        send = np.concatenate(asked)
+        needed = [ids[(table[ids] >= 0) & (table[ids] < self.length)].numpy() for ids in everyone]
+        received = exchange_tables([ids.reshape(-1, 1) for ids in needed], ranks.transport)
+        ghosts = np.concatenate([ids[:, 0] for ids in received])
+        send = np.concatenate(needed)
         plan = PartitionPlan(
             part=ranks.rank,
             num_parts=ranks.size,
             owned_ids=self.ids.cpu().numpy(),
             ghost_ids=ghosts,
             send_rows=table[torch.from_numpy(send)].numpy(),
-            send_counts=np.array([len(ids) for ids in asked], np.int64),
-            recv_counts=np.array([len(ids) for ids in told], np.int64),
+            send_counts=np.array([len(ids) for ids in needed], np.int64),
+            recv_counts=np.array([len(ids) for ids in received], np.int64),
         )
         return Halo(plan, ranks.transport, self.ids.device), torch.from_numpy(ghosts).to(self.ids.device)
 

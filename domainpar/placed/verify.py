@@ -98,9 +98,9 @@ def verify(
         if bare.draws:
             return replace(training, remarks=(*training.remarks, f"{DRAWS} only, as it draws them in evaluation too."))
         calm = _compared(trial, bare)
-    told, shown = (training, "training") if calm.exact else (calm, "evaluation")
+    compared, shown = (training, "training") if calm.exact else (calm, "evaluation")
     remark = f"{DRAWS}; in evaluation (eval) with the module alone. This is the table in {shown}."
-    return replace(told, remarks=(*told.remarks, remark))
+    return replace(compared, remarks=(*compared.remarks, remark))
 
 
 @contextmanager

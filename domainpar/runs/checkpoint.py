@@ -45,7 +45,7 @@ def parameters_sha256(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        # Raw bytes, so that -0.0 and 0.0, or two NaNs, are told apart.
+        # Raw bytes, so that -0.0 and 0.0, or two NaNs, differ.
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -143,8 +143,8 @@ def load_agreed(
 ) -> TrainingState:
     """Load one checkpoint on all ranks, the same that rank 0 has verified. *Collective*.
 
-    If `last` is damaged, the newest good one before it is taken and rank 0 warns. A damaged `best` is refused: another
-    network in its place would be a change nobody asked for.
+    If `last` is damaged, the newest good one before it is taken and rank 0 warns. A damaged `best` is refused, because
+    another network must not take its place.
 
     Args:
         checkpoints, world: Those of the run.
@@ -171,7 +171,7 @@ def load_agreed(
 def first_not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     """The first parameter, or state of the optimiser, that holds a NaN or an infinity; None if there is none.
 
-    Buffers are their author's business: a mask is often minus infinity.
+    Buffers may hold infinities, as masks often do.
     """
     for name, value in {**dict(model.named_parameters()), **optimizer_tensors(model, optimizer)}.items():
         # A sum is much faster than looking at each value; it may overflow though all of them are finite.

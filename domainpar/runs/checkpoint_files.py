@@ -3,9 +3,9 @@
     checkpoints/step_000120/  model.safetensors  optimizer.safetensors  state.json  manifest.json
     checkpoints/last, checkpoints/best             the names of two of them
 
-A checkpoint is written under another name, flushed to disk and renamed; then the pointers are replaced. Whenever that
-is killed, `last` and `best` lead to a whole checkpoint. The sha256 of each file is in its manifest, since neither torch
-nor safetensors would notice a flipped bit.
+A checkpoint is written under another name, flushed to disk and renamed; then the pointers are replaced. If the process
+is killed at any moment, `last` and `best` lead to a whole checkpoint. The sha256 of each file is in its manifest, since
+neither torch nor safetensors would notice a flipped bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CheckpointChoice(NamedTuple):
 
     name: str
     manifest: str  # hash of its manifest, which every rank must see under that name
-    problems: Sequence[str] = ()  # of those that should have been taken before it, or of the pointer
+    problems: Sequence[str] = ()  # of the preferred checkpoints, or of the pointer
 
 
 class CheckpointFiles:
@@ -118,8 +118,8 @@ class CheckpointFiles:
     def choose(self, strict: bool = False) -> CheckpointChoice:
         """The checkpoint to resume from: that of `last`, or if it is damaged the newest good one before it.
 
-        A pointer that leads nowhere makes all candidates, newest first. A pointer set back by hand is respected:
-        checkpoints newer than `last` are looked at only when none before it is good.
+        If the pointer leads nowhere, all are candidates, newest first. A pointer that the user has set back is
+        respected: checkpoints newer than `last` are tried only when none before it is good.
 
         Raises:
             Problem: If none is good; with `strict` also if it is another one than `last` names, or not the newest.

@@ -101,7 +101,7 @@ def newest_run() -> Path:
     begun: dict[Path, float] = {}  # seconds since 1970
     for path in RUNS.glob(f"*/{RUN_FILE}"):
         begun[path.parent] = path.stat().st_mtime
-        # Damaged: the file's time has to do, and whoever takes the run says what is wrong.
+        # Damaged: the file's time must do; the user of the run reports what is wrong.
         with contextlib.suppress(Problem, KeyError, TypeError, ValueError):
             record = run_record(path)
             if record.state == "starting":  # it has not begun to train
@@ -117,9 +117,9 @@ def newest_run() -> Path:
 
 
 def figure_of(record: Mapping[str, Any], main: str) -> float | None:
-    """What tells the best checkpoint, the larger the better, of the record of a validation; None: not counted.
+    """The figure of a validation that selects the best checkpoint, the larger the better; None: not counted.
 
-    `main` is what the network is there for: a label, or `edge`.
+    `main` is the main task of the network: a label, or `edge`.
     """
     if record["loss"] is None:
         return None
@@ -151,7 +151,7 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def note_failure(directory: Path, rank: int, error: BaseException) -> None:
-    """Write into a run's directory that it failed and why; called on the rank that did. The first one's words stay.
+    """Write into a run's directory that it failed and why; called on the failed rank. The first message stays.
 
     If a rank did not come, `faults/` gets the board of all ranks, as rank N saw it.
     """
@@ -164,8 +164,8 @@ def note_failure(directory: Path, rank: int, error: BaseException) -> None:
             write_whole(path, text.encode())
         file = RunFile(directory / RUN_FILE, run_record(directory / RUN_FILE))
         if file.record.state != "failed":
-            said = str(error).splitlines()[0] if board else str(error)  # the rest is the board
-            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {said}")
+            reason = str(error).splitlines()[0] if board else str(error)  # the rest is the board
+            file.update(state="failed", error=f"rank {rank}: {type(error).__name__}: {reason}")
 
 
 def _next_number() -> Path:

@@ -1,6 +1,6 @@
 """The files of runs and of scores, known by their names: `--overwrite` removes these, and refuses where others lie.
 
-Here, since neither training nor reconstruction may know the other, and scores lie in the directory of their run.
+They are listed here, because scores lie in the directory of their run, but training and scoring are separate rooms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROFILE = Path("profile", "profile.json")
 """The summary of a profile, as seen from its run; traces of ranks lie beside it."""
 
 STREAM = "stream.json"
-"""What scores that were written as events came are of."""
+"""The record of scores that were written by streaming."""
 
 TRACKERS = "trackers"
 """Folder of a run for event files, under names that TensorBoard gives."""

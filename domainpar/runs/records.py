@@ -86,11 +86,11 @@ class StoreRecord(Record, frozen=True, kw_only=True):
     events: Events | None = None  # None where they are not known
     feature_names: Sequence[str] = ()  # of nodes
     edge_feature_names: Sequence[str] = ()
-    filter: Table | None = None  # the network that left edges out, and the score that it asked for; None for none
+    filter: Table | None = None  # the network that left edges out, and its minimum score; None for none
     scales: Mapping[str, Sequence[float]] | None = None  # divisors of features by flag; None where they are not known
     learned_from: Mapping[str, str] | None = None  # events, by name, of its module map; None of an imported network
     joined_by: str | None = None  # the shipped network whose module map joined the events; None for others
-    surveyed: Table | None = None  # what those to train on have in common, as the store's keeper says; None: not known
+    surveyed: Table | None = None  # what the training events have in common, as the store records; None: not known
 
 
 class Learning(Record, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Learning(Record, frozen=True, kw_only=True):
 
     @property
     def learns_edges(self) -> bool:
-        """Whether the network scores edges; else it tells labels alone."""
+        """Whether the network scores edges; else it predicts labels alone."""
         return bool((self.tasks or {}).get("edge_weight", 1.0))
 
 
@@ -154,7 +154,7 @@ class ScoredEvent(Struct, frozen=True):
     logits_sha256: str = ""  # of logits and labels in the user's order: equal on any number of ranks
     edges: int = 0  # candidates
     unscored: int = 0  # those without a score
-    tracks: int | None = None  # None where none were asked for
+    tracks: int | None = None  # None without tracks
     event_sha256: str = ""  # of the event's own file; empty where it is not known
 
 
@@ -162,7 +162,7 @@ class ScoresRecord(Learning, frozen=True, kw_only=True):
     """`scores.json`: the network, how it scored which events, and how good that is.
 
     `filter` has the `run` of the network that left edges out before this one, seen from the scores, its
-    `parameters_sha256` and the `min_score` it asked for; None where all were scored.
+    `parameters_sha256` and its `min_score`; None where all were scored.
     """
 
     format: str = ""

@@ -204,7 +204,7 @@ def group_tiles(
 ) -> IntArray:
     """Part of each tile, int32 [K], -1 outside the sector; made on rank 0 and broadcast. *Collective*.
 
-    METIS promises the same bits on one machine only, so one rank computes for all.
+    METIS repeats its bits on one machine only, so one rank computes for all.
     """
 
     def payload() -> bytes | None:

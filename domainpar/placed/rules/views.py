@@ -149,7 +149,7 @@ def along_features(func: Any, args: Any, kwargs: Any) -> Any:
     """Views of each row by itself; views that change the dimension of rows are refused."""
     x, *rest = bound(func, args, kwargs)
     ready(x)
-    asked, squeezed = func, "squeeze" in func._schema.name and "unsqueeze" not in func._schema.name
+    original, squeezed = func, "squeeze" in func._schema.name and "unsqueeze" not in func._schema.name
     if squeezed:  # a rank may have one of many rows
         dims = range(x.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
         func, rest = aten.squeeze.dims, [[dim % x.dim() for dim in dims if x.dim() and x.size(dim) == 1]]
@@ -165,9 +165,9 @@ def along_features(func: Any, args: Any, kwargs: Any) -> Any:
         raise NotExact(f"{name_of(func)} along {x.place}")
     call = (name_of(func), *(tuple(each) if isinstance(each, list) else each for each in rest))
     out = viewed(x, func(local, *rest), at, call, _one_name(x), None, strides)
-    if squeezed and (asked is not aten.squeeze.dim or not rest[0] or x is not args[0]):
+    if squeezed and (original is not aten.squeeze.dim or not rest[0] or x is not args[0]):
         return out
-    return decided(asked, args, out, call)
+    return decided(original, args, out, call)
 
 
 @rule(aten.select.int, aten.select_copy.int)

@@ -1,7 +1,7 @@
 """A chart as plain values, described once beside its numbers: series, axes, panels. `paint` draws it, for the page and
 as a picture.
 
-Texts are plain; whoever writes one typesets `p_T`, and escapes whatever would be markup there.
+Texts are plain; the writer of one typesets `p_T`, and escapes whatever would be markup there.
 """
 
 from __future__ import annotations

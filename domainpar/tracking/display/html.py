@@ -25,7 +25,7 @@ SCRIPTS = ("page.js", "canvas.js", "painting.js", "event.js")
 
 
 def render(page: Page) -> str:
-    """The HTML of a page. All words of a run are escaped: its names and paths may be anybody's."""
+    """The HTML of a page. All words of a run are escaped: its names and paths are not trusted."""
     environment = Environment(
         loader=PackageLoader("domainpar.tracking.display", "templates"),
         autoescape=True,

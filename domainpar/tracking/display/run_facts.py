@@ -58,7 +58,7 @@ class ReportTable:
 
 
 def facts(run: RunFiles) -> ReportTable:
-    """Network, events, duration, machine and promise of a run; only what its files hold."""
+    """Network, events, duration, machine and exactness of a run; only what its files hold."""
     record, settings = run.record, run.settings
     records = run.records_of("train")
     steps, of_ranks = f"{record.steps:,}" if record.steps else "none", ""

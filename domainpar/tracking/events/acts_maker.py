@@ -71,7 +71,7 @@ class Maker(NamedTuple):
     seed: int
 
     @classmethod
-    def of_flags(cls, flags: Mapping[str, Any]) -> Maker:
+    def from_flags(cls, flags: Mapping[str, Any]) -> Maker:
         """The one of flags by their names; without a beam spot its collisions lie about 0 with a width of 55 mm."""
         spot = flags["beam_spot"] or (0.0, 55.0)
         others: list[Any] = [flags[name] for name in ("field", "hit_inefficiency", "dead_modules", "noise", "seed")]

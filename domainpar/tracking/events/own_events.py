@@ -202,7 +202,7 @@ def find_store(kept: StoreRecord, beside: Path, events: Sequence[tuple[str, str]
     """
     there = [place for place in places(kept, beside) if place.is_dir()]
     for place in there:
-        with suppress(StoreError):  # whoever opens it says what is wrong with it
+        with suppress(StoreError):  # opening it reports what is wrong
             if difference(EventStore(place, check_files=False), events) is None:
                 return place
     return there[0] if there else None

@@ -22,7 +22,7 @@ def splits_of(
     Two exceptions. What is recorded stays, so that nothing trained on ever moves into the test. And one event at
     least is trained on; of two or more, one is kept for validation, and of three or more one for the test, where the
     shares are above 0: where the hash gives none, the new event whose hash lies nearest is taken. Shares whose sum is
-    1 leave nothing to train on: events to be judged, with a network or tracks from elsewhere.
+    1 leave nothing to train on: events to be evaluated, with a network or tracks from elsewhere.
 
     Args:
         names: The events.

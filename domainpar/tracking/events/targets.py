@@ -44,7 +44,7 @@ def particle_quantity(particles: Particles, name: str) -> Array:
     else:
         values = getattr(particles, "pdg_id" if name == "pdgId" else name)
     if name in ("primary", "nhits") and values is not None:
-        return np.asarray(values)  # that none is primary, or left a hit, is known as well
+        return np.asarray(values)  # that none is primary, or left a hit, is a fact too
     if values is not None:
         unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
     if values is None or (len(values) and unknown.all()):

@@ -76,7 +76,7 @@ def _left(
     """An event with the edges that its scores, on `root`, keep. *Collective*."""
 
     def cut() -> bytes | None:
-        # By one rank for all: METIS promises the same bits on one machine only.
+        # By one rank for all: METIS repeats its bits on one machine only.
         if scores is None:
             return None
         kept = kept_by(scores.edge_score, scores.edge_scored, min_score)

@@ -126,7 +126,7 @@ def score_events(
         each = [_sectors(whole, sectors) for whole in wholes] if is_root else []
         return tuple(map(np.concatenate, zip(*each))) if each else None  # type: ignore[return-value]
 
-    # Read by the root alone, before anybody computes: a damaged file then stops all ranks alike.
+    # Read by the root alone, before any rank computes: a damaged file then stops all ranks alike.
     sector_of = together(transport, event.place, sectors_of_all)
     tables: dict[str, Tensor] = {}  # in stored order
     seconds = 0.0

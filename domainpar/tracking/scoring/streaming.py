@@ -1,4 +1,4 @@
-"""Events scored as they come into a store, each written when it is done, until somebody asks to stop.
+"""Events scored as they come into a store, each written when it is done, until a request to stop.
 
     stream.json                        the network and options that the files are of; figures of the last session
     event000001001.scores.zarr.zip     ... as `infer` writes it, byte for byte
@@ -225,4 +225,4 @@ def _read_ahead(paths: Sequence[Path]) -> None:
                 while file.read(2**20):
                     pass
         except OSError:
-            return  # whoever wants it says so
+            return  # the reader of the file reports it

@@ -218,7 +218,7 @@ class Trainer:
         self._expected = deal(samples, self.world.num_data_groups)[self.world.data_group]
 
     def tell(self, listener: Callable[[str], None]) -> None:
-        """Tell somebody of each phase of a step that begins."""
+        """Report each phase of a step that begins."""
         self._now.listener = listener
 
     def check_replicas(self) -> None:

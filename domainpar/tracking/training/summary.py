@@ -186,7 +186,7 @@ def last_lines(
 
 
 def how_tracks_are_found(event: StoredEvent) -> str:
-    """The flags of infer with which the shipped networks were judged, as far as an event's hits allow."""
+    """The flags of infer with which the shipped networks were evaluated, as far as an event's hits allow."""
     if not event.has_positions:
         return ""
     rows = np.arange(event.num_nodes)
