@@ -18,6 +18,7 @@ from random_store import write_random_store
 from domainpar import infer, train
 from domainpar.common.words import this_python
 from domainpar.runs.own_files import strangers_in_run
+from domainpar.tracking import config as configs
 from domainpar.tracking.command_line import parse
 from domainpar.tracking.config import PrepareConfig, TrainConfig, resolved_yaml
 from domainpar.tracking.events.store import EventStore
@@ -114,7 +115,7 @@ def test_flags_win_over_the_file_they_name_and_both_over_what_the_run_began_with
 
 def test_built_in_events_are_cut_as_asked_and_those_of_a_store_are_said_to_be_cut_already(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "PrepareConfig", partial(PrepareConfig, hits=1000, events=3))
+    monkeypatch.setattr(configs, "PrepareConfig", partial(PrepareConfig, hits=1000, events=3), raising=False)
     for words, name in ((["--partitioner", "eta"], "simulate-1000-eta"), ([], "simulate-1000")):
         assert train.main([*words, "--max-steps", "1", *SMALL]) == 0
         assert EventStore(Path("stores", name)).settings["partitioner"].startswith(words[-1] if words else "phi-eta, ")
