@@ -66,7 +66,7 @@ def _keep(record: Record, content: Table) -> None:
             _keep(part, value)
 
 
-class Events(TypedDict):
+class EventHashes(TypedDict):
     """The events of a run, of each split."""
 
     train: Hashes
@@ -83,7 +83,7 @@ class StoreRecord(Record, frozen=True, kw_only=True):
     path: str = ""  # of the store, seen from the directory of the file; empty where it is not known
     absolute: str = ""  # the same from the root
     digest: str | None = None  # of the store when the run began
-    events: Events | None = None  # None where they are not known
+    events: EventHashes | None = None  # None where they are not known
     feature_names: Sequence[str] = ()  # of nodes
     edge_feature_names: Sequence[str] = ()
     filter: Table | None = None  # the network that left edges out, and its minimum score; None for none

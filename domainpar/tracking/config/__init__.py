@@ -50,7 +50,7 @@ _MODULES = {
     "import_acorn": "ImportAcornConfig",
     "infer": "InferConfig",
     "prepare": "PrepareConfig",
-    "ranks": "session_arguments",
+    "rank_flags": "session_arguments",
     "report": "ReportConfig",
     "texts": "Conditions LayerPairs Numbers Weighting",
     "train": "BITWISE MODELS ON_STAGES NetworkFlags TrainConfig",

@@ -309,6 +309,6 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, side: int, field: Any
 def room(count: int = 1) -> npt.NDArray[np.void]:
     """Room for states, which the caller of a kernel owns: a record keeps no array alive in compiled code.
 
-    Of one made there, numba frees the array once the record is taken out, and its memory is given to whoever asks next.
+    Of one made there, numba frees the array once the record is taken out, and its memory is used again.
     """
     return np.zeros(count, STATE_DTYPE)
