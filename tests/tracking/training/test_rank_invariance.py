@@ -31,7 +31,6 @@ NETWORKS = {
         "events_per_step": 2,
         "weight_decay": 0.1,
         "true_weight": 3.0,
-        "other_weight": 0.5,
         "target": "pt: [0.5, .inf]",
     },
     "bf16": {"precision": "bf16"},
