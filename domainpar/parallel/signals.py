@@ -21,7 +21,6 @@ class StopFlag:
 
     requested: bool = False  # by SIGUSR1, SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once
     by: int | None = None  # the first signal
-    what: str = "stopping at the next step, with a checkpoint"  # printed then
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
@@ -30,13 +29,16 @@ class StopFlag:
             self.requested, self.by = True, number
             if started_as_root():
                 # Not `print`, which the signal may have interrupted: its buffer takes no second call.
-                os.write(2, f"\n{self.what}, if there is time; Ctrl-C (again) ends at once\n".encode())
+                os.write(
+                    2,
+                    b"\nstopping at the next step, with a checkpoint, if there is time; Ctrl-C (again) ends at once\n",
+                )
 
     @classmethod
     @contextmanager
-    def listening(cls, what: str | None = None) -> Iterator[StopFlag]:
+    def listening(cls) -> Iterator[StopFlag]:
         """Listen to the signals while the block runs. Does nothing outside a program's main thread."""
-        flag = cls() if what is None else cls(what=what)
+        flag = cls()
         if threading.current_thread() is not threading.main_thread():
             yield flag
             return

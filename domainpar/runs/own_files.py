@@ -28,9 +28,6 @@ TUNED = "tracks.json"
 PROFILE = Path("profile", "profile.json")
 """The summary of a profile, as seen from its run; traces of ranks lie beside it."""
 
-STREAM = "stream.json"
-"""The record of scores that were written by streaming."""
-
 TRACKERS = "trackers"
 """Folder of a run for event files, under names that TensorBoard gives."""
 
@@ -40,7 +37,7 @@ _RUN = (
     r"|run\.lock|\.trial-.*"
 )
 _CHECKPOINT = r"\w+\.safetensors|(state|manifest)\.json"
-_SCORES = r"(scores|stream|timings)\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv|-trackparams\.csv)"
+_SCORES = r"(scores|timings)\.json|event.*(\.scores\.zarr\.zip|-tracks\.csv|-trackparams\.csv)"
 _ACORN_FOLDER = r"(train|val|test)set(_tracks)?"
 _ACORN_FILE = r"event.*\.(pyg|txt)"
 

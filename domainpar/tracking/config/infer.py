@@ -51,13 +51,6 @@ class ScoringFlags(Group):
     """Number of small events that go through the network in one call, which takes less time per event. The bits are the
     same on CPU. For networks on stages (built-in fused layers) only."""
 
-    stream: bool = False
-    """Score events as they come into the store, while prepare lets it grow. Each event is written when it is done, and
-    a new start continues where the last one stopped. TERM, USR1 or Ctrl-C ends it after the events in work."""
-
-    idle_seconds: float | None = None
-    """End --stream when no event has come for so many seconds. Default: wait until it is stopped."""
-
     out: str | None = None
     """Directory of the scores, one file per event. Default: scores/ in the run's directory."""
 
@@ -186,11 +179,5 @@ class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFla
     """Flags that a preset sets."""
 
     RULES = rules(
-        MeansNothing("idle_seconds", without="stream"),
         MeansNothing("then", beside="mode naive", hint="filter whole events"),
-        MeansNothing(
-            "tune, overwrite, format acorn",
-            beside="stream",
-            hint="it is about all events together, which --stream never has: omit it",
-        ),
     )

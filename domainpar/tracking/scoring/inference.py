@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,7 +21,6 @@ from domainpar.measure.forecast import Forecast, MemoryMeter
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.program import set_threads
 from domainpar.parallel import gpus
-from domainpar.parallel.signals import StopFlag
 from domainpar.parallel.transport import Transport
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
@@ -41,7 +39,7 @@ from domainpar.tracking.events.own_events import (
     store_of_run,
     training_overlap,
 )
-from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, outside, settings_digest
+from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, outside
 from domainpar.tracking.events.targets import check_conditions
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
@@ -60,7 +58,6 @@ from domainpar.tracking.scoring.filtering import Score, score_what_is_left
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
     LIST,
-    SCORES_SUFFIX,
     TIMINGS,
     choose_directory,
     publish,
@@ -69,7 +66,6 @@ from domainpar.tracking.scoring.score_files import (
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
 from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.scoring_memory import ScoringNetwork, expected_memory
-from domainpar.tracking.scoring.streaming import stream
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
 from domainpar.tracking.training.network import DTYPES, load_network
@@ -92,12 +88,6 @@ class ScoringJob:
     of_filter: RunRecord | None = None  # what that of the filter says; None without one
     networks: Sequence[ScoringNetwork] = ()  # a filter, if there is one, and the network
 
-    def first_lines(self, allocator: str | None) -> list[str]:
-        """What is scored with what, on which ranks, for the user."""
-        targets = None if self.options is None else f"{self.config.track_target or 'all particles'}"
-        scorer = self.scorer
-        return summary.first_lines(scorer.world, scorer.store, self.records, self.record, allocator, targets)
-
 
 class _Chosen(NamedTuple):
     """A run whose network is asked for: its directory, what it was trained as and on, and what for."""
@@ -110,19 +100,16 @@ class _Chosen(NamedTuple):
 
 def score_store(config: InferConfig, world: World, allocator: str | None) -> None:
     """Score the events of a store and show how it goes (`domainpar.infer.infer`). *Collective*."""
-    if config.stream:  # from the start: one bad event does not stop it
-        config = replace(config, on_bad_event="skip")
     job = _set_up(config, world)
     config = job.config
-    if config.stream:
-        _stream(config, job, allocator)
-        return
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     memory = MemoryMeter(world.device)
     expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
     if world.is_root:
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
-        for line in (*job.first_lines(allocator), *predicted):
+        targets = None if job.options is None else f"{config.track_target or 'all particles'}"
+        lines = summary.first_lines(world, job.scorer.store, job.records, job.record, allocator, targets)
+        for line in (*lines, *predicted):
             PROGRESS_LOG.say(line)
     if config.tune:
         job = _tuned(config, job)
@@ -145,23 +132,6 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     if world.is_root:
         left_out = sorted([*job.left_out, *left_out], key=lambda skipped: skipped.event)
         _publish(config, job, outcomes, left_out, expected, taken)
-
-
-def _stream(config: InferConfig, job: ScoringJob, allocator: str | None) -> None:
-    """Score events as they come, until a stop is asked. *Collective*."""
-    world, place = job.scorer.world, job.scorer.directory.parent
-    identity = {name: job.scorer.origin[name] for name in sorted(job.scorer.origin)}
-    identity |= {"tracks": None if job.options is None else asdict(job.options), "ckf": config.ckf}
-    identity |= {"format": config.format, "events": settings_digest(job.scorer.store.settings)}
-    finish = replace(cast(TrackFinders, job.scorer.finish), directory=place)
-    scorer = replace(job.scorer, directory=place, finish=finish)
-    if world.is_root:
-        for line in (*job.first_lines(allocator), f"stream   : into {place}; Ctrl-C or kill -TERM ends it"):
-            PROGRESS_LOG.say(line)
-    with StopFlag.listening("stopping after the events under way") as stop:
-        figures = stream(config, scorer, json.loads(json.dumps(identity)), stop)
-    if world.is_root:
-        PROGRESS_LOG.close(figures.line(), f"scores in {place}: one event<name>{SCORES_SUFFIX} per event")
 
 
 def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
