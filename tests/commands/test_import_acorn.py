@@ -24,6 +24,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events import pyg
+from domainpar.tracking.events.sources import InputFiles
 from domainpar.tracking.training.run import train
 
 NETWORKS = {"acorn": ONE, "acorn2": TWO}
@@ -218,7 +219,7 @@ def test_what_a_checkpoint_of_lightning_or_a_script_is_stands_in_its_error(tmp_p
         assert hint in second
         assert "weights_only" not in first + second
         with pytest.raises(Problem) as refused:
-            pyg.read_event(tmp_path / name)
+            pyg.SOURCE.read(InputFiles(name, tmp_path, tmp_path / name))
         as_graph = "as a dict" if name == "script.pt" else "a checkpoint, not a graph"
         assert as_graph in refused.value.hint
 

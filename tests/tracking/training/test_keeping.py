@@ -109,7 +109,7 @@ def test_a_run_that_was_asked_to_stop_and_cannot_save_does_not_call_itself_preem
     store, tmp_path, inject, capsys, by, code
 ):
     inject(at="save:rename", do="full")
-    assert run(store, tmp_path / "run", stop={"asked": True, "by": by}) == [code, code]
+    assert run(store, tmp_path / "run", stop={"requested": True, "by": by}) == [code, code]
     assert run_json(tmp_path / "run")["state"] == "failed"
     assert "no checkpoint was ever saved: " in (err := capsys.readouterr().err)
     assert "--resume" not in err.splitlines()[-1]

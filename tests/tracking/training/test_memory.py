@@ -22,8 +22,8 @@ from domainpar.parallel.allocator import set_up_allocator
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
-from domainpar.tracking.scoring import forecast as of_scoring
-from domainpar.tracking.training import forecast as of_training
+from domainpar.tracking.scoring import scoring_memory as of_scoring
+from domainpar.tracking.training import step_memory as of_training
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.run import train

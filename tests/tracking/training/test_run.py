@@ -47,7 +47,7 @@ class AskedInStep(StopFlag):
         self._world, self._step = world, step
 
     @property
-    def asked(self):
+    def requested(self):
         mark = self._world.rank_status.last_mark
         return self._step == 0 or (mark is not None and (mark.phase, mark.step + 1) == ("optimizer", self._step))
 
