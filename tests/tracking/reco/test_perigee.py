@@ -320,7 +320,7 @@ def all_bits():
 
 
 def test_no_bit_depends_on_what_becomes_of_memory_that_was_freed():
-    """The state of a fit was once in freed memory, which most times nobody asked for meanwhile."""
+    """Nothing is read before it is written; the state of a fit was once in freed memory, too."""
     # glibc gives what is freed to whoever asks next, whatever the size, and writes over it at once.
     environment = {
         **os.environ,
