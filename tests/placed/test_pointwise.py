@@ -6,6 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from whole_and_split import ODD, cases, check, refusals, sums
 
+from domainpar import split_graph
+from domainpar.testing import run_ranks
+
 
 def in_place(x, src, dst, e):
     h = sums(x, src, dst, e)
@@ -131,3 +134,17 @@ def test_all_rows_against_all_rows_are_refused(function, text, more):
 def test_broadcasting_looks_at_rows_and_not_at_lengths(name):
     check(lambda x, c, v, e, w: (x * c + v.view(-1, 1), e.t() * w, (x.t() + v).t()), ODD[name])
     check(lambda x, v: x[:, :1] + v, ODD[name], or_refused=True)
+
+
+def test_rows_of_nodes_meet_those_of_as_many_edges_by_their_numbers():
+    """On both ranks there are as many of either, and none of the same number."""
+    numbers = torch.arange(12)
+    x, w = numbers.double() + 1, 100 * numbers.double()
+
+    def both(world):
+        part = split_graph(torch.stack([numbers, (5 * numbers + 1) % 12]), 12, world, partitioner=numbers.numpy() % 2)
+        return part.whole(part.nodes(x) * part.edges(w)), part.whole(part.edges(w) - part.nodes(x))
+
+    for product, difference in run_ranks(both, 2):
+        assert torch.equal(product, x * w)
+        assert torch.equal(difference, w - x)
