@@ -118,7 +118,7 @@ def test_files_with_tracks_are_the_same_on_any_ranks(place, tmp_path, flags):
 
 @pytest.mark.parametrize(
     "flags",
-    [{}, slow({"extend": True, "min_quality": 6.0, "max_chi2": 500.0, "score_cut": 0.0001})],
+    [{}, slow({"extend": True, "min_quality": 6.0, "max_chi2": 100000.0, "score_cut": 0.0001})],
     ids=["grown", "followed"],
 )
 def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_path, capsys, flags):
@@ -138,7 +138,7 @@ def test_shared_hits_are_written_and_counted_the_same_on_any_ranks(place, tmp_pa
         assert np.array_equal(found[name][...], alone[name][...], equal_nan="ckf_track_" in name)
     assert found["track_parameters"].shape == (event["tracks"], 5)
     shared, track_id = found["shared_hits"][...], found["track_id"][...]
-    assert len(shared) > 1
+    assert len(shared) > 5
     assert (track_id[shared[:, 0]] >= 0).all()
     assert (track_id[shared[:, 0]] != shared[:, 1]).all()
     assert 0 <= shared[:, 1].min() <= shared[:, 1].max() < event["tracks"]

@@ -127,7 +127,7 @@ def test_counts_of_another_version_are_refused(run, within):
         counts = counts[name]
     del counts["holes" if within else "hits"]
     (run / "scores" / "scores.json").write_text(json.dumps(scores))
-    with pytest.raises(ValueError, match=r"written by another version|missing required field hits"):
+    with pytest.raises(ValueError, match="written by another version" if within else "missing required field hits"):
         _ = read_run_files(run).performance
 
 

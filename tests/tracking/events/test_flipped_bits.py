@@ -101,9 +101,9 @@ def of_event(store, num_flips, seed=0):
 
 @fault(17)
 def test_a_flipped_bit_of_an_event_is_found_or_changes_nothing(store):
-    tally = of_event(store, 60)
-    assert (tally.silent, tally.found + tally.harmless) == ([], 60)
-    assert tally.found > 20  # zarr's own description of each array is not read
+    tally = of_event(store, 100)  # zarr's own description of each array is not read
+    assert (tally.silent, tally.found + tally.harmless) == ([], 100)
+    assert tally.found > 30
 
 
 @fault(17)

@@ -122,13 +122,19 @@ ELSEWHERE = (
 
 @pytest.mark.parametrize("path", ELSEWHERE)
 def test_a_path_that_leads_out_of_the_store_is_refused(store, path):
-    with refused("path .* is not a plain name|path is 7; expected str", None, manifest_with(store, path=path)):
+    with refused(
+        "path is 7; expected str" if path == 7 else "path .* is not a plain name", None, manifest_with(store, path=path)
+    ):
         EventStore(store.path)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_an_events_name_that_would_lead_its_scores_elsewhere_is_refused_in_the_manifest(store, name):
-    with refused("event .* is not a plain name|event is 7; expected str", None, manifest_with(store, event=name)):
+    with refused(
+        "event is 7; expected str" if name == 7 else "event .* is not a plain name",
+        None,
+        manifest_with(store, event=name),
+    ):
         EventStore(store.path)
 
 
