@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from domainpar.testing import patient
+from domainpar.tracking import config
+from domainpar.tracking.command_line import parse
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("domainpar", "partitioners", "tests", "bench", "docs", "examples", "launch")
@@ -79,6 +82,35 @@ def test_the_pages_of_flags_and_names_are_up_to_date():
     for page, write in module.PAGES.items():
         kept = (ROOT / "docs/reference" / page).read_text(encoding="utf-8")
         assert kept == write(), f"python docs/write_reference.py writes docs/reference/{page} anew"
+
+
+def commands(text):
+    """Each command that a page types, in a block of its own or inside a sentence: its name and its words."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [line.split("  #")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    sentences = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for typed in [*lines, *(" ".join(code.split()) for code in re.findall(r"`([^`]+)`", sentences))]:
+        for name, words in re.findall(r"-m (?:-- )?domainpar\.(\w+)([^;&|]*)", typed):
+            yield name, shlex.split(words)
+
+
+# Commands of RESULTS are those of the commits that it names, and the page of flags has what --help prints.
+WITH_COMMANDS = [
+    page
+    for page in PAGES
+    if page.name not in ("RESULTS.md", "flags.md") and "-m domainpar." in page.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_of_a_page_has_flags_that_exist_and_go_together(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    for file, written in re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE):
+        Path(file).write_text(written, encoding="utf-8")
+    for name, words in commands(text):
+        config_class = getattr(config, "".join(map(str.capitalize, name.split("_"))) + "Config")
+        parse(config_class, "", words)
 
 
 def test_the_program_of_the_readme_runs_as_it_is_typed(tmp_path):
