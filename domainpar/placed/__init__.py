@@ -1,8 +1,8 @@
 """Placed tensors: any torch program, unchanged, on one graph that is split over ranks.
 
 A tensor of the whole graph of which this rank holds its rows (`tensor`), axes of such rows (`axes`), the ranks that
-share them (`ranks`), one table of rules for ATen's calls (`dispatch`, `rules`), a part of a graph (`part`,
-`split`, `sets`), and whole gradients (`parallelize`, `gradients`).
+share them (`ranks`), rows that change hands (`moves`), one table of rules for ATen's calls (`dispatch`, `rules`), a
+part of a graph (`part`, `split`, `sets`), and whole gradients (`parallelize`, `parameter_gradients`).
 
 Parts of torch that are not public and that this room relies on, with what breaks where a release lacks them:
 

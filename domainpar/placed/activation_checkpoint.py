@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from domainpar.placed.axes import Axis
+from domainpar.placed.moves import from_local, to_local
 from domainpar.placed.ranks import Kept, NotExact, keeping
-from domainpar.placed.tensor import Placed, from_local, is_rows, mapped, settle, to_local
+from domainpar.placed.tensor import Placed, is_rows, mapped, settle
 
 
 def kept_ghosts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

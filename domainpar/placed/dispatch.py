@@ -18,23 +18,10 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from domainpar.nn.uncompiled import never_compiled
 from domainpar.placed.axes import Rows
+from domainpar.placed.moves import moved_to, plain, rows_in, whole_local
 from domainpar.placed.ranks import NotExact
-from domainpar.placed.tensor import (
-    Form,
-    OnlyShapes,
-    Placed,
-    SharedMemory,
-    dense_strides,
-    hold,
-    is_rows,
-    mapped,
-    moved_to,
-    placed_in,
-    plain,
-    rows_in,
-    settle,
-    whole_local,
-)
+from domainpar.placed.strides import dense_strides
+from domainpar.placed.tensor import Form, OnlyShapes, Placed, SharedMemory, hold, is_rows, mapped, placed_in, settle
 
 aten = torch.ops.aten
 Rule = Callable[[Any, Any, Any], Any]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from domainpar.parallel.digests import digest
 from domainpar.placed.input_log import InputLog, in_words
+from domainpar.placed.moves import rows_in
 from domainpar.placed.ranks import kept_now
-from domainpar.placed.tensor import Placed, is_rows, rows_in, settle
+from domainpar.placed.tensor import Placed, is_rows, settle
 
 FLOOR = 1e-3  # of the largest value so far: smaller results of cancellation are compared relative to this
 COARSE = "in less than float64"

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from domainpar.placed.axes import Axis, Names, Reach
 from domainpar.placed.dispatch import bound, forget, name_of, rule_of_rows
+from domainpar.placed.moves import local_rows, plain, table_of
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.rules.each_row import share
 from domainpar.placed.rules.indexing import reach_of
-from domainpar.placed.tensor import Placed, brought_home, is_rows, local_rows, mapped, placed_in, plain, table_of
+from domainpar.placed.tensor import Placed, brought_home, is_rows, mapped, placed_in
 
 _ARGUMENT, _RESULT = re.compile(r"\.|([a-z])(?:>([a-z]))?"), re.compile(r"\.|(\+?)([a-z]?)")
 

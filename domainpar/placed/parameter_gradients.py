@@ -14,9 +14,10 @@ from domainpar.parallel.errors import RanksDiffer
 from domainpar.parallel.integer_sums import start_sum_exactly
 from domainpar.parallel.world import World
 from domainpar.placed.dispatch import writable
+from domainpar.placed.moves import whole_local
 from domainpar.placed.ranks import GraphRanks, Sum, ranks_of
 from domainpar.placed.replicas import StepBuffers
-from domainpar.placed.tensor import Placed, settle, whole_local
+from domainpar.placed.tensor import Placed, settle
 
 BUCKET = 2**20  # numbers, whose sum is started while backward goes on
 _HOOKS = WeakIdKeyDictionary()  # those that `WholeGradients` put on a parameter

@@ -16,9 +16,10 @@ from domainpar.parallel.halo import AdjointHalo, ask_owners
 from domainpar.parallel.transport import OfThisProcess, Transport
 from domainpar.placed.axes import Axis, Names
 from domainpar.placed.input_log import tensor_given
+from domainpar.placed.moves import from_local, place_rows, to_local, whole, whole_on
 from domainpar.placed.ranks import ranks_of
 from domainpar.placed.sets import EDGES, Kind, Sets, name_of
-from domainpar.placed.tensor import Placed, from_local, is_rows, place_rows, settle, to_local, whole, whole_on
+from domainpar.placed.tensor import Placed, is_rows, settle
 from domainpar.plan import PartitionPlan, plan_slices
 
 _CUT = "give every rank consecutive rows of the same tensor, in the order of ranks; a slice may be empty"

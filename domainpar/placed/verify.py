@@ -21,13 +21,14 @@ from domainpar.parallel.errors import RanksFailed
 from domainpar.parallel.thread_ranks import run_threads
 from domainpar.parallel.world import World
 from domainpar.placed.layer_record import COARSE, Check, LayerRecord, compare_records, flat, rebuilt
+from domainpar.placed.moves import whole
 from domainpar.placed.parallelize import parallelize
 from domainpar.placed.part import GraphPart
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.replicas import check_sizes
 from domainpar.placed.sets import Kind
 from domainpar.placed.split import split_graph
-from domainpar.placed.tensor import mapped, whole
+from domainpar.placed.tensor import mapped
 
 __all__ = ["Check", "Verification", "verify"]
 

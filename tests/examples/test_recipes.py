@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import domainpar
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 RECIPES = Path(__file__).parents[2] / "docs/recipes"

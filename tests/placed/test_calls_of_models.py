@@ -10,7 +10,7 @@ from torch import nn
 from whole_and_split import ODD, USUAL, gap, sums
 
 from domainpar import NotExact, parallelize, split_graph
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 Pair = namedtuple("Pair", "nodes graph")

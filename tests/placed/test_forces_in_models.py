@@ -14,7 +14,7 @@ from whole_and_split import ODD, USUAL, flat, gap
 import domainpar
 from domainpar import parallelize, split_graph
 from domainpar.parallel.transport import CHECK_CALLS
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 

@@ -15,7 +15,8 @@ from whole_and_split import USUAL, cases, check
 
 import domainpar
 from domainpar import NotExact, World, in_blocks, parallelize, split_graph
-from domainpar.placed.tensor import Placed, whole
+from domainpar.placed.moves import whole
+from domainpar.placed.tensor import Placed
 from domainpar.testing import run_ranks
 
 

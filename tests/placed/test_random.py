@@ -7,7 +7,7 @@ from torch import nn
 from whole_and_split import NUM_RANKS, ODD, USUAL, cases, check, refusals, run, sums
 
 from domainpar import split_graph
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from whole_and_split import USUAL, cases, check, gap, sums
 
 from domainpar import NotExact, parallelize, split_graph, split_slices
-from domainpar.placed.tensor import Placed, whole
+from domainpar.placed.moves import whole
+from domainpar.placed.tensor import Placed
 from domainpar.testing import run_ranks
 
 

@@ -16,7 +16,7 @@ from survey_cases import CANNOT_RUN, CONVOLUTIONS, MODELS, MODULES, WHOLE_MODELS
 from survey_cases.case import Outcome  # noqa: E402
 from survey_table import first_clause, table  # noqa: E402
 
-from domainpar.placed import tensor  # noqa: E402
+from domainpar.placed import moves, tensor  # noqa: E402
 from domainpar.placed.ranks import GraphRanks  # noqa: E402
 from domainpar.placed.rules import matrix_products as products  # noqa: E402
 from domainpar.placed.rules import random  # noqa: E402
@@ -160,8 +160,8 @@ def test_without_sabotage_these_are_exact():
 
 
 def test_ghosts_without_values_are_found_wrong(monkeypatch):
-    usual = tensor._ghosts_of
-    monkeypatch.setattr(tensor, "_ghosts_of", lambda x, halo: torch.zeros_like(usual(x, halo)))
+    usual = moves._ghosts_of
+    monkeypatch.setattr(moves, "_ghosts_of", lambda x, halo: torch.zeros_like(usual(x, halo)))
     assert verdicts() == ["wrong", "wrong"]
 
 

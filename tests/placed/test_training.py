@@ -15,7 +15,7 @@ from whole_and_split import USUAL, flat, gap
 from domainpar import NotExact, parallelize, split_graph
 from domainpar.parallel.errors import RanksDiffer
 from domainpar.placed import parameter_gradients as gradients
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 SIZES = (1, 4)  # of four ranks one owns nothing, and one a single node

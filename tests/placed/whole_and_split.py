@@ -21,7 +21,7 @@ from proving import check_no_rank_holds_all
 from torch import Tensor, nn
 
 from domainpar import NotExact, parallelize, split_graph
-from domainpar.placed.tensor import whole
+from domainpar.placed.moves import whole
 from domainpar.testing import run_ranks
 
 TOLERANCE = 1e-12

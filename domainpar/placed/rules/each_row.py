@@ -10,8 +10,9 @@ from torch import Tensor
 from domainpar.placed import exact
 from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import argument, aten, bound, name_of, rule, rule_of_rows
+from domainpar.placed.moves import as_rows, local_rows, plain, whole_local
 from domainpar.placed.ranks import GraphRanks, NotExact
-from domainpar.placed.tensor import Placed, as_rows, is_rows, local_rows, placed_in, plain, same, whole_local
+from domainpar.placed.tensor import Placed, is_rows, placed_in, same
 
 WITHIN: dict[str, int] = {
     name: count

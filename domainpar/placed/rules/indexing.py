@@ -9,8 +9,9 @@ from torch import Tensor
 
 from domainpar.placed.axes import Axis, Names, Reach, Rows
 from domainpar.placed.dispatch import aten, name_of, rule, rule_of_rows
+from domainpar.placed.moves import gathered_at, local_rows, plain, table_of
 from domainpar.placed.ranks import NotExact
-from domainpar.placed.tensor import Placed, each_once, gathered_at, is_rows, local_rows, plain, same, settle, table_of
+from domainpar.placed.tensor import Placed, each_once, is_rows, same, settle
 
 
 def reach_of(index: Placed, axis: Axis, wrap: bool = False) -> Reach:

@@ -8,9 +8,10 @@ import torch
 
 from domainpar.placed.axes import Names, joined
 from domainpar.placed.dispatch import aten, rule_of_rows
+from domainpar.placed.moves import local_rows, plain, rows_in
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.rules.indexing import taken
-from domainpar.placed.tensor import Placed, is_rows, local_rows, plain, rows_in
+from domainpar.placed.tensor import Placed, is_rows
 
 
 @rule_of_rows(aten.cat, aten.concat, aten.concatenate)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from domainpar.placed import exact
 from domainpar.placed.dispatch import aten, bound, decided, name_of, otherwise, rule, rule_of_rows
+from domainpar.placed.moves import local_rows, plain
 from domainpar.placed.ranks import NotExact, Sum
 from domainpar.placed.rules.each_row import call_each_row, share
 from domainpar.placed.rules.reductions import total_of
-from domainpar.placed.tensor import Placed, is_rows, local_rows, placed_in, plain, same, settle
+from domainpar.placed.tensor import Placed, is_rows, placed_in, same, settle
 
 
 @rule(aten.mm, aten.bmm)

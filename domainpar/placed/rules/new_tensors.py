@@ -10,7 +10,8 @@ import torch
 from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import aten, rule
 from domainpar.placed.ranks import Sum
-from domainpar.placed.tensor import Placed, dense_strides, hold
+from domainpar.placed.strides import dense_strides
+from domainpar.placed.tensor import Placed, hold
 
 
 def _rows_for(place: Any, size: tuple[int, ...]) -> Rows | None:

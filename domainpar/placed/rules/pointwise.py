@@ -12,8 +12,10 @@ from torch import Tensor
 from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import aten, decided, name_of, on_whole, rule
 from domainpar.placed.exact import ROUNDED_ONCE, by_rows
+from domainpar.placed.moves import local_rows, plain, whole_local
 from domainpar.placed.ranks import NotExact, Sum
-from domainpar.placed.tensor import Placed, each_once, is_rows, layout_of, local_rows, plain, same, settle, whole_local
+from domainpar.placed.strides import layout_of
+from domainpar.placed.tensor import Placed, each_once, is_rows, same, settle
 
 ADDS = {aten.add.Tensor, aten.sub.Tensor}
 SCALES = {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten._to_copy.default,

@@ -12,9 +12,10 @@ from torch import Tensor
 from domainpar.placed import exact
 from domainpar.placed.axes import Rows
 from domainpar.placed.dispatch import argument, aten, bound, decided, name_of, otherwise, rule, rule_of_rows
+from domainpar.placed.moves import local_rows, plain, rows_in, whole_local
 from domainpar.placed.ranks import NotExact, Sum
 from domainpar.placed.rules.each_row import call_each_row, dims_of, share
-from domainpar.placed.tensor import Placed, is_rows, local_rows, mapped, plain, rows_in, same, settle, whole_local
+from domainpar.placed.tensor import Placed, is_rows, mapped, same, settle
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)  # which torch sums as int64
 MEAN, SUM = 1, 2  # reductions in ATen's words; 0: none

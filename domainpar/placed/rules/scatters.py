@@ -11,12 +11,13 @@ from torch import Tensor
 from domainpar.placed import exact
 from domainpar.placed.axes import Axis, Names, Rows
 from domainpar.placed.dispatch import argument, aten, bound, name_of, rule, rule_of_rows, writing, written
+from domainpar.placed.moves import as_rows, local_rows, plain, whole_local
 from domainpar.placed.ranks import GraphRanks, NotExact, OneBlock
 from domainpar.placed.rules.each_row import share
 from domainpar.placed.rules.indexing import check_numbers, expand_masks, reach_of, select_rows, wrapped
 from domainpar.placed.rules.reductions import lowest
 from domainpar.placed.rules.views import select
-from domainpar.placed.tensor import Placed, as_rows, brought_home, is_rows, local_rows, plain, same, settle, whole_local
+from domainpar.placed.tensor import Placed, brought_home, is_rows, same, settle
 
 
 def one_dimensional(index: Any, dim: int) -> Any:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from domainpar.placed.axes import Axis, Names, Rows
 from domainpar.placed.dispatch import aten, bound, copied, decided, name_of, ready, rule, rule_of_rows, viewed
+from domainpar.placed.moves import as_rows, local_rows, plain, whole_local
 from domainpar.placed.ranks import NotExact
 from domainpar.placed.rules.indexing import numbered
-from domainpar.placed.tensor import Placed, as_rows, is_rows, local_rows, plain, same, settle, strides_of, whole_local
+from domainpar.placed.strides import strides_of
+from domainpar.placed.tensor import Placed, is_rows, same, settle
 
 
 def _one_name(x: Placed) -> Names | None:

@@ -14,9 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from domainpar.parallel.integer_sums import sum_exactly
 from domainpar.parallel.transport import Transport
+from domainpar.placed.moves import whole_local
 from domainpar.placed.parameter_gradients import share_of
 from domainpar.placed.ranks import GraphRanks, NotExact, ranks_of
-from domainpar.placed.tensor import Placed, is_rows, settle, whole_local
+from domainpar.placed.tensor import Placed, is_rows, settle
 from domainpar.plan import IntArray, PartitionPlan
 
 
