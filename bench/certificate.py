@@ -166,7 +166,7 @@ def measured_steps(world: World, tracks: int) -> dict[str, Any]:
         taken, sample = memory.taken(domain), samples_of(store.events(), None)[0]
         part = trainer.loader.load(sample)
         assert part is not None, "nothing is left out here"
-        weight = weight_of(config, trainer.model, store, sample.record, domain)
+        weight = weight_of(trainer.model, store, sample.record, domain, trainer.loader.dtype)
         sizes = part.graph.num_owned, part.graph.plan.num_ghosts, part.graph.num_edges
         needed = int(weight.of(*sizes, len(part.graph.tiles.pair_rows)))
         found = forecast_of(domain.transport, world.device, sizes, needed, memory.bare)

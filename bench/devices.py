@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from domainpar.common.text_table import text_table
 from domainpar.common.words import byte_size
 from domainpar.parallel.world import World
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for network in options.networks:
         hidden, iterations = map(int, network.split("x"))
         config = replace(TrainConfig(model=options.model), hidden=hidden, graph_iters=iterations)
-        weight = weight_of(config, make_network(config, store), store, record, World.alone(), shared=True)
+        weight = weight_of(make_network(config, store), store, record, World.alone(), torch.float32, shared=True)
         of_ranks = {
             ranks: int(weight.of(cut.owned_nodes, cut.incident_ghosts, cut.incident_edges).max())
             for ranks, cut in parts.items()

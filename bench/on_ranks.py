@@ -54,7 +54,7 @@ class Job:
         """A trainer with the job's number of threads, and the sample of each step."""
         set_threads(self.training.threads or 1)
         training_data = open_training_data(self.training, self.store, world)
-        trainer = make_trainer(self.training, training_data, world)
+        trainer = make_trainer(self.training, training_data, world, self.training)
         trainer.loader = loader or trainer.loader
         return trainer, samples_of(training_data.store.events()[:1], None)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from domainpar.common.words import PROGRESS_LOG, byte_size, several
 from domainpar.tracking.command_line import run_command
-from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainConfig
+from domainpar.tracking.config import ConfigError, EstimateConfig, PrepareConfig, TrainingFlags
 
 if TYPE_CHECKING:
     from domainpar.tracking.training.work import Estimate
@@ -77,8 +77,8 @@ def estimated(config: EstimateConfig) -> list["Estimate"]:
     from domainpar.tracking.training.work import Work
 
     store = Path(config.store) if config.store else prepare_store(PrepareConfig(), World.alone())
-    shared = {field.name for field in fields(TrainConfig)} & {field.name for field in fields(EstimateConfig)}
-    training = TrainConfig(**{name: getattr(config, name) for name in shared - {"store"}})
+    shared = {field.name for field in fields(TrainingFlags)} & {field.name for field in fields(EstimateConfig)}
+    training = TrainingFlags(**{name: getattr(config, name) for name in shared - {"store"}})
     with PROGRESS_LOG.doing("memory of a step, on pieces of an event"):
         work = Work.of(training, store)
     print(
@@ -98,7 +98,7 @@ def estimated(config: EstimateConfig) -> list["Estimate"]:
     return found
 
 
-def _lines_of(config: TrainConfig, store: Path, ranks: int, domain_size: int) -> list[list[float]]:
+def _lines_of(config: TrainingFlags, store: Path, ranks: int, domain_size: int) -> list[list[float]]:
     """Seconds of a step against the edges of a rank, for each way to recompute, on so many processes."""
     from domainpar.testing import find_mpiexec, run_ranks
     from domainpar.tracking.training.work import step_lines

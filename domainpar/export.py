@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from domainpar.nn.classifier import EdgeClassifier
-    from domainpar.tracking.config import TrainConfig
+    from domainpar.tracking.config import TrainedFlags
     from domainpar.tracking.events.store import EventStore, StoredEvent
     from domainpar.tracking.networks.plain import EdgeLogits
 
@@ -223,7 +223,7 @@ def _inputs(event: "StoredEvent") -> Inputs:
     return Inputs(x, torch.from_numpy(ends), edge_attr)
 
 
-def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "TrainConfig") -> "Floats":
+def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "TrainedFlags") -> "Floats":
     """Our logits of all edges, in the order of the store."""
     import torch
 

@@ -310,16 +310,16 @@ def _report(directory: Path) -> None:
     """Print what a store holds and how it can be cut, with the memory of the network that `train` takes by default."""
     from domainpar.measure.forecast import PartMemory, PerRow
     from domainpar.parallel.world import World
-    from domainpar.tracking.config import TrainConfig
+    from domainpar.tracking.config import TrainedFlags
     from domainpar.tracking.cost.cuts import median_event, print_report
     from domainpar.tracking.events.store import EventStore
-    from domainpar.tracking.training.network import make_network
+    from domainpar.tracking.training.network import DTYPES, make_network
     from domainpar.tracking.training.step_memory import weight_of
 
-    config, store = TrainConfig(), EventStore(directory)
+    config, store = TrainedFlags(), EventStore(directory)
     weight, record = PartMemory(0.0, PerRow()), median_event(store)
     if record is not None:
-        weight = weight_of(config, make_network(config, store), store, record, World.alone(), shared=True)
+        weight = weight_of(make_network(config, store), store, record, World.alone(), DTYPES[config.dtype], shared=True)
     network = f"hidden {config.hidden}, {config.graph_iters} iterations"
     print_report(directory, lambda nodes, edges: weight.of(nodes, 0, edges), network)
 

@@ -27,6 +27,7 @@ from domainpar.tracking.config import TrainConfig, session_arguments
 
 if TYPE_CHECKING:
     from domainpar.parallel.world import World
+    from domainpar.tracking.training.run import Run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,12 +49,20 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
 
     from domainpar.parallel.world import World
     from domainpar.tracking.training.inputs import store_to_resume
-    from domainpar.tracking.training.run import train
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits
     with World.session(**session_arguments(config)) as world:
         store = Path(config.store or store_to_resume(config, world) or _built_in_events(config, world))
         return train(config, store, world, allocator, stop).exit_code
+
+
+def train(
+    config: TrainConfig, store: Path, world: "World", allocator: str | None = None, stop: StopFlag | None = None
+) -> "Run":
+    """Train on the events of a store as a configuration says (`tracking.training.run.train`). *Collective*."""
+    from domainpar.tracking.training import run
+
+    return run.train(config, config, store, world, allocator, stop)
 
 
 def _built_in_events(config: TrainConfig, world: "World") -> Path:

@@ -55,6 +55,21 @@ def test_torch_distributed_is_used_in_the_ranks_room_only():
     assert {user for user in users if not user.startswith("domainpar/parallel/")} <= {"domainpar/testing.py"}
 
 
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("TrainConfig", {"train.py"}),
+        ("InferConfig", {"infer.py", "tracking/scoring/inference.py"}),
+        ("PrepareConfig", {"prepare.py", "train.py", "infer.py", "estimate.py"}),
+    ],
+)
+def test_all_flags_of_a_command_are_seen_by_it_alone(name, files):
+    """What it calls is given the group of flags that it reads, or a small base of some groups."""
+    rooms = [path for path in (ROOT / "domainpar").rglob("*.py") if path.parent.name != "config"]
+    users = {str(path.relative_to(ROOT / "domainpar")) for path in rooms if name in path.read_text(encoding="utf-8")}
+    assert users == files | {"tracking/command_line.py"}
+
+
 def test_partitioners_need_numpy_numba_and_pymetis_only():
     third_party = {
         name.split(".")[0]

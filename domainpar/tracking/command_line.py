@@ -206,20 +206,16 @@ def _refuse_shipped(values: Mapping[str, Any]) -> None:
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
 
 
-def config_of_run(run: Path, model: str | None = None) -> config.TrainConfig:
-    """The configuration that a run began with, by its `config.yaml`; `model` names a network of the user's own.
-
-    Its optimiser is left out: it may be code of the user's own, and the network does without.
+def config_of_run(run: Path, model: str | None = None) -> config.TrainedFlags:
+    """What its network depends on of the configuration of a run; `model` names a network of the user's own.
 
     Raises:
         ConfigError: If there is no run, or its file cannot be read.
     """
-    own, values = (
-        {} if model is None else {"model": model},
-        _Command(config.TrainConfig).read_run(run, model is not None),
-    )
-    values.pop("optimizer", None)
-    return config.TrainConfig(**values | own)
+    kind = config.TrainedFlags
+    values = _Command(config.TrainConfig).read_run(run, model is not None)
+    own = {} if model is None else {"model": model}
+    return kind(**{name: value for name, value in values.items() if name in fields_of(kind)} | own)
 
 
 def _arguments(field: Flag, text: str, default: Any) -> dict[str, Any]:

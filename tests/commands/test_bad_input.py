@@ -24,7 +24,7 @@ from domainpar.common.words import on_ranks, this_python
 from domainpar.testing import find_mpiexec, run_command, run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import write_manifest
-from domainpar.tracking.training.run import train as train_on_ranks
+from domainpar.train import train as train_on_ranks
 
 PROGRAM = str(Path(__file__).with_name("damaged_while_training.py"))
 MPIEXEC = find_mpiexec()

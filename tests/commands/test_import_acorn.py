@@ -25,7 +25,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events import pyg
 from domainpar.tracking.events.sources import InputFiles
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 NETWORKS = {"acorn": ONE, "acorn2": TWO}
 

@@ -38,7 +38,7 @@ from domainpar.tracking.scoring import infer_summary as summary
 from domainpar.tracking.scoring import scores
 from domainpar.tracking.scoring.score_files import ScoredEvent
 from domainpar.tracking.scoring.scorer import Outcome
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 NUM_TILES = 12
 ROOT = Path(__file__).parents[2]

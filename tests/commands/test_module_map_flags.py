@@ -22,7 +22,7 @@ from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SIZE = ["--events", "4", "--hits", "600", "--least-segments", "0"]
 BUILD = ["--module-map", "build", "--map-events", "8"]

@@ -27,7 +27,7 @@ from domainpar.tracking.config import BITWISE, InferConfig, TrainConfig
 from domainpar.tracking.config.train import IN_EXAMPLES as EXAMPLES
 from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.networks.catalogue import OF_THE_FIELD
-from domainpar.tracking.training.run import train as train_on_ranks
+from domainpar.train import train as train_on_ranks
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 ROUNDING = 1e-10

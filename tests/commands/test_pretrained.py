@@ -43,7 +43,7 @@ from domainpar.tracking.scoring.inference import score_store
 from domainpar.tracking.training import pretrained
 from domainpar.tracking.training.network import begin_with, make_network
 from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, runs_of, source
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 NAMES = sorted(path.parent.name for path in PLACE.glob("*/README.md"))
 RUNS = sorted(path.parent.name for path in PLACE.glob("*/run.json"))  # filters, too

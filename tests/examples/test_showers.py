@@ -12,7 +12,7 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.sources import open_source
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SHOWERS = Path(__file__).parents[2] / "examples" / "showers.py"
 

@@ -19,7 +19,7 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.networks.catalogue import build_model
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.scoring import scores
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "log_every": 1}
 

@@ -32,8 +32,8 @@ from domainpar.parallel.local import EDGES, HAS_GHOSTS, OWNED, PAIRS
 from domainpar.runs.checkpoint import Checkpoints, TrainingState
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import Sample, steps_of_epoch
+from domainpar.train import train
 
 NUM_TILES = 12
 RANKS = (1, 2, 3, 5)

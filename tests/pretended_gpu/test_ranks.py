@@ -41,7 +41,7 @@ def of_one_cpu(store, tmp_path_factory):
     """Losses of one rank on a CPU, for a model."""
     from domainpar.parallel.world import World
     from domainpar.tracking.config import TrainConfig
-    from domainpar.tracking.training.run import train
+    from domainpar.train import train
 
     @functools.cache
     def on_cpu(model):

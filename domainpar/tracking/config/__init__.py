@@ -2,7 +2,7 @@
 
 The docstring under a field is its line in `--help`. Fields are gathered in small groups, shared between commands.
 A mistake in a group, or between groups, is refused when the object is made, before anything else is imported.
-Only commands and the rooms' entry points read these objects; everything below takes plain arguments.
+A command alone sees all of its flags. What it calls takes the group that it reads, or a small base of some groups.
 """
 
 from importlib import import_module
@@ -31,14 +31,21 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.config.rank_flags import session_arguments
     from domainpar.tracking.config.report import ReportConfig
     from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
-    from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES, NetworkFlags, TrainConfig
+    from domainpar.tracking.config.train import (
+        BITWISE,
+        MODELS,
+        ON_STAGES,
+        NetworkFlags,
+        TrainConfig,
+        TrainedFlags,
+        TrainingFlags,
+    )
 
 __all__ = [
     "BITWISE", "CODE", "MODELS", "ON_STAGES", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
     "EstimateConfig", "EvaluateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs",
-    "NetworkFlags", "Numbers",
-    "PrepareConfig", "ReportConfig", "TrainConfig", "Weighting", "flag", "groups", "is_code", "preset_of",
-    "resolved_yaml", "session_arguments", "title",
+    "NetworkFlags", "Numbers", "PrepareConfig", "ReportConfig", "TrainConfig", "TrainedFlags", "TrainingFlags",
+    "Weighting", "flag", "groups", "is_code", "preset_of", "resolved_yaml", "session_arguments", "title",
 ]  # fmt: skip
 
 _MODULES = {
@@ -53,7 +60,7 @@ _MODULES = {
     "rank_flags": "session_arguments",
     "report": "ReportConfig",
     "texts": "Conditions LayerPairs Numbers Weighting",
-    "train": "BITWISE MODELS ON_STAGES NetworkFlags TrainConfig",
+    "train": "BITWISE MODELS ON_STAGES NetworkFlags TrainConfig TrainedFlags TrainingFlags",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

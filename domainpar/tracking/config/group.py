@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -369,8 +369,9 @@ def _letters(word: str) -> str:
 
 
 def groups(config_class: type[Group]) -> tuple[type[Group], ...]:
-    """The groups a configuration is made of, in the order of its `--help`; itself, if it is one of fields."""
-    return tuple(base for base in config_class.__bases__ if base is not Group) or (config_class,)
+    """The groups a configuration is made of, in the order of its `--help`: classes with fields of their own."""
+    groups = (base for base in config_class.__mro__ if issubclass(base, Group))
+    return tuple(group for group in groups if any(field.name in group.__annotations__ for field in fields(group)))
 
 
 def title(group: type[Group]) -> str:

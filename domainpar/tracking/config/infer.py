@@ -165,7 +165,12 @@ class MatchingFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferConfig(ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFlags, BadEventFlags):
+class CountedTrackFlags(TrackFlags, MatchingFlags):
+    """Tracks, and what makes them good ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferConfig(CountedTrackFlags, ScoringFlags, TrackFlags, MatchingFlags, RankFlags, MeetingFlags, BadEventFlags):
     """All flags of `infer`."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

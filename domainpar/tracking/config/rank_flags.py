@@ -48,6 +48,11 @@ class RankFlags(Group):
     at once, which takes less memory and more time: for a network of your own that recomputes. system: the C library
     decides. auto: keep."""
 
+    @property
+    def keeps_freed(self) -> bool:
+        """Whether memory that is freed stays with its process."""
+        return self.allocator in ("auto", "keep")
+
     RULES = rules(
         MeansNothing("mode naive", without="sectors", hint="say how many to cut an event into: --sectors 8"),
         MeansNothing("sectors", without="mode naive"),

@@ -328,7 +328,27 @@ class ReplicaFlags(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainedFlags(RunFlags, RankFlags, NetworkFlags, LossFlags):
+    """What the use of a trained network depends on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags(
+    TrainedFlags, RunFlags, RankFlags, BadEventFlags, NetworkFlags, TaskFlags, LearningFlags, LossFlags
+):
+    """What decides the weights that a training ends with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpkeepFlags(MeetingFlags, MemoryFlags, RecordFlags, ReplicaFlags):
+    """How a run is carried through, which its weights do not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(
+    TrainingFlags,
+    UpkeepFlags,
+    # the groups of both, in the order of `--help`:
     RunFlags,
     RankFlags,
     MeetingFlags,

@@ -10,7 +10,7 @@ from domainpar.common.agreement import gather
 from domainpar.nn.program import set_threads
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import TrainingFlags
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
@@ -18,11 +18,11 @@ from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import samples_of
 
 SAME_FOR_ALL = ("loss", "grad_norm", "edge_auc_pooled", "edges")
-SMALL = TrainConfig(hidden=16, graph_iters=3, lr=1e-2, lr_schedule="constant", warmup=0, standardise=False)
+SMALL = TrainingFlags(hidden=16, graph_iters=3, lr=1e-2, lr_schedule="constant", warmup=0, standardise=False)
 
 
 def trained(
-    config: TrainConfig, store: EventStore, world: World, num_steps: int, num_events: int | None = None
+    config: TrainingFlags, store: EventStore, world: World, num_steps: int, num_events: int | None = None
 ) -> tuple[Trainer, list[dict[str, Any]]]:
     """Take some steps, each on all of the first events of a store. *Collective*.
 
@@ -37,13 +37,13 @@ def trained(
     return trainer, records
 
 
-def trained_sha256(config: TrainConfig, store: EventStore, world: World, num_steps: int = 2) -> str:
+def trained_sha256(config: TrainingFlags, store: EventStore, world: World, num_steps: int = 2) -> str:
     """One hash of parameters, losses and metrics after some steps. *Collective*."""
     trainer, records = trained(config, store, world, num_steps)
     figures = [[repr(record[name]) for name in SAME_FOR_ALL] for record in records]
     return hashlib.sha256(f"{parameters_sha256(trainer.model)} {json.dumps(figures)}".encode()).hexdigest()
 
 
-def distinct_hashes(config: TrainConfig, store: EventStore, world: World, grid: World) -> list[str]:
+def distinct_hashes(config: TrainingFlags, store: EventStore, world: World, grid: World) -> list[str]:
     """The distinct hashes of all ranks of a world, each training in its `grid`: one if they agree. *Collective*."""
     return sorted(set(gather(world.transport, trained_sha256(config, store, grid))))

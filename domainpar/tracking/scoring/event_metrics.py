@@ -13,8 +13,7 @@ import numpy as np
 
 from domainpar.common.models import plain
 from domainpar.common.words import several
-from domainpar.tracking.config import InferConfig
-from domainpar.tracking.config.infer import MatchingFlags
+from domainpar.tracking.config.infer import CountedTrackFlags, MatchingFlags, TrackFlags
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
@@ -44,7 +43,7 @@ FILTERED = {"edges": "edges", "passing": "kept", "targets": "targets", "found": 
 """Counts of what a filter keeps, as those of edges that pass, and their names in metrics."""
 
 
-def track_options(config: InferConfig, tuned: Mapping[str, Any]) -> TrackOptions | None:
+def track_options(config: TrackFlags, tuned: Mapping[str, Any]) -> TrackOptions | None:
     """How tracks are built; None for none. Cuts are those of flags, else as they were `tuned`, else the defaults."""
     if config.tracks is None:
         return None
@@ -67,19 +66,22 @@ def track_cuts(config: MatchingFlags) -> TrackCuts:
 
 
 def evaluator(
-    config: InferConfig,
+    config: CountedTrackFlags,
     conditions: dict[str, Any] | None,
     tasks: Tasks,
     records: Sequence[EventRecord],
     in_maps: InMaps,
     options: TrackOptions | None,
+    sectors: Sectors | None = None,
+    filters: bool = False,
 ) -> EventEvaluator:
     """Counts the edges, labels and tracks of each of these events against its truth, where it has one.
 
-    It also looks for each in the maps. `options` are those of the tracks; None without.
+    It also looks for each in the maps. `options` are those of the tracks; None without. `sectors`: those that events
+    were cut into. `filters`: whether edges without a score were left out by a filter.
     """
     score_cut = 0.0 if options is None else options.floor
-    cuts, borders = track_cuts(config), config.border_sectors or config.sectors
+    cuts, borders = track_cuts(config), config.border_sectors or sectors
     if borders is None:  # no more than an event has tiles to make sectors of
         borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
 
@@ -88,7 +90,7 @@ def evaluator(
         logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
         in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
-        left = count_event(event, np.where(in_stored_order > -np.inf, 1, -1), conditions) if config.then else None
+        left = count_event(event, np.where(in_stored_order > -np.inf, 1, -1), conditions) if filters else None
         evaluation: dict[str, Any] = {
             "edges": None if counts is None else asdict(counts),
             "filter": None if left is None else asdict(left),
@@ -157,7 +159,7 @@ def truth_to_count(event: StoredEvent, cuts: TrackCuts, border_sectors: Sectors 
 
 
 def about_tracks(
-    config: InferConfig, options: TrackOptions | None, performance: dict[str, dict[str, TrackCounts]]
+    config: MatchingFlags, options: TrackOptions | None, performance: dict[str, dict[str, TrackCounts]]
 ) -> dict[str, Any] | None:
     """The tracks in `scores.json`: how they were built, and their counts by split and finder; None without tracks."""
     if options is None:

@@ -28,7 +28,8 @@ from domainpar.runs.directory import newest_run, read_run, state_of
 from domainpar.runs.own_files import TUNING, UNFINISHED
 from domainpar.runs.records import RunRecord, ScoresRecord, StoreRecord, record_of_root
 from domainpar.tracking.command_line import config_of_run
-from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainConfig, resolved_yaml
+from domainpar.tracking.config import BITWISE, ConfigError, InferConfig, TrainedFlags, resolved_yaml
+from domainpar.tracking.config.infer import CountedTrackFlags, ScoringFlags
 from domainpar.tracking.display.comparison import run_beside
 from domainpar.tracking.events.detector import BEAM_SPOT
 from domainpar.tracking.events.own_events import (
@@ -93,7 +94,7 @@ class _Chosen(NamedTuple):
     """A run whose network is asked for: its directory, what it was trained as and on, and what for."""
 
     run: Path
-    trained: TrainConfig
+    trained: TrainedFlags
     record: RunRecord
     tasks: Tasks
 
@@ -104,7 +105,16 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     config = job.config
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     memory = MemoryMeter(world.device)
-    expected = expected_memory(config, job.networks, job.scorer.store, job.records, world, memory)
+    expected = expected_memory(
+        config,
+        job.networks,
+        job.scorer.store,
+        job.records,
+        world,
+        memory,
+        events_per_call=config.events_per_call,
+        finds_tracks=bool(config.tracks or config.ckf),
+    )
     if world.is_root:
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
         targets = None if job.options is None else f"{config.track_target or 'all particles'}"
@@ -143,7 +153,7 @@ def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
         agree(world.transport, Problem(f"store {scorer.store.path} has no validation events to tune on", "omit --tune"))
     place = scorer.directory / TUNING
     on_root(world.transport, lambda: place.mkdir(parents=True))
-    chosen = tune(replace(scorer, directory=place), records, config, options, track_cuts(config))
+    chosen = tune(replace(scorer, directory=place), records, config, options, track_cuts(config), config.timeout)
     # Every rank has counted all events; one of them says what goes.
     chosen = on_root(world.transport, lambda: chosen)
 
@@ -238,9 +248,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     for network in filter(None, (before, chosen)):
         agree(world.transport, _unfit(config, network))
     first = before or chosen
-    path = on_all(
-        world.transport, lambda: Path(config.store) if config.store else store_of_run(first.run, first.record.store)
-    )
+    path = on_all(world.transport, lambda: Path(config.store or store_of_run(first.run, first.record.store)))
     store = open_store(path, world, config.on_bad_event)
     records, left_out = _choose_events(config, store, world)
     model, step, score = _loaded(chosen, config, store, world)
@@ -272,14 +280,14 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     }
     unfinished = (Path(config.out) if config.out is not None else run / "scores") / UNFINISHED
     splits = {record.event: record.split for record in store.events()}
-    in_maps = InMaps.of(of_run, store)
+    in_maps, target = InMaps.of(of_run, store), trained.target.value if trained.target else None
     scorer = Scorer(
         score,
         store,
         world,
         directory=unfinished,
         finish=TrackFinders(options, unfinished, config.format, config.ckf, splits, store.beam_spot or BEAM_SPOT),
-        evaluate=evaluator(config, trained.target.value if trained.target else None, tasks, records, in_maps, options),
+        evaluate=evaluator(config, target, tasks, records, in_maps, options, config.sectors, before is not None),
         origin=origin,
         on_bad_event=config.on_bad_event,
         events_per_call=config.events_per_call,
@@ -323,7 +331,7 @@ def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: Worl
     return model, state.step, score
 
 
-def _working_point(config: InferConfig, chosen: _Chosen, before: _Chosen, parameters: str) -> dict[str, Any]:
+def _working_point(config: ScoringFlags, chosen: _Chosen, before: _Chosen, parameters: str) -> dict[str, Any]:
     """The weights of a filter, and the score that it asks for: of the flag, else that of the second network's training.
 
     Raises:
@@ -387,11 +395,11 @@ def _choose_run(named: str | None, model: str | None, world: World) -> _Chosen:
         print(f"note: the training in {run} ended without a word, as a killed process does", flush=True)
     record = record_of_root(world.transport, lambda: read_run(run))
     assert record is not None  # `read_run` raises where there is none
-    config = TrainConfig(**values | ({} if model is None else {"model": model}))
+    config = TrainedFlags(**values | ({} if model is None else {"model": model}))
     return _Chosen(run, config, record, Tasks.of(record))
 
 
-def _choose_events(config: InferConfig, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
+def _choose_events(config: ScoringFlags, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
     """The events to score, and those of them that are left out from the start. *Collective*."""
     chosen = store.events(None if config.split == "all" else config.split)
     if not chosen:
@@ -404,7 +412,7 @@ def _choose_events(config: InferConfig, store: EventStore, world: World) -> tupl
     return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
 
 
-def _check_tracks(config: InferConfig, store: EventStore, records: Sequence[EventRecord]) -> None:
+def _check_tracks(config: CountedTrackFlags, store: EventStore, records: Sequence[EventRecord]) -> None:
     """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
     check_conditions(track_cuts(config).target)
     if config.format == "acorn":

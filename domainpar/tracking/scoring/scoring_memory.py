@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,8 @@ from domainpar.measure.forecast import Forecast, MemoryMeter, forecast_of
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.parallel.world import World
 from domainpar.runs.records import RunRecord
-from domainpar.tracking.config import InferConfig, TrainConfig
+from domainpar.tracking.config import TrainedFlags
+from domainpar.tracking.config.rank_flags import RankFlags
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
 from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
 from domainpar.tracking.training.network import DTYPES
@@ -26,46 +27,49 @@ compiled, the first time on a machine, take some 80 MiB more."""
 class ScoringNetwork(NamedTuple):
     """A network that scores events: how it was trained, what its run says of that, and itself."""
 
-    trained: TrainConfig
+    trained: TrainedFlags
     record: RunRecord
     model: EdgeClassifier
 
 
 def expected_memory(
-    config: InferConfig,
+    config: RankFlags,
     networks: Sequence[ScoringNetwork],
     store: EventStore,
     records: Sequence[EventRecord],
     world: World,
     memory: MemoryMeter,
+    *,
+    events_per_call: int,
+    finds_tracks: bool,
 ) -> Forecast | None:
     """The memory that the largest call will take; None if it cannot be read, and on a GPU. *Collective*.
 
     Args:
-        config: The order.
+        config: How events are split.
         networks: A filter, if there is one, and the network.
         store, records: The events.
         world: The ranks.
         memory: Of this rank.
+        events_per_call: Events that go through the network at once.
+        finds_tracks: Whether tracks are found in them.
     """
     if world.device.type != "cpu":  # its kernels were counted with backward alone
         return None
-    call = sorted(records, key=lambda record: -record.num_edges)[: config.events_per_call]
+    call = sorted(records, key=lambda record: -record.num_edges)[:events_per_call]
     first, last = networks[0], networks[-1]
     part = _part(config, first.trained, store, call, world)
     missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
     if part is None or missing[0]:  # scoring says why
         return None
-    keeps_freed = config.allocator in ("auto", "keep")
-    weights = [
-        weight_of(it.trained, it.model, store, call[0], world, keeps_freed=keeps_freed, trains=False) for it in networks
-    ]
+    how: dict[str, Any] = {"keeps_freed": config.keeps_freed, "trains": False}
+    weights = [weight_of(it.model, store, call[0], world, DTYPES[it.trained.dtype], **how) for it in networks]
     memory.forget_peak()
     hits, edges = sum(record.num_nodes for record in call), sum(record.num_edges for record in call)
     # Nobody knows yet what the filter leaves: as much as the network was trained on, if that is told.
     most = (last.record.store.surveyed or {}).get("edges_per_hit")
     share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
-    of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if config.tracks or config.ckf else 0
+    of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if finds_tracks else 0
     graph, name = part.graph, ", ".join(record.event for record in call)
     sizes, pairs = (graph.num_owned, graph.plan.num_ghosts, graph.num_edges), len(graph.tiles.pair_rows)
     kept = DATA_BYTES * (max(hits - sum(sizes[:2]), 0) + max(edges - sizes[2], 0))
@@ -80,7 +84,7 @@ def expected_memory(
 
 
 def _part(
-    config: InferConfig, trained: TrainConfig, store: EventStore, call: Sequence[EventRecord], world: World
+    config: RankFlags, trained: TrainedFlags, store: EventStore, call: Sequence[EventRecord], world: World
 ) -> Part | None:
     """This rank's part of a call, of a sector where events are cut; None if it cannot be read. *Collective*."""
     try:

@@ -14,7 +14,7 @@ from domainpar.common.problems import Problem
 from domainpar.common.words import PROGRESS_LOG, progress, several
 from domainpar.runs.own_files import TUNED
 from domainpar.runs.records import Table, read_file
-from domainpar.tracking.config import InferConfig
+from domainpar.tracking.config.infer import CountedTrackFlags, TrackFlags
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
@@ -60,7 +60,12 @@ def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, f
 
 
 def tune(
-    scorer: Scorer, records: Sequence[EventRecord], config: InferConfig, options: TrackOptions, cuts: TrackCuts
+    scorer: Scorer,
+    records: Sequence[EventRecord],
+    config: CountedTrackFlags,
+    options: TrackOptions,
+    cuts: TrackCuts,
+    timeout: float,
 ) -> dict[str, Any]:
     """Score validation events and choose the best cuts. *Collective*.
 
@@ -73,6 +78,7 @@ def tune(
         config: The flags: a cut that is given stays, and the rates are of its matching style.
         options: The other options of track building.
         cuts: Which particles and tracks count.
+        timeout: Seconds that a rank waits for the others.
 
     Returns:
         `cuts` by name, and each of `RATES` there, over how many `events`; `quality`, what that consisted of.
@@ -108,7 +114,7 @@ def tune(
         for first in range(0, len(records), at_once):
             now: dict[str, dict[str, Any]] = {}
             for outcomes in tuner.rounds(records[first : first + at_once]):
-                scorer.world.set_deadline(config.timeout)
+                scorer.world.set_deadline(timeout)
                 done = [outcome for outcome in outcomes if not isinstance(outcome, LeftOut)]
                 now |= {outcome.scored.event: outcome.evaluation for outcome in done if outcome.evaluation is not None}
                 advance(len(outcomes))
@@ -137,7 +143,7 @@ def merit(rates: dict[str, float], max_fake_rate: float | None) -> float:
     return rates["efficiency"] if fakes <= max_fake_rate else -fakes
 
 
-def given_cuts(config: InferConfig) -> dict[str, float]:
+def given_cuts(config: TrackFlags) -> dict[str, float]:
     """The cuts that flags give."""
     return {name: value for name in CUTS if (value := getattr(config, name)) is not None}
 

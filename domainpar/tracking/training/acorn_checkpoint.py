@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,9 +26,9 @@ from domainpar.runs.checkpoint import Checkpoints, TrainingState, parameters_sha
 from domainpar.runs.directory import choose_directory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
-from domainpar.tracking.config import ConfigError, TrainConfig, resolved_yaml
+from domainpar.tracking.config import ConfigError, resolved_yaml
 from domainpar.tracking.config.acorn_keys import network_of
-from domainpar.tracking.config.train import Network
+from domainpar.tracking.config.train import Network, TrainedFlags
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.networks.catalogue import build_model, options_of
 
@@ -157,8 +157,10 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
     except Problem as taken:
         raise Problem(taken.what, "choose another --out") from taken
     try:
-        config = replace(TrainConfig(standardise=False), model=Network(network.model), hidden=network.hidden)
-        text = resolved_yaml(replace(config, graph_iters=network.graph_iters))
+        config = TrainedFlags(
+            standardise=False, model=Network(network.model), hidden=network.hidden, graph_iters=network.graph_iters
+        )
+        text = resolved_yaml(config)
         write_whole(chosen.path / "config.yaml", text.encode())
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)

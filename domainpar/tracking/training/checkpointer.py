@@ -12,7 +12,7 @@ from domainpar.common.agreement import agree
 from domainpar.common.problems import Problem
 from domainpar.parallel.signals import StopFlag
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, first_not_finite, load_agreed, warn
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import RecordFlags
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.monitor.failure import StepFailed, fail_alike
 from domainpar.tracking.training.run_log import RunLog
@@ -33,7 +33,7 @@ class Checkpointer:
         terminated: Whether SIGTERM asked the run to stop, the same on all ranks.
     """
 
-    def __init__(self, config: TrainConfig, trainer: Trainer, run_log: RunLog, stop: StopFlag) -> None:
+    def __init__(self, config: RecordFlags, trainer: Trainer, run_log: RunLog, stop: StopFlag) -> None:
         self.trainer, self.world, self.run_log = trainer, trainer.world, run_log
         self.checkpoints = Checkpoints(run_log.directory / "checkpoints")
         self._config, self._stop = config, stop
@@ -43,16 +43,17 @@ class Checkpointer:
         self.unsaved: str | None = None
         self.terminated = False
 
-    def resume(self, dataset: str) -> TrainingState:
+    def resume(self, dataset: str, strict: bool) -> TrainingState:
         """Fill network and optimiser from the last good checkpoint. *Collective*.
 
         Args:
             dataset: Digest of the store that the run began with, as far as is known; else of the one there is now.
+            strict: Whether a damaged last one is refused, in place of the one before it.
 
         Raises:
             Refused: On all ranks alike, if there is none, or it belongs to another network or other events.
         """
-        model, optimizer, strict = self.trainer.model, self.trainer.optimizer, self._config.strict_resume
+        model, optimizer = self.trainer.model, self.trainer.optimizer
         state = load_agreed(self.checkpoints, "last", self.world, model, optimizer, strict=strict)
         if state.dataset != dataset:
             hint = "give the --store it began with, as it was: run.json does not list the run's own events, or they "

@@ -20,7 +20,7 @@ from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.directory import began_with
 from domainpar.runs.records import record_of_root
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import LearningFlags, LossFlags, RunFlags, TrainingFlags
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.own_events import OwnEvents, store_of_run
 from domainpar.tracking.events.store import LEARNED, EventStore, StoreError, WholeEvent
@@ -58,7 +58,7 @@ class TrainingData:
     warnings: list[str]  # lines for the user about events without edges to learn from
 
 
-def open_training_data(config: TrainConfig, path: Path, world: World) -> TrainingData:
+def open_training_data(config: TrainingFlags, path: Path, world: World) -> TrainingData:
     """Open the events of a run. *Collective*; touches no file.
 
     A run that begins takes all events of a store. One that continues takes its own, however the store has grown.
@@ -72,7 +72,7 @@ def open_training_data(config: TrainConfig, path: Path, world: World) -> Trainin
     if began is not None and (own := OwnEvents.read(began.store)) is not None:
         store = on_all(world.transport, lambda: own.taken_from(store, began.store.absolute))
         digest = began.store.digest or ""
-    on_all(world.transport, lambda: _check_partitioner(config, store))
+    on_all(world.transport, lambda: _check_partitioner(config.partitioner, store))
     sectors = config.sectors if config.mode == "naive" else None
     on_all(world.transport, lambda: check_sectors(store, store.readable(), sectors))
     samples = {split: samples_of(store.events(split), sectors) for split in ("train", "val")}
@@ -81,6 +81,9 @@ def open_training_data(config: TrainConfig, path: Path, world: World) -> Trainin
     else:
         learned = Tasks.of(began)
         tasks = on_all(world.transport, lambda: going_on(learned, config, store))
+    if sectors is not None and (of_graph := [task.name for task in tasks.labels if task.label.of == "graph"]):
+        what = f"label {of_graph[0]} is one of the whole event, and --mode naive shows the network sectors of it"
+        agree(world.transport, Problem(what, "leave out --mode naive"))
     without_truth = [sample for split in samples.values() for sample in split if tasks.missing(sample.record)]
     train, val = ([sample for sample in split if not tasks.missing(sample.record)] for split in samples.values())
     target, edge_weights = config.target.value if config.target else None, edge_weights_of(config)
@@ -101,11 +104,8 @@ def open_training_data(config: TrainConfig, path: Path, world: World) -> Trainin
     if config.strict:
         on_all(world.transport, lambda: check_parts(store, world, config.grouping, sectors, config.seed))
     # A budget makes other numbers of steps of other orders.
-    planned_steps = sum(len(steps_of(config, train, epoch)) for epoch in range(config.epochs))
+    planned_steps = sum(len(steps_of(config, train, config.seed, epoch)) for epoch in range(config.epochs))
     total_steps = planned_steps if config.max_steps is None else min(planned_steps, config.max_steps)
-    if config.profile is not None and total_steps < config.profile + 2:
-        what = f"--profile {config.profile} begins with the third step of a run, and this one has {total_steps}"
-        agree(world.transport, Problem(what, "profile fewer, or train for more"))
     return TrainingData(
         store=store,
         digest=digest,
@@ -123,32 +123,32 @@ def open_training_data(config: TrainConfig, path: Path, world: World) -> Trainin
     )
 
 
-def _check_partitioner(config: TrainConfig, store: EventStore) -> None:
+def _check_partitioner(partitioner: str | None, store: EventStore) -> None:
     """Refuse to cut the events of a store otherwise than it is.
 
     Raises:
         Problem: If it was cut by another partitioner.
     """
-    if config.partitioner is None:
+    if partitioner is None:
         return
     made_by = str(store.settings.get("partitioner", "who wrote it"))
     if made_by.startswith("phi-eta, or"):  # nothing was said
         with store.open(store.readable()[0]) as event:
             made_by = "phi-eta" if event.has_positions else "metis"
-    if made_by != config.partitioner:
+    if made_by != partitioner:
         raise Problem(
-            f"--partitioner is {config.partitioner}, and the tiles of store {store.path} were cut by {made_by}",
-            f"leave it out; or make another store: python -m domainpar.prepare --partitioner {config.partitioner} "
+            f"--partitioner is {partitioner}, and the tiles of store {store.path} were cut by {made_by}",
+            f"leave it out; or make another store: python -m domainpar.prepare --partitioner {partitioner} "
             "--store DIRECTORY, with the flags of this one",
         )
 
 
-def steps_of(config: TrainConfig, samples: Sequence[Sample], epoch: int) -> list[list[Sample]]:
+def steps_of(config: LearningFlags, samples: Sequence[Sample], seed: int, epoch: int) -> list[list[Sample]]:
     """The samples of each step of an epoch."""
-    return steps_of_epoch(samples, config.events_per_step, config.seed, epoch, config.sampling, config.node_budget)
+    return steps_of_epoch(samples, config.events_per_step, seed, epoch, config.sampling, config.node_budget)
 
 
-def store_to_resume(config: TrainConfig, world: World) -> str:
+def store_to_resume(config: RunFlags, world: World) -> str:
     """The store of a run that continues; nothing for one that begins. *Collective*.
 
     Raises:
@@ -162,7 +162,7 @@ def store_to_resume(config: TrainConfig, world: World) -> str:
     return on_root(world.transport, find)
 
 
-def edge_weights_of(config: TrainConfig) -> EdgeRules:
+def edge_weights_of(config: LossFlags) -> EdgeRules:
     """Weights of edges in the loss, by a configuration."""
     if config.weighting is not None:
         return EdgeRules.of(config.weighting.value)

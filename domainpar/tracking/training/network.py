@@ -17,7 +17,7 @@ from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.runs.directory import read_run
-from domainpar.tracking.config import TrainConfig, is_code
+from domainpar.tracking.config.train import TrainedFlags
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.networks.catalogue import build_model, message_of
 from domainpar.tracking.training.inputs import TrainingData
@@ -28,7 +28,7 @@ MOST_EDGES_TO_VERIFY = 10_000
 
 
 def make_network(
-    config: TrainConfig, store: EventStore, standard: Standard | None = None, tasks: Tasks = EDGES
+    config: TrainedFlags, store: EventStore, standard: Standard | None = None, tasks: Tasks = EDGES
 ) -> EdgeClassifier:
     """The network of a configuration with its first weights, for the features of a store.
 
@@ -41,27 +41,24 @@ def make_network(
     return build_model(config.model, *sizes, options_of_run(config, standard, tasks))
 
 
-def options_of_run(config: TrainConfig, standard: Standard | None, tasks: Tasks) -> NetworkOptions:
+def options_of_run(config: TrainedFlags, standard: Standard | None, tasks: Tasks) -> NetworkOptions:
     """The options of a run's network: its flags of the same names, and what others of its flags mean."""
     same = {field.name for field in fields(NetworkOptions)} & {field.name for field in fields(config)}
     return NetworkOptions(
         **{name: getattr(config, name) for name in same - {"dtype", "recompute_every"}},
         dtype=DTYPES[config.dtype],
         products=torch.bfloat16 if config.precision == "bf16" else None,
-        recompute_every=None if config.recompute_every == "auto" else config.recompute_every,
         heads=tasks.heads,
         standard=standard,
     )
 
 
-def verify_network(config: TrainConfig, model: EdgeClassifier, training_data: TrainingData, world: World) -> None:
-    """Compare a user's own network whole and split before anything is trained. *Collective*.
+def verify_network(model: EdgeClassifier, training_data: TrainingData, world: World) -> None:
+    """Compare a user's own network whole and split. *Collective*.
 
     Raises:
         Refused: On all ranks alike, if it does not compute the same.
     """
-    if not (config.verify and is_code(config.model)):
-        return
     readable = {record.event for record in training_data.store.readable() if record.num_edges}
     first = next((sample.record for sample in training_data.train if sample.record.event in readable), None)
     if first is None:  # labels of nodes may be trained on without an edge; then there is nothing to split
@@ -102,7 +99,7 @@ def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> s
 
 
 def load_network(
-    directory: Path, config: TrainConfig, which: str, store: EventStore, world: World
+    directory: Path, config: TrainedFlags, which: str, store: EventStore, world: World
 ) -> tuple[EdgeClassifier, TrainingState]:
     """The network of a run with its `best` or `last` weights, for the events of a store. *Collective*.
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from domainpar.common.agreement import agree, on_all, on_root
+from domainpar.common.problems import Problem
 from domainpar.common.words import progress, several
 from domainpar.measure.forecast import MemoryMeter
 from domainpar.nn.program import set_threads
@@ -20,7 +21,8 @@ from domainpar.parallel.tables import in_files, lie_in_files
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.directory import RunDirectory, choose_directory, figure_of, note_failure
-from domainpar.tracking.config import TrainConfig, is_code
+from domainpar.tracking.config import is_code
+from domainpar.tracking.config.train import TrainingFlags, UpkeepFlags
 from domainpar.tracking.cost.epochs import Costs
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
@@ -51,13 +53,22 @@ class Run:
 
 
 def train(
-    config: TrainConfig, store: Path, world: World, allocator: str | None = None, stop: StopFlag | None = None
+    config: TrainingFlags,
+    upkeep: UpkeepFlags,
+    store: Path,
+    world: World,
+    allocator: str | None = None,
+    stop: StopFlag | None = None,
 ) -> Run:
     """Train as a configuration says, until the last step or until asked to stop. *Collective*.
 
     If it fails, `run.json` says so.
 
     Args:
+        config: What decides the weights; written to `config.yaml`, with all other groups that it has.
+        upkeep: How the run is carried through.
+        store: The events.
+        world: The ranks.
         allocator: The set-up of the C library's allocator, to be shown; None if there is none.
         stop: Asks the run to stop. Default: the signals that do, listened to while it trains.
 
@@ -71,39 +82,45 @@ def train(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag.listening())
         # Open and refuse.
-        if config.log is not None:
+        if upkeep.log is not None:
             on_root(world.transport, check_tensorboard)
         training_data = open_training_data(config, store, world)
+        if upkeep.profile is not None and training_data.total_steps < upkeep.profile + 2:
+            what = f"--profile {upkeep.profile} begins with the third step of a run, and this one has "
+            problem = Problem(f"{what}{training_data.total_steps}", "profile fewer, or train for more")
+            agree(world.transport, problem)
         # Build.
         set_threads(config.threads or world.cores_for_each())
         gpus.repeat_bits(world.device)
         mixed = gpus.mixed_kinds(world.transport, world.device)
-        agree(world.transport, mixed if config.check_replicas_every else None)
-        trainer = on_all(world.transport, lambda: make_trainer(config, training_data, world))
+        agree(world.transport, mixed if upkeep.check_replicas_every else None)
+        trainer = on_all(world.transport, lambda: make_trainer(config, training_data, world, upkeep))
         exactness = trainer.model.exactness(world.transport)
         trainer.model.take_from_root(world)
-        verify_network(config, trainer.model, training_data, world)
+        if config.verify and is_code(config.model):
+            verify_network(trainer.model, training_data, world)
         memory, expected = MemoryMeter(world.device), None  # of the bare process, before the first part is loaded
         stack.callback(lie_in_files, None)
-        if config.recompute_every == "auto" or config.memory_limit is not None or config.scratch is not None:
-            expected = choose_recompute(config, trainer, training_data, memory)
+        if upkeep.recompute_every == "auto" or upkeep.memory_limit is not None or upkeep.scratch is not None:
+            expected = choose_recompute(upkeep, trainer, training_data, memory, config.keeps_freed)
         # Claim and resume.
         choice = config.out, config.resume, config.overwrite
         directory = on_root(world.transport, lambda: choose_directory(*choice), RunDirectory)
         if world.is_root:  # the lock is rank 0's
             stack.callback(directory.release)
-        run_log = on_all(world.transport, lambda: RunLog(config, training_data, trainer, directory, exactness))
-        checkpointer = Checkpointer(config, trainer, run_log, stop)
+        run_log = on_all(world.transport, lambda: RunLog(config, upkeep, training_data, trainer, directory, exactness))
+        checkpointer = Checkpointer(upkeep, trainer, run_log, stop)
         state = TrainingState(dataset=training_data.digest)
         if directory.resume:
-            state = checkpointer.resume(training_data.digest)
+            state = checkpointer.resume(training_data.digest, config.strict_resume)
         run_log.say(*(f"note: {note}" for note in directory.notes))
         stack.enter_context(_failures_noted(directory, world))
         # Steps.
-        expected = expected or expected_memory(config, trainer, training_data, memory, state.step)
+        keeps = config.keeps_freed
+        expected = expected or expected_memory(trainer, training_data, memory, state.step, keeps)
         run_log.begin(state, expected, allocator)
         before, began = traffic(world), time.perf_counter()
-        state, stopped = _steps(config, training_data, checkpointer, state)
+        state, stopped = _steps(config, upkeep, training_data, checkpointer, state)
         seconds, taken = time.perf_counter() - began, memory.taken(world)
         moved = traffic(world) if in_files() else None
         # Report.
@@ -134,20 +151,24 @@ def _failures_noted(directory: RunDirectory, world: World) -> Iterator[None]:
 
 
 def _steps(
-    config: TrainConfig, training_data: TrainingData, checkpointer: Checkpointer, state: TrainingState
+    config: TrainingFlags,
+    upkeep: UpkeepFlags,
+    training_data: TrainingData,
+    checkpointer: Checkpointer,
+    state: TrainingState,
 ) -> tuple[TrainingState, bool]:
     """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
     trainer, run_log = checkpointer.trainer, checkpointer.run_log
     total, talks = training_data.total_steps, trainer.world.is_root
     costs = Costs(trainer.world, config.precision_in_words)
-    profile = None if config.profile is None else Profile(trainer.world, run_log.directory, config.profile)
+    profile = None if upkeep.profile is None else Profile(trainer.world, run_log.directory, upkeep.profile)
     if profile is not None:
         trainer.tell(profile.begins)
     with progress("train", total, "step", talks, state.step) as advance:
         stopped = state.step < total and checkpointer.boundary(state)  # asked while the run was set up
-        while state.step < total and not stopped and not _goes_stale(config, state):
+        while state.step < total and not stopped and not _goes_stale(config.stop_early, state):
             epoch = state.epoch
-            steps = steps_of(config, training_data.train, epoch)
+            steps = steps_of(config, training_data.train, config.seed, epoch)
             costs.begin()
             for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
                 trainer.expect(following)
@@ -157,7 +178,7 @@ def _steps(
                 if profile is not None:
                     profile.add(record)
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
-                trainer.world.set_deadline(config.timeout)  # the first step may take longer
+                trainer.world.set_deadline(upkeep.timeout)  # the first step may take longer
                 if state.step_in_epoch >= len(steps):
                     record["epoch_costs"] = costs.of_epoch()
                 run_log.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
@@ -171,7 +192,7 @@ def _steps(
                 if state.step_in_epoch >= len(steps):  # else --max-steps ended it early: a resumed run finishes it
                     state = replace(state, epoch=epoch + 1, step_in_epoch=0)
                 state, best = _validated(training_data, checkpointer, state, epoch)
-                stale = state.step < total and _goes_stale(config, state)
+                stale = state.step < total and _goes_stale(config.stop_early, state)
                 checkpointer.save(state, best, final=stale or state.step >= total)
                 if stale:
                     epochs = several(config.stop_early or 0, "epoch")
@@ -180,11 +201,11 @@ def _steps(
     return state, stopped
 
 
-def _goes_stale(config: TrainConfig, state: TrainingState) -> bool:
+def _goes_stale(stop_early: int | None, state: TrainingState) -> bool:
     """Whether the best validation is as many epochs ago as `--stop-early` allows."""
-    if config.stop_early is None or state.best_epoch is None:
+    if stop_early is None or state.best_epoch is None:
         return False
-    return state.epoch - state.best_epoch >= config.stop_early
+    return state.epoch - state.best_epoch >= stop_early
 
 
 def _validated(
@@ -204,16 +225,20 @@ def _validated(
     return (replace(state, best_step=state.step, best_epoch=state.epoch) if best else state), best
 
 
-def make_trainer(config: TrainConfig, training_data: TrainingData, world: World) -> Trainer:
+def make_trainer(
+    config: TrainingFlags, training_data: TrainingData, world: World, upkeep: UpkeepFlags | None = None
+) -> Trainer:
     """The network of a configuration with all that trains it.
 
     Raises:
         ValueError: If the network or the optimiser cannot be made, or the network has nothing to train.
     """
+    upkeep = upkeep or UpkeepFlags()
     model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
     if config.init is not None:
         begin_with(source(config.init), training_data.store, model)
     model = on_device(model, world.device)
+    model.recompute(None if upkeep.recompute_every == "auto" else upkeep.recompute_every)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {config.model!r} has no parameter to train: all of them are frozen.")
     loader = PartLoader(
@@ -242,6 +267,6 @@ def make_trainer(config: TrainConfig, training_data: TrainingData, world: World)
         schedule=Schedule(config.lr, config.lr_schedule, warmup, planned, per_epoch),
         clip=config.clip,
         seed=config.seed,
-        check_replicas_every=config.check_replicas_every,
-        sizes_every=config.log_every,
+        check_replicas_every=upkeep.check_replicas_every,
+        sizes_every=upkeep.log_every,
     )

@@ -21,7 +21,8 @@ from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
-from domainpar.tracking.config import TrainConfig, is_code, resolved_yaml
+from domainpar.tracking.config import is_code, resolved_yaml
+from domainpar.tracking.config.train import RecordFlags, TrainingFlags
 from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
@@ -49,13 +50,15 @@ class RunLog:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: TrainingFlags,
+        record: RecordFlags,
         training_data: TrainingData,
         trainer: Trainer,
         directory: RunDirectory,
         exactness: Exactness,
     ) -> None:
-        self.config, self.training_data, self.trainer, self.world = config, training_data, trainer, trainer.world
+        self.config, self._record, self.training_data = config, record, training_data
+        self.trainer, self.world = trainer, trainer.world
         self.directory = directory.path
         self.file = RunFile(self.directory / RUN_FILE, RunRecord.of(saved={}))
         self._metrics = MetricsFile(self.directory / "metrics.jsonl")
@@ -106,7 +109,7 @@ class RunLog:
             domain_size=self.world.domain.size,
             threads=team().size,
         )
-        self._event_files = EventFiles(self.directory if config.log else None, yaml.safe_load(resolved))
+        self._event_files = EventFiles(self.directory if self._record.log else None, yaml.safe_load(resolved))
         promise, total_steps = self._exactness, self.training_data.total_steps
         exactness = ["exactness: the same bits on any number of ranks (self-test passed)"]
         if promise.problem:
@@ -146,7 +149,7 @@ class RunLog:
             self.note(lost_records=self._metrics.lost)
         more = len(samples) < len(self.training_data.train)
         self.say_once(*summary.idle_ranks(record, samples, more, self.world))
-        due = record["step"] in (1, self.training_data.total_steps) or record["step"] % self.config.log_every == 0
+        due = record["step"] in (1, self.training_data.total_steps) or record["step"] % self._record.log_every == 0
         if due or record["split"] == "val":
             self.say(readable(record))
         self.say(*straggler_lines(record), *spike_lines(record))
@@ -219,6 +222,7 @@ class RunLog:
             *summary.last_lines(
                 self.directory,
                 self.config,
+                self._record,
                 state,
                 how,
                 self.training_data.tasks,

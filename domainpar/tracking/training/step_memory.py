@@ -17,13 +17,12 @@ from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.interaction import OnStages
 from domainpar.parallel.tables import lie_in_files
 from domainpar.parallel.world import World
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import MemoryFlags
 from domainpar.tracking.cost import event_pieces as pieces
 from domainpar.tracking.cost import scratch
 from domainpar.tracking.events.store import EventRecord, EventStore
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.sampler import Sample
 
 DATA_BYTES = 72
@@ -35,14 +34,14 @@ LOADING_BYTES = 200
 
 
 def expected_memory(
-    config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter, step: int
+    trainer: Trainer, training_data: TrainingData, memory: MemoryMeter, step: int, keeps_freed: bool
 ) -> Forecast | None:
     """The memory that the largest event will take; None if no event can be read or the network not run. *Collective*.
 
     Its part is loaded, and kept for its step.
     """
     try:
-        found = _largest(config, trainer, training_data, step)
+        found = _largest(trainer, training_data, step, keeps_freed)
         if found is None:
             return None
         return _expected(trainer, training_data, memory, *found, trainer.model.recompute_every)
@@ -51,7 +50,7 @@ def expected_memory(
 
 
 def choose_recompute(
-    config: TrainConfig, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter
+    config: MemoryFlags, trainer: Trainer, training_data: TrainingData, memory: MemoryMeter, keeps_freed: bool
 ) -> Forecast | None:
     """Hold a run to its `--memory-limit`: set how much it recomputes and where its tables lie. *Collective*.
 
@@ -65,7 +64,7 @@ def choose_recompute(
     if config.scratch is not None:
         refusal = scratch.refusal(Path(config.scratch), trainer.world.device, on_stages)
         agree(trainer.world.transport, refusal)
-    found = _largest(config, trainer, training_data, 0)
+    found = _largest(trainer, training_data, 0, keeps_freed)
     if found is None:
         return None
     sample, weights = found[0], {trainer.model.recompute_every: found[1]}
@@ -74,13 +73,13 @@ def choose_recompute(
     recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
     for in_files, every in product((False,) if config.scratch is None else (False, True), recomputing):
         if every not in weights:
-            where = training_data.store, sample.record, trainer.world
-            weights[every] = weight_of(config, model, *where, every=every)
+            where = training_data.store, sample.record, trainer.world, trainer.loader.dtype
+            weights[every] = weight_of(model, *where, every=every, keeps_freed=keeps_freed)
         way = _expected(trainer, training_data, memory, sample, weights[every], every, in_files)
         # Of ways that do not fit, the least of all is to be told.
-        if forecast is None or _fits(way, config) or way.largest < forecast.largest:
+        if forecast is None or _fits(way, config.memory_limit) or way.largest < forecast.largest:
             forecast = way
-        if _fits(way, config):
+        if _fits(way, config.memory_limit):
             break
     assert forecast is not None
     model.recompute(forecast.recompute_every)
@@ -88,7 +87,7 @@ def choose_recompute(
     if config.scratch is not None and forecast.in_files:
         problem = scratch.shortage(Path(config.scratch), forecast)
         lie_in_files(Path(config.scratch))
-    if config.memory_limit is not None and not _fits(forecast, config):
+    if config.memory_limit is not None and not _fits(forecast, config.memory_limit):
         share = forecast.shares[forecast.fullest]
         saves = not is_auto and model.recompute_every is None and model.ways_to_recompute[1:]
         files = "--scratch DIR on a disk, " if config.scratch is None and on_stages else ""
@@ -103,13 +102,13 @@ def choose_recompute(
     return forecast
 
 
-def _fits(forecast: Forecast, config: TrainConfig) -> bool:
+def _fits(forecast: Forecast, limit: float | None) -> bool:
     """Whether no rank takes more than `--memory-limit`; without one, whether there is room."""
-    return forecast.fits if config.memory_limit is None else forecast.largest <= config.memory_limit * 2**30
+    return forecast.fits if limit is None else forecast.largest <= limit * 2**30
 
 
 def _largest(
-    config: TrainConfig, trainer: Trainer, training_data: TrainingData, step: int
+    trainer: Trainer, training_data: TrainingData, step: int, keeps_freed: bool
 ) -> tuple[Sample, PartMemory] | None:
     """The sample that will take most, of those that can be read, once it is loaded, with the memory of a step of the
     network as it is; None, on all ranks alike, if there is none. *Collective*.
@@ -126,7 +125,7 @@ def _largest(
     if not _loaded(trainer, of_most_edges):
         return None
     where, every = (training_data.store, of_most_edges.record, world), trainer.model.recompute_every
-    weight = weight_of(config, trainer.model, *where, every=every)
+    weight = weight_of(trainer.model, *where, trainer.loader.dtype, every=every, keeps_freed=keeps_freed)
     # Not that of most edges: stages keep their layers where these are few, so that a smaller event may take more.
     most = max(readable, key=lambda sample: int(weight.of(sample.num_nodes // ranks, 0, sample.cost // ranks)))
     return (most, weight) if most is of_most_edges or _loaded(trainer, most) else None
@@ -174,26 +173,26 @@ def _expected(
 
 
 def weight_of(
-    config: TrainConfig,
     model: EdgeClassifier,
     store: EventStore,
     record: EventRecord,
     world: World,
+    dtype: torch.dtype,
     *,
     every: int | None = None,
-    keeps_freed: bool | None = None,
+    keeps_freed: bool = True,
     trains: bool = True,
     shared: bool = False,
 ) -> PartMemory:
     """The memory of a rank that trains a network, or scores events with it, by its part. *Collective*.
 
     Args:
-        config: How the network is trained.
         model: The network.
         store, record: An event whose pieces are weighed.
         world: The ranks.
+        dtype: Type of its parameters.
         every: Iterations of a segment that is computed again in backward.
-        keeps_freed: Whether the C library keeps the memory that is freed; None: as in training.
+        keeps_freed: Whether the C library keeps the memory that is freed.
         trains: Whether there is a backward pass.
         shared: Whether ranks will share an event that do not here.
 
@@ -204,12 +203,10 @@ def weight_of(
     # A table with room for ghosts is another one, and statistics over ranks take more than on one. Two share the piece,
     # as threads, where ranks share an event.
     ranks = 2 if (shared or world.domain.size > 1) and world.device.type == "cpu" else 1
-    how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains}
-    how["dtype"] = DTYPES[config.dtype]
+    how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains, "dtype": dtype}
     found = on_root(world.transport, lambda: asdict(pieces.weighed(model, store, record, **how)))
     # Stages have tables of their own, and torch has its own allocator on a GPU.
-    of_torch = not (config.is_bitwise or isinstance(model, OnStages)) and world.device.type == "cpu"
-    keeps_freed = config.allocator in ("auto", "keep") if keeps_freed is None else keeps_freed
+    of_torch = not isinstance(model, OnStages) and world.device.type == "cpu"
     gaps = GAPS if of_torch and keeps_freed else 1.0
     data = DATA_BYTES if trains else LOADING_BYTES
     return PartMemory.of_record(found).plus(OF_TORCH if of_torch else 0, data, gaps)

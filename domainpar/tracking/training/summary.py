@@ -15,7 +15,8 @@ from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import TrainingState
 from domainpar.runs.own_files import PROFILE, TRACKERS
-from domainpar.tracking.config import CODE, NetworkFlags, TrainConfig, flag, is_code
+from domainpar.tracking.config import CODE, NetworkFlags, flag, is_code
+from domainpar.tracking.config.train import RecordFlags, TrainedFlags, TrainingFlags
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
@@ -29,7 +30,9 @@ WIDEST = 120  # of a printed line
 SQUASHED = "WARNING: every output of the network lay in 0..1. Logits are expected: return what goes into a last sigmoid"
 
 
-def first_lines(config: TrainConfig, training_data: TrainingData, trainer: Trainer, allocator: str | None) -> list[str]:
+def first_lines(
+    config: TrainedFlags, training_data: TrainingData, trainer: Trainer, allocator: str | None
+) -> list[str]:
     """The ranks, the events and the network; `allocator`: the set-up of the C library's, None if there is none."""
     world, store = trainer.world, training_data.store
     records = store.events("train") + store.events("val")
@@ -151,7 +154,8 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
 
 def last_lines(
     directory: Path,
-    config: TrainConfig,
+    config: TrainingFlags,
+    record: RecordFlags,
     state: TrainingState,
     how: str,
     tasks: Tasks,
@@ -175,7 +179,7 @@ def last_lines(
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     model = own_code(config, ["model"])
     score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{model}{naive}{tracks}"
-    more = [name for name, asked in ((f"{PROFILE.parent}/", config.profile), (f"{TRACKERS}/", config.log)) if asked]
+    more = [name for name, asked in ((f"{PROFILE.parent}/", record.profile), (f"{TRACKERS}/", record.log)) if asked]
     files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
@@ -197,11 +201,11 @@ def how_tracks_are_found(event: StoredEvent) -> str:
     return " --tracks greedy --extend --ckf"
 
 
-def resume_command(directory: Path, config: TrainConfig) -> str:
+def resume_command(directory: Path, config: TrainingFlags) -> str:
     """The command that resumes a run."""
     return f"{this_python()} -m domainpar.train --out {quote(str(directory))} --resume{own_code(config, CODE)}"
 
 
-def own_code(config: TrainConfig, names: Iterable[str]) -> str:
+def own_code(config: TrainingFlags, names: Iterable[str]) -> str:
     """Those of some flags that name code of the user's own, which no file names, for a command."""
     return "".join(f" {flag(name)} {getattr(config, name)}" for name in names if is_code(getattr(config, name)))

@@ -17,7 +17,7 @@ from domainpar.nn.standard import FeatureSums, mean_and_scale
 from domainpar.parallel.world import World
 from domainpar.runs.directory import read_run
 from domainpar.runs.records import Learning
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import TaskFlags, TrainingFlags
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.labels import OF_PARTICLES, Label, is_known
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
@@ -111,7 +111,7 @@ EDGES = Tasks()
 """Edges alone."""
 
 
-def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
+def tasks_of(config: TrainingFlags, store: EventStore, world: World) -> Tasks:
     """What a configuration asks for, with numbers standardised over the training events. *Collective*.
 
     Raises:
@@ -159,7 +159,7 @@ def tasks_of(config: TrainConfig, store: EventStore, world: World) -> Tasks:
     return on_all(world.transport, standardised)
 
 
-def _configured_tasks(config: TrainConfig, store: EventStore) -> Tasks:
+def _configured_tasks(config: TaskFlags, store: EventStore) -> Tasks:
     """The tasks of a configuration, not standardised yet."""
     theirs = {label.name: label for label in OF_PARTICLES if store.settings.get("source") != "pyg"} | store.labels
     edge_weight, labels, main = 1.0, [], EDGE.name
@@ -184,14 +184,10 @@ def _configured_tasks(config: TrainConfig, store: EventStore) -> Tasks:
             raise Problem(f"--aux {name}: that is what --task {config.task} is about", "name it once")
         else:
             labels.append(Task(theirs[name], weight))
-    of_graph = [task.name for task in labels if task.label.of == "graph"]
-    if of_graph and config.mode == "naive":
-        what = f"label {of_graph[0]} is one of the whole event, and --mode naive shows the network sectors of it"
-        raise Problem(what, "leave out --mode naive")
     return Tasks(edge_weight, tuple(labels), main)
 
 
-def going_on(tasks: Tasks, config: TrainConfig, store: EventStore) -> Tasks:
+def going_on(tasks: Tasks, config: TaskFlags, store: EventStore) -> Tasks:
     """What a run goes on to learn: what it began with, with the weights that are asked for now.
 
     Raises:

@@ -16,7 +16,7 @@ from domainpar.common.limits import memory
 from domainpar.measure.forecast import Line, PartMemory
 from domainpar.measure.rates import median_seconds
 from domainpar.parallel.world import World
-from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.train import TrainingFlags
 from domainpar.tracking.cost.cuts import Cut, Tiling, stored_tiling
 from domainpar.tracking.cost.event_pieces import sectors_of
 from domainpar.tracking.training.inputs import TrainingData, open_training_data, steps_of
@@ -69,7 +69,7 @@ class Work:
     memory: Mapping[int | None, PartMemory]
 
     @classmethod
-    def of(cls, config: TrainConfig, store: Path) -> Work:
+    def of(cls, config: TrainingFlags, store: Path) -> Work:
         """What one rank finds of a training."""
         alone = World.alone()
         data = open_training_data(config, store, alone)
@@ -77,12 +77,12 @@ class Work:
         trainer.model.exactness(alone.transport)  # loads the kernels
         bare = int(psutil.Process().memory_info().rss)  # when all is loaded but events, as in a run
         largest = max(data.train + data.val, key=lambda sample: sample.cost)
-        where = data.store, largest.record, alone
-        weights = {every: weight_of(config, trainer.model, *where, every=every, shared=True) for every in ways(trainer)}
+        where = data.store, largest.record, alone, trainer.loader.dtype
+        weights = {every: weight_of(trainer.model, *where, every=every, shared=True) for every in ways(trainer)}
         with data.store.open(largest.record) as event:
             return cls(data, largest, stored_tiling(event), bare, weights)
 
-    def estimates(self, config: TrainConfig, ranks: int, domain_size: int, lines: Sequence[Line]) -> list[Estimate]:
+    def estimates(self, config: TrainingFlags, ranks: int, domain_size: int, lines: Sequence[Line]) -> list[Estimate]:
         """What training takes on some ranks, by seconds of a step against the edges of a rank, for each way.
 
         An event of a step takes as long as its fullest part; the rest of a group's events follow.
@@ -90,7 +90,7 @@ class Work:
         parts = Cut.of(self.tiling, config.grouping, domain_size, config.seed).quality
         sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
         share = int(parts.incident_edges.max()) / max(self.largest.cost, 1)
-        steps = steps_of(config, self.data.train, 0)[:MOST_STEPS]
+        steps = steps_of(config, self.data.train, config.seed, 0)[:MOST_STEPS]
         found = []
         for (every, weight), line in zip(self.memory.items(), lines):
             longest = [
@@ -112,7 +112,9 @@ def ways(trainer: Any) -> list[int | None]:
     return list(dict.fromkeys((found[0], found[-1])))
 
 
-def step_lines(world: World, config: TrainConfig, store: Path, seconds: float = SECONDS_OF_STEPS) -> list[list[float]]:
+def step_lines(
+    world: World, config: TrainingFlags, store: Path, seconds: float = SECONDS_OF_STEPS
+) -> list[list[float]]:
     """Seconds of a step against the edges of a rank, for each way to recompute: `Line`. *Collective*.
 
     Each group of ranks takes pieces of one event.

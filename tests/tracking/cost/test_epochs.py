@@ -13,7 +13,8 @@ from domainpar.tracking.cost import epochs as costs
 from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.training import run_log
 from domainpar.tracking.training.inputs import open_training_data
-from domainpar.tracking.training.run import make_trainer, train
+from domainpar.tracking.training.run import make_trainer
+from domainpar.train import train
 
 FLAGS = {"hidden": 16, "graph_iters": 2, "epochs": 2, "overwrite": True}
 
@@ -57,7 +58,7 @@ def test_nothing_is_said_of_short_epochs_but_a_mean(store, tmp_path, capsys):
 def test_operations_are_those_that_are_counted_around_every_step(store):
     config, world = TrainConfig(**FLAGS), World.alone()
     training_data = open_training_data(config, store, world)
-    trainer = make_trainer(config, training_data, world)
+    trainer = make_trainer(config, training_data, world, config)
     meter, total, seconds = costs.Costs(world, "float32"), 0, 0.0
     for number, sample in enumerate(training_data.train):
         with counted() as flops, meter.step():

@@ -16,7 +16,7 @@ from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, StoreError, event_file_name, write_event, write_manifest
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 OF_THE_STORE = ("position", "volume", "layer", "module", "particle_id", "label")
 

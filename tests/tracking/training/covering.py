@@ -81,7 +81,7 @@ def parameters_after_steps(world, stores, row, grouping="contiguous", threads=1)
     config = TrainConfig(**SMALL, **flags, **row["kind"], grouping=grouping)
     set_threads(threads)
     training_data = open_training_data(config, Path(stores) / row["tiles"], world)
-    trainer = make_trainer(config, training_data, world)
+    trainer = make_trainer(config, training_data, world, config)
     for step in range(NUM_STEPS):
         trainer.step(training_data.train, step)
     bits = b"".join(value.numpy().tobytes() for value in trainer.model.state_dict().values())

@@ -11,8 +11,8 @@ from proving import no_rank_holds_all
 from domainpar.common.agreement import gather
 from domainpar.runs.checkpoint import Checkpoints
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "overwrite": True}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2}
 

@@ -17,8 +17,8 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore, event_file_name, write_manifest
 from domainpar.tracking.part_loading import BadEvent
 from domainpar.tracking.training.parts import PartLoader
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.train import train
 
 BAD = "000000001"
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "events_per_step": 2, "on_bad_event": "skip"}

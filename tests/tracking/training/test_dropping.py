@@ -10,8 +10,8 @@ from domainpar.nn.noise import key_of
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "dropout": 0.5, "events_per_step": 2}
 

@@ -17,7 +17,7 @@ from domainpar.tracking.config import BITWISE, TrainConfig
 from domainpar.tracking.cost import event_pieces as pieces
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import ORDERS, build_model
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SIZES = {"hidden": 16, "graph_iters": 4, "max_steps": 1, "lr": 1e-2}
 

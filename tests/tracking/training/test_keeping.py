@@ -25,7 +25,7 @@ from domainpar.tracking.training import checkpointer
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.monitor.failure import StepFailed
 from domainpar.tracking.training.record import MetricsFile
-from domainpar.tracking.training.run import train as train_on_ranks
+from domainpar.train import train as train_on_ranks
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 

@@ -14,7 +14,8 @@ from domainpar.tracking.events.store import write_manifest
 from domainpar.tracking.training import step_memory as forecast
 from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.run import make_trainer, train
+from domainpar.tracking.training.run import make_trainer
+from domainpar.train import train
 
 LARGE = "000000001"
 
@@ -70,7 +71,7 @@ def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tm
 def _largest(world, store):
     config = TrainConfig(hidden=16, graph_iters=1)
     training_data = open_training_data(config, store, world)
-    sample, _ = forecast._largest(config, make_trainer(config, training_data, world), training_data, 0)
+    sample, _ = forecast._largest(make_trainer(config, training_data, world), training_data, 0, keeps_freed=True)
     return sample.name
 
 

@@ -19,8 +19,8 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.graph import EventGraph
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.part_loading import empty_parts, sector_of_tiles
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.train import train
 
 NUM_SECTORS, NUM_TILES = 4, 8
 NODES, EDGES = 30, 160  # of each of four clusters

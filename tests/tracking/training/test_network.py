@@ -13,10 +13,10 @@ from domainpar.tracking.training.tasks import EDGES
 
 ASKED = {
     "hidden": 32, "graph_iters": 5, "shared_weights": True, "residual": False, "aggregate": "sum", "activation": "tanh",
-    "norm": "none", "readouts": "all", "dropout": 0.25, "seed": 7, "recompute_every": 2,
+    "norm": "none", "readouts": "all", "dropout": 0.25, "seed": 7,
 }  # fmt: skip
-NOT_ASKED_FOR = {"order", "layers"}
-"""Options that no flag has: `order` goes with the name of the network."""
+NOT_ASKED_FOR = {"order", "layers", "recompute_every"}
+"""Options that no flag of the network has: `order` goes with its name, `recompute_every` is set where it is trained."""
 
 
 def test_flags_are_options_of_the_same_names_and_none_is_lost():
@@ -26,10 +26,6 @@ def test_flags_are_options_of_the_same_names_and_none_is_lost():
     same = {it.name for it in fields(NetworkOptions) if getattr(options, it.name) == getattr(NetworkOptions(), it.name)}
     assert same == {*NOT_ASKED_FOR, "dtype", "heads"}
     assert options_of_run(TrainConfig(dtype="float64"), None, EDGES) == NetworkOptions(dtype=torch.float64)
-
-
-def test_memory_that_is_to_be_seen_to_is_kept_until_it_is_known():
-    assert options_of_run(TrainConfig(recompute_every="auto"), None, EDGES).recompute_every is None
 
 
 def test_heads_are_those_of_the_tasks():

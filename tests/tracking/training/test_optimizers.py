@@ -25,8 +25,8 @@ from domainpar.tracking.config import ConfigError, TrainConfig
 from domainpar.tracking.display.run_facts import command
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.training.optimizer import make_optimizer
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.summary import resume_command
+from domainpar.train import train
 from examples import optimizers
 
 STEPS = 4

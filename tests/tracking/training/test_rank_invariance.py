@@ -2,6 +2,7 @@
 
 import json
 import platform
+from pathlib import Path
 
 import invariance
 import pytest
@@ -9,11 +10,12 @@ from marks import slow
 from random_store import write_random_store
 
 from domainpar.parallel import world
+from domainpar.parallel.world import World
 from domainpar.testing import find_mpiexec, run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.network import make_network
-from domainpar.tracking.training.run import train
+from domainpar.tracking.training.inputs import open_training_data
+from domainpar.tracking.training.run import make_trainer
+from domainpar.train import train
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 
@@ -121,8 +123,11 @@ def test_networks_that_are_to_differ_do(on_one_rank):
     assert len(hashes) == 3
 
 
-def test_what_saves_memory_reaches_the_network(store):
-    assert make_network(TrainConfig(recompute_every=3), EventStore(store)).recompute_every == 3
+@pytest.mark.parametrize(("asked", "every"), [(3, 3), ("auto", None)])  # auto: all is kept until it is known
+def test_what_saves_memory_reaches_the_network(store, asked, every):
+    config, alone = TrainConfig(recompute_every=asked), World.alone()
+    trainer = make_trainer(config, open_training_data(config, Path(store), alone), alone, config)
+    assert trainer.model.recompute_every == every
 
 
 @pytest.mark.parametrize(

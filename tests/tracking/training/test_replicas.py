@@ -13,7 +13,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.training.monitor.failure import StepFailed
 from domainpar.tracking.training.monitor.rank_differences import replicated
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 FIRST_PARAMETER = "node_encoder.mlp.linears.0.weight"
 

@@ -22,7 +22,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from domainpar.parallel.tables import empty_table
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost import scratch
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SIZES = {"hidden": 16, "graph_iters": 2, "epochs": 1}
 NETWORKS = [{}, {"model": "interaction", "precision": "bf16"}, {"model": "acorn", "recompute_every": 2}]

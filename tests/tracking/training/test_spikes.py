@@ -10,7 +10,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.training.monitor import spikes
 from domainpar.tracking.training.monitor.sizes import Changes, layer_norms
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 
 def seen(losses, norms=None):

@@ -15,7 +15,7 @@ from domainpar.tracking.command_line import config_of_run, parse
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training.network import load_network
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2}
 CONSTANTS = [f"standardise.{name}" for name in Standard._fields]

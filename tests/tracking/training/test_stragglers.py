@@ -14,8 +14,8 @@ from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.monitor.rank_differences import STEPS, Stragglers, lines
 from domainpar.tracking.training.record import StepTotals
-from domainpar.tracking.training.run import train
 from domainpar.tracking.training.sampler import samples_of
+from domainpar.train import train
 
 EVEN = [1000, 1000, 1000, 1000]
 

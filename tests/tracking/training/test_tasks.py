@@ -21,7 +21,7 @@ from domainpar.infer import infer
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import ConfigError, InferConfig, TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
-from domainpar.tracking.training.run import train
+from domainpar.train import train
 
 EVERYTHING = {"aux": "kind:0.5, energy:0.25, sort:0.1, size:0.2, pt:0.1, origin:0.3"}
 FLAGS = {
