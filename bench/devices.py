@@ -23,7 +23,7 @@ from domainpar.parallel.world import World
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.cost.cuts import Cut, median_event, stored_tiling
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.network import make_network
+from domainpar.tracking.networks.catalogue import make_network
 from domainpar.tracking.training.step_memory import weight_of
 
 DEVICES = (16, 24, 40, 80)

@@ -18,10 +18,10 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import DTYPES, make_network
 from domainpar.tracking.scoring.scores import score_event
 from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
-from domainpar.tracking.training.network import DTYPES, make_network
 from domainpar.tracking.training.parts import PartLoader
 from domainpar.tracking.training.run import make_trainer
 from domainpar.tracking.training.sampler import Sample, samples_of

@@ -30,7 +30,7 @@ from torch_geometric.nn import MessagePassing
 from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.parallel.world import World
 from domainpar.tracking.events.store import EventStore, WholeEvent
-from domainpar.tracking.training import network as ours
+from domainpar.tracking.networks import catalogue as ours
 
 
 class PlainMLP(nn.Module):

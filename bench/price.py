@@ -29,7 +29,7 @@ from without_rules import RULES, without
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.network import DTYPES
+from domainpar.tracking.networks.catalogue import DTYPES
 from domainpar.tracking.training.parts import PartLoader
 
 GROUPINGS = ("contiguous", "random")

@@ -23,8 +23,7 @@ from domainpar.common.words import several
 from domainpar.nn.stages import MOST_BYTES_OF_LAYERS
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.networks.catalogue import ORDERS
-from domainpar.tracking.training.network import DTYPES
+from domainpar.tracking.networks.catalogue import DTYPES, ORDERS
 from domainpar.tracking.training.step_memory import DATA_BYTES
 
 GIB = 2**30

@@ -35,11 +35,12 @@ from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run
 from domainpar.tracking.events.store import EventStore, WholeEvent
+from domainpar.tracking.networks.catalogue import make_network
 from domainpar.tracking.part_loading import Part, load_part
 from domainpar.tracking.reco.tracks import SCORE_CUT, TrackOptions, build_tracks, finished
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scores import score_event
-from domainpar.tracking.training.network import load_network, make_network
+from domainpar.tracking.training.network import load_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
 

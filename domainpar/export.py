@@ -228,8 +228,8 @@ def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "Train
     import torch
 
     from domainpar.parallel.world import World
+    from domainpar.tracking.networks.catalogue import DTYPES
     from domainpar.tracking.part_loading import load_part
-    from domainpar.tracking.training.network import DTYPES
 
     part = load_part(event, World.alone().domain, dtype=DTYPES[trained.dtype])
     with torch.no_grad():

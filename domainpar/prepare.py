@@ -313,7 +313,7 @@ def _report(directory: Path) -> None:
     from domainpar.tracking.config import TrainedFlags
     from domainpar.tracking.cost.cuts import median_event, print_report
     from domainpar.tracking.events.store import EventStore
-    from domainpar.tracking.training.network import DTYPES, make_network
+    from domainpar.tracking.networks.catalogue import DTYPES, make_network
     from domainpar.tracking.training.step_memory import weight_of
 
     config, store = TrainedFlags(), EventStore(directory)

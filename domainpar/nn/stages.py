@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -105,6 +106,19 @@ class EdgeStage(Stage):
         super().__init__(mlp, residual)
         self.products, self.aggregate = products, aggregate
 
+    def scale_of_sums(self, graph: LocalGraph) -> Tensor | None:
+        """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
+        aggregate, dtype = self.aggregate, self.mlp.layers[0].linear.weight.dtype
+        if aggregate == "sum":
+            return None
+
+        def scale() -> Tensor:
+            degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=dtype).numpy().dtype)
+            # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
+            return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees))
+
+        return graph.cached(("scale", aggregate, dtype), scale)
+
     def forward(
         self,
         nodes: HaloRows | None,
@@ -184,10 +198,10 @@ def run_chain(
     if any(link.mlp.readout for link in chain[:-1]):
         raise ValueError("only the last of several stages may be a readout: the others make states for the next.")
     edges = graph.features.new_empty(graph.num_edges, 0) if edges is None else edges
-    aggregate = stages[summing].aggregate if sums and summing is not None else None
+    scale = None if not sums or summing is None else stages[summing].scale_of_sums(graph)
     overwrites = overwrites and not torch.is_grad_enabled()
     keeps_layers = _keeps_layers(stages, graph.num_edges)
-    call = EdgeTiles(tuple(chain), graph, aggregate, keeps, overwrites, keeps_layers)
+    call = EdgeTiles(tuple(chain), graph, sums, scale, keeps, overwrites, keeps_layers)
     parameters = [parameter for stage in stages for parameter in stage.trainable()]
     owned = None if nodes is None else nodes.owned
     results = _OnEdges.apply(call, nodes, owned, edges, *parameters)  # type: ignore[no-untyped-call]
@@ -314,7 +328,7 @@ class _OnEdges(torch.autograd.Function):
         call: EdgeTiles = ctx.call
         edges, *rest = ctx.saved_tensors
         kept, local = rest[: ctx.num_kept], rest[ctx.num_kept :]
-        if call.aggregate is None:
+        if not call.sums:
             grad_sums = None  # there are none
         else:
             # Ghosts are sent their owners' gradient of the sums: with it each copy of an edge has its whole gradient.

@@ -25,7 +25,6 @@ from domainpar.nn.flops import count_flops
 from domainpar.nn.gradients import GradSink
 from domainpar.nn.mlp import MLP
 from domainpar.nn.noise import Noise
-from domainpar.nn.options import Aggregate
 from domainpar.nn.partials import Partials, order_at_ends
 from domainpar.nn.program import NOTHING, STRIP, Operand, Program, When, shared, table, tiles_of
 from domainpar.parallel.halo import HaloRows
@@ -97,19 +96,6 @@ class EdgeGradients(NamedTuple):
     sums: HaloRows | None
     readout: Tensor | None
     nodes: Tensor | None = None
-
-
-def scale_of_sums(graph: LocalGraph, aggregate: Aggregate, like: Tensor) -> Tensor | None:
-    """Factors of sums at owned nodes, at `dst`, then at `src`, [num_owned, 2]; None if sums stay as they are."""
-    if aggregate == "sum":
-        return None
-
-    def scale() -> Tensor:
-        degrees = np.maximum(graph.plan.degrees, 1).astype(torch.empty(0, dtype=like.dtype).numpy().dtype)
-        # Divisions and roots of numpy are rounded as IEEE 754 says: the same bits on every machine.
-        return torch.from_numpy(1 / (np.sqrt(degrees) if aggregate == "root" else degrees))
-
-    return graph.cached(("scale", aggregate, like.dtype), scale)
 
 
 def _like(rows: Tensor) -> Tensor:
@@ -212,7 +198,8 @@ class EdgeTiles:
     Attributes:
         chain: The MLPs. Only the last one may be a readout, of the states before it.
         graph: The part.
-        aggregate: How sums at nodes are scaled; None: no sums.
+        sums: Whether new edge states are summed at nodes.
+        scale: Factors of these sums, [num_owned, 2]: at `dst`, then at `src`; None: none.
         keeps: Whether to return new edge states.
         overwrites: Whether they may take the place of those that came.
         keeps_layers, made: As in `NodeTiles`.
@@ -220,7 +207,8 @@ class EdgeTiles:
 
     chain: tuple[Link, ...]
     graph: LocalGraph
-    aggregate: Aggregate | None = None
+    sums: bool = False
+    scale: Tensor | None = None
     keeps: bool = True
     overwrites: bool = False
     keeps_layers: bool = False
@@ -237,13 +225,11 @@ class EdgeTiles:
         return self.chain[-1] if self.chain[-1].mlp.readout else None
 
     def scaled(self, sums: Tensor) -> Tensor:
-        """Sums at owned nodes, [num_owned, 2 width], or their gradient, times the factors of `aggregate`."""
-        assert self.aggregate is not None
-        scale = scale_of_sums(self.graph, self.aggregate, sums)
-        if scale is None:
+        """Sums at owned nodes, [num_owned, 2 width], or their gradient, times `scale`."""
+        if self.scale is None:
             return sums
         program, out = Program(), _like(sums)
-        operations.copy(program, table(sums), table(out), factors=table(scale))
+        operations.copy(program, table(sums), table(out), factors=table(self.scale))
         program.run(tiles_of(self.graph.tiles.ranges_of_nodes))
         return out
 
@@ -268,13 +254,12 @@ class EdgeTiles:
             reuses = self.overwrites and (edges.shape[1], edges.dtype) == (width, kind)
             new_edges = edges if reuses else empty_table(graph.num_edges, width, edges, kind)
             outs[len(self.updates) - 1] = table(new_edges)
-        at_ends = _TileSums(graph, 0 if self.aggregate is None else self.updates[-1].mlp.out_features, exact)
+        at_ends = _TileSums(graph, self.updates[-1].mlp.out_features if self.sums else 0, exact)
         self._forward(program, chain, edges, outs, at_ends.cleared_by(program))
         products = _NodeProducts(graph, nodes, chain)
         self._run(program, nodes, products.take_ghosts)
-        scale = scale_of_sums(graph, self.aggregate, at_ends.at_ends) if self.aggregate else None
         kept = [table for linked in chain for layer in linked.kept for table in layer]
-        return EdgeResults(new_edges, at_ends.finish(scale), readout), kept
+        return EdgeResults(new_edges, at_ends.finish(self.scale), readout), kept
 
     def backward(
         self, nodes: HaloRows | None, edges: Tensor, kept: Sequence[Tensor], given: EdgeGradients, needed: bool

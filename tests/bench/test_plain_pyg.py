@@ -16,8 +16,8 @@ from systems import Network
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import make_network
 from domainpar.tracking.part_loading import load_part
-from domainpar.tracking.training.network import make_network
 
 MODELS = ("interaction", "interaction-node-first")
 

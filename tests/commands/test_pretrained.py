@@ -38,10 +38,11 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.module_map import ModuleMap
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import MODULE_MAP, EventStore, outside
+from domainpar.tracking.networks.catalogue import make_network
 from domainpar.tracking.scoring.infer_summary import other_events
 from domainpar.tracking.scoring.inference import score_store
 from domainpar.tracking.training import pretrained
-from domainpar.tracking.training.network import begin_with, make_network
+from domainpar.tracking.training.network import begin_with
 from domainpar.tracking.training.pretrained import PLACE, as_run, module_map_of, runs_of, source
 from domainpar.train import train
 

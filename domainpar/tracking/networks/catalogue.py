@@ -7,7 +7,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import torch
 from torch import nn
 
 from domainpar.nn.classifier import EdgeClassifier
-from domainpar.nn.heads import EDGE
+from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages
 from domainpar.nn.interaction_module import InteractionModule
 from domainpar.nn.options import DEFAULTS, NetworkOptions, Order
 from domainpar.nn.published import OF_THE_FIELD, InteractionGNN
+from domainpar.nn.standard import Standard
 from domainpar.placed.ranks import NotExact
+from domainpar.tracking.config.train import TrainedFlags
+from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.on_events import OnEvents
 
 ORDERS: dict[str, Order] = {"interaction": "edge-first", "interaction-node-first": "node-first"}
@@ -38,6 +41,35 @@ OF_FACTORIES = (*OPTIONS, "outputs")
 """A user's factory is called with those of these that it takes; `outputs`: numbers of each head by its name."""
 
 _ONE_AT_A_TIME = threading.Lock()  # ranks may be threads, and torch has one generator a process
+
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def make_network(
+    config: TrainedFlags, store: EventStore, standard: Standard | None = None, heads: tuple[Head, ...] = (EDGE,)
+) -> EdgeClassifier:
+    """The network of a configuration with its first weights, for the features of a store.
+
+    `standard`: constants that standardise features; None: they are taken as they are. `heads`: what it is read for.
+
+    Raises:
+        ValueError: If it cannot be loaded, or cannot have these sizes or options.
+    """
+    sizes = len(store.feature_names), len(store.edge_feature_names)
+    return build_model(config.model, *sizes, options_of_run(config, standard, heads))
+
+
+def options_of_run(config: TrainedFlags, standard: Standard | None, heads: tuple[Head, ...]) -> NetworkOptions:
+    """The options of a run's network: its flags of the same names, and what others of its flags mean."""
+    same = {field.name for field in fields(NetworkOptions)} & {field.name for field in fields(config)}
+    return NetworkOptions(
+        **{name: getattr(config, name) for name in same - {"dtype", "recompute_every"}},
+        dtype=DTYPES[config.dtype],
+        products=torch.bfloat16 if config.precision == "bf16" else None,
+        heads=heads,
+        standard=standard,
+    )
 
 
 def build_model(name: str, node_features: int, edge_features: int, options: NetworkOptions) -> EdgeClassifier:

@@ -42,6 +42,7 @@ from domainpar.tracking.events.own_events import (
 )
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, outside
 from domainpar.tracking.events.targets import check_conditions
+from domainpar.tracking.networks.catalogue import DTYPES
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
@@ -69,7 +70,7 @@ from domainpar.tracking.scoring.scores import EventScores, score_events
 from domainpar.tracking.scoring.scoring_memory import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
-from domainpar.tracking.training.network import DTYPES, load_network
+from domainpar.tracking.training.network import load_network
 from domainpar.tracking.training.pretrained import as_run
 from domainpar.tracking.training.summary import memory_expected, memory_taken
 from domainpar.tracking.training.tasks import Tasks, label_arrays

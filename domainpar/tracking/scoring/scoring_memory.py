@@ -15,8 +15,8 @@ from domainpar.runs.records import RunRecord
 from domainpar.tracking.config import TrainedFlags
 from domainpar.tracking.config.rank_flags import RankFlags
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
+from domainpar.tracking.networks.catalogue import DTYPES
 from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
-from domainpar.tracking.training.network import DTYPES
 from domainpar.tracking.training.step_memory import DATA_BYTES, weight_of
 
 OF_TRACKS = 300

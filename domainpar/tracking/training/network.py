@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,45 +11,17 @@ from domainpar.common.agreement import on_all, on_root
 from domainpar.common.problems import Problem
 from domainpar.common.words import PROGRESS_LOG
 from domainpar.nn.classifier import Differs, EdgeClassifier
-from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.runs.directory import read_run
 from domainpar.tracking.config.train import TrainedFlags
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.networks.catalogue import build_model, message_of
+from domainpar.tracking.networks.catalogue import make_network, message_of
 from domainpar.tracking.training.inputs import TrainingData
-from domainpar.tracking.training.tasks import EDGES, Tasks
+from domainpar.tracking.training.tasks import Tasks
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MOST_EDGES_TO_VERIFY = 10_000
-
-
-def make_network(
-    config: TrainedFlags, store: EventStore, standard: Standard | None = None, tasks: Tasks = EDGES
-) -> EdgeClassifier:
-    """The network of a configuration with its first weights, for the features of a store.
-
-    `standard`: constants that standardise features; None: they are taken as they are. `tasks`: what it is read for.
-
-    Raises:
-        ValueError: If it cannot be loaded, or cannot have these sizes or options.
-    """
-    sizes = len(store.feature_names), len(store.edge_feature_names)
-    return build_model(config.model, *sizes, options_of_run(config, standard, tasks))
-
-
-def options_of_run(config: TrainedFlags, standard: Standard | None, tasks: Tasks) -> NetworkOptions:
-    """The options of a run's network: its flags of the same names, and what others of its flags mean."""
-    same = {field.name for field in fields(NetworkOptions)} & {field.name for field in fields(config)}
-    return NetworkOptions(
-        **{name: getattr(config, name) for name in same - {"dtype", "recompute_every"}},
-        dtype=DTYPES[config.dtype],
-        products=torch.bfloat16 if config.precision == "bf16" else None,
-        heads=tasks.heads,
-        standard=standard,
-    )
 
 
 def verify_network(model: EdgeClassifier, training_data: TrainingData, world: World) -> None:
@@ -121,7 +92,7 @@ def load_network(
         # The constants are those of the checkpoint, never of the store that it is to score.
         sizes = len(store.feature_names), len(store.edge_feature_names)
         standard = Standard.neutral(*sizes) if config.standardises else None
-        return make_network(config, store, standard, Tasks.of(read_run(directory)))
+        return make_network(config, store, standard, Tasks.of(read_run(directory)).heads)
 
     network = on_all(world.transport, build)
     return network, load_agreed(checkpoints, which, world, network)

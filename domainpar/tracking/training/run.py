@@ -26,12 +26,13 @@ from domainpar.tracking.config.train import TrainingFlags, UpkeepFlags
 from domainpar.tracking.cost.epochs import Costs
 from domainpar.tracking.cost.scratch import traffic
 from domainpar.tracking.events.store import EventStore
+from domainpar.tracking.networks.catalogue import DTYPES, make_network
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.training.checkpointer import Checkpointer
 from domainpar.tracking.training.inputs import TrainingData, open_training_data, steps_of
 from domainpar.tracking.training.loop import Schedule, Trainer
 from domainpar.tracking.training.monitor.profile import Profile
-from domainpar.tracking.training.network import DTYPES, begin_with, make_network, verify_network
+from domainpar.tracking.training.network import begin_with, verify_network
 from domainpar.tracking.training.optimizer import make_optimizer
 from domainpar.tracking.training.parts import PartLoader, Skip
 from domainpar.tracking.training.pretrained import source
@@ -234,7 +235,7 @@ def make_trainer(
         ValueError: If the network or the optimiser cannot be made, or the network has nothing to train.
     """
     upkeep = upkeep or UpkeepFlags()
-    model = make_network(config, training_data.store, training_data.standard, training_data.tasks)
+    model = make_network(config, training_data.store, training_data.standard, training_data.tasks.heads)
     if config.init is not None:
         begin_with(source(config.init), training_data.store, model)
     model = on_device(model, world.device)

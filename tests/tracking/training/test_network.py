@@ -8,8 +8,7 @@ from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
 from domainpar.tracking.config import TrainConfig
-from domainpar.tracking.training.network import options_of_run
-from domainpar.tracking.training.tasks import EDGES
+from domainpar.tracking.networks.catalogue import options_of_run
 
 ASKED = {
     "hidden": 32, "graph_iters": 5, "shared_weights": True, "residual": False, "aggregate": "sum", "activation": "tanh",
@@ -21,15 +20,13 @@ NOT_ASKED_FOR = {"order", "layers", "recompute_every"}
 
 def test_flags_are_options_of_the_same_names_and_none_is_lost():
     standard = Standard.neutral(3, 6)
-    options = options_of_run(TrainConfig(**ASKED, precision="bf16"), standard, EDGES)
+    options = options_of_run(TrainConfig(**ASKED, precision="bf16"), standard, (EDGE,))
     assert options == NetworkOptions(**ASKED, products=torch.bfloat16, standard=standard, heads=(EDGE,))
     same = {it.name for it in fields(NetworkOptions) if getattr(options, it.name) == getattr(NetworkOptions(), it.name)}
     assert same == {*NOT_ASKED_FOR, "dtype", "heads"}
-    assert options_of_run(TrainConfig(dtype="float64"), None, EDGES) == NetworkOptions(dtype=torch.float64)
+    assert options_of_run(TrainConfig(dtype="float64"), None, (EDGE,)) == NetworkOptions(dtype=torch.float64)
 
 
 def test_heads_are_those_of_the_tasks():
-    class OfJets:
-        heads = (Head("jet", "graph", 3),)
-
-    assert options_of_run(TrainConfig(), None, OfJets()).heads == OfJets.heads
+    jets = (Head("jet", "graph", 3),)
+    assert options_of_run(TrainConfig(), None, jets).heads == jets
