@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from domainpar.common.problems import NotWritten, Problem, Where, as_problem, error_text, nobody_reads, problem_record
+from domainpar.common.problems import NotWritten, Where, as_problem, error_text, nobody_reads, problem_record
 from domainpar.common.words import PROGRESS_LOG, some_of
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking import config
@@ -77,12 +77,17 @@ def run_command(
     Raises:
         SystemExit: With code 0 after `--help`.
     """
-    _print_by_lines()
+    # Each line is written when it is complete, also into a pipe or a file: under a launcher Python would keep 8 KiB,
+    # the lines of minutes, and a process that is killed would lose them.
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a notebook's or a test's own
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         asked = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
         # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
-        # What NCCL has to say about a GPU stays.
-        on_gpu = _may_be_on_gpu(getattr(asked, "device", "cpu"))
+        # What NCCL has to say about a GPU stays. Torch is not imported yet: a driver's files say whether there is one.
+        device = getattr(asked, "device", "cpu")
+        has_gpu = any(found for name in ("nvidia[0-9]*", "kfd", "dxg") for found in _DRIVERS.glob(name))
+        on_gpu = device == "cuda" or (device == "auto" and has_gpu)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         name = _Command(config_class).name
@@ -96,15 +101,14 @@ def run_command(
         with open(os.devnull, "wb") as nowhere:  # where what is still to be printed goes
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 1
-    except ConfigError as error:
-        if started_as_root():
-            _print_error(error)
-        return 2
     except (ValueError, OSError) as error:
         if (problem := as_problem(error)) is None:
             raise
-        _print_error(problem)
-        return 1
+        refused = isinstance(error, ConfigError)  # by all ranks alike
+        if started_as_root() or not refused:
+            sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
+            sys.stderr.flush()
+        return 2 if refused else 1
 
 
 @contextmanager
@@ -120,29 +124,9 @@ def refuse_like_flags(command: str) -> Iterator[None]:
         raise ConfigError(hint=hint, **about) from error
 
 
-def _may_be_on_gpu(device: str) -> bool:
-    """Whether ranks may compute on a GPU: asked before torch is imported, so of a driver's files."""
-    there = any(found for name in ("nvidia[0-9]*", "kfd", "dxg") for found in _DRIVERS.glob(name))
-    return device == "cuda" or (device == "auto" and there)
-
-
-def _print_by_lines() -> None:
-    """Write each line of standard output when it is complete, also into a pipe or a file.
-
-    Under a launcher Python would keep 8 KiB, the lines of minutes, and a process that is killed would lose them.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # else a notebook's or a test's own
-        sys.stdout.reconfigure(line_buffering=True)
-
-
 def _flush() -> None:
     if sys.stdout is not None:  # it may have been closed
         sys.stdout.flush()
-
-
-def _print_error(problem: Problem) -> None:
-    sys.stderr.write(error_text(problem.what, Where(event=problem.event, file=problem.file), problem.hint))
-    sys.stderr.flush()
 
 
 def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
@@ -173,7 +157,12 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 
 def _beneath(command: _Command, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
-    _refuse_shipped(asked)
+    for name, value in asked.items():  # a directory would be made under the name of a network that is shipped
+        of_run = name in ("run", "then", "beside", "init", "module_map")
+        if not of_run and isinstance(value, str) and value.startswith(SHIPPED):
+            what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
+            copy = f"runs/{value.replace(':', '-')}"
+            raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
     values: dict[str, Any] = {}
     presets, run = command.config_class.PRESETS, asked.get("then") or asked.get("run") or ""
     of_run = preset_of(run) if run.startswith(SHIPPED) else None
@@ -196,16 +185,6 @@ def _beneath(command: _Command, asked: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _refuse_shipped(values: Mapping[str, Any]) -> None:
-    """Refuse a network that is shipped where a directory is asked for, which would be made under its name."""
-    for name, value in values.items():
-        of_run = name in ("run", "then", "beside", "init", "module_map")
-        if not of_run and isinstance(value, str) and value.startswith(SHIPPED):
-            what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
-            copy = f"runs/{value.replace(':', '-')}"
-            raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
-
-
 def config_of_run(run: Path, model: str | None = None) -> config.TrainedFlags:
     """What its network depends on of the configuration of a run; `model` names a network of the user's own.
 
@@ -223,7 +202,7 @@ def _arguments(field: Flag, text: str, default: Any) -> dict[str, Any]:
     if default is not None and default is not False:
         text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
     if field.is_switch:
-        return {"help": text, "action": _Switch, "nargs": 0}
+        return {"help": text, "action": argparse.BooleanOptionalAction}
     words = ",".join(field.choices)
     if bool in field.kinds:
         return {"help": text, "metavar": words, "nargs": "?", "const": True}
@@ -238,13 +217,6 @@ def _arguments(field: Flag, text: str, default: Any) -> dict[str, Any]:
     else:
         metavar = "DIR" if field.name in _DIRECTORIES else field.name.split("_")[-1].upper()
     return {"help": text, "metavar": metavar}
-
-
-class _Switch(argparse.Action):
-    """A pair of flags without a value, of which the first means yes."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, option_string == self.option_strings[0])
 
 
 class _Command:
@@ -302,7 +274,7 @@ class _Command:
             heading, described = parser.add_argument_group(title(group)), texts(group)
             for name in group.__annotations__:
                 own, default = self.flags[name], getattr(self.config_class, name)
-                heading.add_argument(*own.spellings, **_arguments(own, described.get(name, ""), default))
+                heading.add_argument(flag(name), **_arguments(own, described.get(name, ""), default))
         return parser
 
     def read_words(self, argv: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
@@ -354,9 +326,21 @@ class _Command:
         Raises:
             ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
         """
+        from domainpar.tracking.config.acorn_keys import converted
+
         loaded = _load_mapping(path, hint).items()
-        kept = {key: value for key, value in loaded if key not in left and f"{key}: {value}" not in left}
-        keys = self._converted(path, kept, own_model)
+        keys = {key: value for key, value in loaded if key not in left and f"{key}: {value}" not in left}
+        everything = [name for command in _commands() for name in _Command(command).flags]
+        try:
+            conversion = converted(keys, self.name, self.flags, everything, own_model)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.what}", error.hint) from error
+        if conversion is not None:
+            text, said = conversion
+            if started_as_root():
+                print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
+                print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
+            keys = loaded_yaml(text)  # what was printed is what is read
         if unknown := [str(key) for key in keys if key not in self.flags]:
             self._refuse_unknown(unknown, lambda command: command.flags, "unknown key", f"{path}: ")
         if code := [name for name in CODE if ":" in str(keys.get(name))]:
@@ -368,30 +352,17 @@ class _Command:
         """The values that a run began with.
 
         Raises:
-            ConfigError: If its file cannot be read, or does not say which formulas its network has.
+            ConfigError: If there is no run, its file cannot be read, or does not say which formulas its network has.
         """
-        path = _settings_of_run(run)
+        path = run / "config.yaml"
+        if not path.is_file() and (run / "run.json").is_file():
+            raise ConfigError(f"{run} holds a run without its {path.name}", _COPY_BACK)
+        if not path.is_file():
+            hint = "name the directory of a run, or drop --resume to start one"
+            raise ConfigError(f"{run} holds no run to resume", hint)
         values = self.read_file(path, own_model, _COPY_BACK, _LEFT)
         if lacks := [name for name in _FORMULAS if name in self.flags and name not in values]:
             raise ConfigError(f"{path} does not say {lacks[0]} of the network", _COPY_BACK)
-        return values
-
-    def _converted(self, path: Path, keys: Mapping[str, Any], own_model: bool) -> Mapping[str, Any]:
-        """The keys of a file in our own; a file with acorn's is converted, and the result printed."""
-        from domainpar.tracking.config.acorn_keys import converted
-
-        everything = [name for command in _commands() for name in _Command(command).flags]
-        try:
-            conversion = converted(keys, self.name, self.flags, everything, own_model)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error.what}", error.hint) from error
-        if conversion is None:
-            return keys
-        text, said = conversion
-        if started_as_root():
-            print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
-            print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
-        values: Mapping[str, Any] = loaded_yaml(text)  # what was printed is what is read
         return values
 
 
@@ -413,7 +384,7 @@ def completion(shell: str, commands: Mapping[str, tuple[type[Group], str]]) -> s
         parser.add_argument("--config").complete = shtab.FILE  # type: ignore[attr-defined]
         for field in fields_of(config_class).values():
             words = _arguments(field, "", None) | {"choices": field.choices or None}
-            action = parser.add_argument(*field.spellings, **({"action": "store_true"} if field.is_switch else words))
+            action = parser.add_argument(flag(field.name), **words)
             if words.get("metavar") in ("DIR", "FILE"):
                 action.complete = shtab.DIRECTORY if words["metavar"] == "DIR" else shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(program, shell))
@@ -453,20 +424,6 @@ _LEFT = (
 """What runs of earlier versions name, and what decides nothing of their results."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
-
-
-def _settings_of_run(run: Path) -> Path:
-    """The file that says what a run was asked to do.
-
-    Raises:
-        ConfigError: If there is no run, or it has lost this file.
-    """
-    path = run / "config.yaml"
-    if not path.is_file() and (run / "run.json").is_file():
-        raise ConfigError(f"{run} holds a run without its {path.name}", _COPY_BACK)
-    if not path.is_file():
-        raise ConfigError(f"{run} holds no run to resume", "name the directory of a run, or drop --resume to start one")
-    return path
 
 
 def _load_mapping(path: Path, hint: str = "") -> Mapping[Any, Any]:
