@@ -158,8 +158,8 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
 def _beneath(command: _Command, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
     for name, value in asked.items():  # a directory would be made under the name of a network that is shipped
-        of_run = name in ("run", "then", "beside", "init", "module_map")
-        if not of_run and isinstance(value, str) and value.startswith(SHIPPED):
+        may_be_shipped = name in ("run", "then", "beside", "init", "module_map")
+        if not may_be_shipped and isinstance(value, str) and value.startswith(SHIPPED):
             what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
             copy = f"runs/{value.replace(':', '-')}"
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")

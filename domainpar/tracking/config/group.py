@@ -160,11 +160,8 @@ class NameOrCode(Text):
         return str(self)
 
 
-Rule = MeansNothing
-
-
-def rules(*each: Rule) -> tuple[Rule, ...]:
-    """The rules of a group."""
+def rules(*each: MeansNothing) -> tuple[MeansNothing, ...]:
+    """The rules of a group, in a type that leaves their number open: a subclass has others."""
     return each
 
 
@@ -178,7 +175,7 @@ class Group:
     WORDS: ClassVar[tuple[str, ...]] = ()
     """Fields whose values may stand on the command line without their flags, in this order."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[MeansNothing, ...]] = ()
     """What its fields, and those that it shares a configuration with, must fulfil; what is no rule is in `check`."""
 
     HELP: ClassVar[tuple[tuple[str, str], ...]] = ()
