@@ -15,7 +15,6 @@ Examples:
   python -m domainpar.prepare --source stores --input 'stores/full, stores/acts-ttbar-200' --module-map build
 """
 
-import math
 import shlex
 import sys
 from collections import Counter
@@ -257,10 +256,8 @@ def _learned(config: PrepareConfig, directory: Path, world: "World") -> "ModuleM
         return _built(config, directory, world)
 
     def read() -> "ModuleMap | Embedding":
-        if kind == "module_map":
-            return ModuleMap.read(path).best(config.map_edges_per_hit or math.inf)
-        found, most = Embedding.read(path), config.embedding_edges_per_hit
-        return found if most is None else found.best(most)
+        found = ModuleMap.read(path) if kind == "module_map" else Embedding.read(path)
+        return found if config.map_edges_per_hit is None else found.best(config.map_edges_per_hit)
 
     return on_all(world.transport, read)
 
@@ -290,7 +287,7 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
         if of_map:
             return build_map(*arguments, on_event=advance).best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
         found = build_embedding(*arguments, on_event=advance)
-        return found.best(config.embedding_edges_per_hit or EMBEDDING_EDGES_PER_HIT)
+        return found.best(config.map_edges_per_hit or EMBEDDING_EDGES_PER_HIT)
 
 
 def _work(config: PrepareConfig) -> int:

@@ -20,6 +20,7 @@ from random_store import write_random_store
 
 from domainpar import doctor
 from domainpar.testing import find_mpiexec, run_command
+from domainpar.tracking.diagnosis import all_checks
 
 needs_mpi = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec or no mpi4py")
 
@@ -69,10 +70,17 @@ def test_what_makes_no_sense_is_refused(words, said, capfd):
     assert all(value in printed for value in said.split())
 
 
+@pytest.fixture
+def no_ranks_of_its_own(monkeypatch):
+    """Ranks that it starts take seconds; `test_alone_it_starts_ranks_of_its_own` looks at them."""
+    monkeypatch.setattr(all_checks, "probe_mpi", lambda mpiexecs, seconds: None)
+    monkeypatch.setattr(all_checks, "probe_gloo", lambda seconds: None)
+
+
 @pytest.mark.parametrize("broken", [slow("numba"), "torch", "rich"])
 def test_a_package_that_cannot_be_imported_is_named(broken, tmp_path):
     (tmp_path / f"{broken}.py").write_text("raise ImportError('it needs NumPy 2.3 or less.\\nGot NumPy 9.9.')")
-    code, printed = run_command([*DOCTOR, "--no-probe"], 60, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]))
+    code, printed = run_command(DOCTOR, 60, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path[1:]]))
     assert code == 1
     lines = without_signs_of_life(printed).splitlines()
     assert lines[0].startswith(f"domainpar: error: {broken} {version(broken)} ")
@@ -86,7 +94,7 @@ def test_all_packages_that_are_declared_are_looked_at_when_one_is_broken():
     assert set(doctor.NEEDED.values()) == {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
 
 
-def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path, monkeypatch, capfd):
+def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path, monkeypatch, capfd, no_ranks_of_its_own):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(
         "raise ImportError('libmpi.so.12: cannot open shared object file')"
@@ -95,7 +103,7 @@ def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path, monkeypatch, capfd):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the programs that it starts
-    code = doctor.main([*QUICK, "--no-probe"])
+    code = doctor.main(QUICK)
     out, err = capfd.readouterr()
     assert code == 1
     assert "Traceback" not in out + err
@@ -103,10 +111,10 @@ def test_a_broken_mpi4py_is_a_row_of_the_table(tmp_path, monkeypatch, capfd):
     assert "split = whole" in out
 
 
-def test_one_thread_computes_where_torch_would_take_several(monkeypatch, capfd):
+def test_one_thread_computes_where_torch_would_take_several(monkeypatch, capfd, no_ranks_of_its_own):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)
-    code = doctor.main([*QUICK, "--no-probe"])
+    code = doctor.main(QUICK)
     printed = capfd.readouterr().out
     assert code == 0, printed
     assert torch.get_num_threads() == 1

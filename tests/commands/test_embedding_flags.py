@@ -74,7 +74,7 @@ def test_an_embedding_of_a_file_joins_another_store_and_fewer_edges_a_hit_are_wi
     path = str(store / "embedding.safetensors")
     assert prepare.main([*SIZE, "--embedding", path, "--store", str(tmp_path / "second")]) == 0
     assert (edges_of(tmp_path / "second") == edges_of(store)).all()
-    few = [*SIZE, "--embedding", path, "--embedding-edges-per-hit", "0.2", "--store", str(tmp_path / "few")]
+    few = [*SIZE, "--embedding", path, "--map-edges-per-hit", "0.2", "--store", str(tmp_path / "few")]
     assert prepare.main([*few, "--least-segments", "0"]) == 0
     assert 0 < edges_of(tmp_path / "few").shape[1] < edges_of(store).shape[1]
 
@@ -95,9 +95,9 @@ def test_what_joins_the_hits_of_files_is_learned_from_their_training_events_alon
     [
         (["--embedding", "build", "--phi-slope", "0.001"], "--phi-slope 0.001 .*with --embedding build"),
         (["--embedding", "build", "--module-map", "build"], "--module-map build .*with --embedding build"),
-        (["--embedding-edges-per-hit", "3"], "--embedding-edges-per-hit 3.0 .*without"),
+        (["--map-edges-per-hit", "3"], "--map-edges-per-hit 3.0 .*without"),
         (["--embedding", "a.file", "--map-events", "3"], "--map-events 3 .*without"),
-        (["--embedding", "build", "--embedding-edges-per-hit", "0"], "embedding-edges-per-hit"),
+        (["--embedding", "build", "--map-edges-per-hit", "0"], "map-edges-per-hit"),
         (["--embedding", "missing.file"], "embedding: No such file"),
         (["--embedding", "build", "--edges-from", "d"], "--embedding build .*with --edges-from"),
         (["--source", "pyg", "--input", ".", "--embedding", "build"], "with --source pyg"),

@@ -34,7 +34,7 @@ EXAMPLES = {command: list(examples_of(command)) for command in COMMANDS}
 
 SMALL = {
     "train": ["--hidden", "16", "--graph-iters", "1", "--epochs", "2"],
-    "doctor": ["--no-probe", "--seconds", "0.05"],
+    "doctor": ["--seconds", "0.05"],
     "prepare": ["--hits", "500", "--events", "2"],
     "infer": ["--overwrite"],  # one example after another
     "export": ["--format", "pt2"],  # in half the time

@@ -24,9 +24,6 @@ class CheckFlags(Group):
     """Where ranks compute. On cpu by default, so that the command can report what is wrong with GPUs. NCCL and GPUs are
     checked in any case if each rank has a GPU of its own."""
 
-    probe: bool = True
-    """Without a launcher: start two ranks by mpiexec and two by gloo, to see that both work."""
-
     seconds: Positive = 2.0
     """Approximate time of the measurement of one transport."""
 

@@ -221,17 +221,14 @@ class CandidateFlags(Group):
     """File of a module map, which makes the candidate edges in place of the cuts above. The store keeps a copy. build:
     first build a map from events with truth. pretrained:NAME: the map that a shipped network was trained with."""
 
-    map_edges_per_hit: Positive | None = None
-    """Mean number of pairs of hits, per hit, that a module map may hold. Its purest boxes come first; triplets then
-    confirm some of the pairs as edges. Default: 30 for a map that is built, all pairs for a map from a file."""
-
     embedding: str | None = None
     """Metric learning: file of an embedding, a network that places hits in a space in which those that are near become
     candidate edges, in place of the cuts above. The store keeps a copy. build: first train one on events with truth."""
 
-    embedding_edges_per_hit: Positive | None = None
-    """Mean number of candidate edges, per hit, that an embedding makes: it sets the radius, at most twice the margin of
-    the training. Default: 5 for one that is trained, that of the file for one from a file."""
+    map_edges_per_hit: Positive | None = None
+    """Mean number of pairs of hits, per hit, that a module map may hold, its purest boxes first; triplets then confirm
+    some of them as edges. Of an embedding: of candidate edges, which sets the radius, at most twice the margin of the
+    training. Default: 30 for a map that is built, 5 for an embedding that is trained, all for one from a file."""
 
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
     """Particles whose segments a map must hold when it is built, or an embedding learns."""
@@ -247,8 +244,8 @@ class CandidateFlags(Group):
     RULES = rules(
         MeansNothing(_CUTS, beside="module_map", hint="a map has bounds of its own"),
         MeansNothing(_CUTS, beside="embedding", hint="its edges are those within a radius"),
-        MeansNothing("module_map, map_edges_per_hit", beside="embedding", hint="keep one", spares_presets=True),
-        MeansNothing("embedding_edges_per_hit", without="embedding", hint="it sets the radius of an embedding"),
+        MeansNothing("module_map", beside="embedding", hint="keep one", spares_presets=True),
+        MeansNothing("map_edges_per_hit", without="module_map, embedding", hint="it says how much of one is used"),
         MeansNothing(f"{_CUTS}, module_map, embedding", beside="edges_from", hint="its files join hits already"),
     )
 

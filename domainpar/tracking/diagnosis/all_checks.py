@@ -109,7 +109,7 @@ def _files(subject: Subject) -> Iterator[Finding]:
 
 def _probes(subject: Subject) -> Iterator[Finding]:
     """Ranks that are started here; nothing where a launcher has started some."""
-    if not subject.started and subject.config.probe and subject.mpi is not None:
+    if not subject.started and subject.mpi is not None:
         mpiexecs, seconds = subject.mpi.figures.get("mpiexecs", []), subject.config.seconds
         yield from attempted("MPI, 2 ranks", lambda: probe_mpi(mpiexecs, seconds))
         yield from attempted("gloo, 2 ranks", lambda: probe_gloo(seconds))
