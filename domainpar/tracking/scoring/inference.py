@@ -106,16 +106,9 @@ def score_store(config: InferConfig, world: World, allocator: str | None) -> Non
     config = job.config
     on_root(world.transport, lambda: str(choose_directory(job.scorer.directory.parent, config.overwrite)))
     memory = MemoryMeter(world.device)
-    expected = expected_memory(
-        config,
-        job.networks,
-        job.scorer.store,
-        job.records,
-        world,
-        memory,
-        events_per_call=config.events_per_call,
-        finds_tracks=bool(config.tracks or config.ckf),
-    )
+    largest = sorted(job.records, key=lambda record: -record.num_edges)[: config.events_per_call]
+    finds_tracks = config.tracks is not None or config.ckf
+    expected = expected_memory(config, job.networks, job.scorer.store, largest, world, memory, finds_tracks)
     if world.is_root:
         predicted = memory_expected(expected, smaller="") if world.device.type == "cpu" else ()
         targets = None if job.options is None else f"{config.track_target or 'all particles'}"

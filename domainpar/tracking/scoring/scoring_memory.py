@@ -36,11 +36,9 @@ def expected_memory(
     config: RankFlags,
     networks: Sequence[ScoringNetwork],
     store: EventStore,
-    records: Sequence[EventRecord],
+    call: Sequence[EventRecord],
     world: World,
     memory: MemoryMeter,
-    *,
-    events_per_call: int,
     finds_tracks: bool,
 ) -> Forecast | None:
     """The memory that the largest call will take; None if it cannot be read, and on a GPU. *Collective*.
@@ -48,15 +46,13 @@ def expected_memory(
     Args:
         config: How events are split.
         networks: A filter, if there is one, and the network.
-        store, records: The events.
+        store, call: The largest events that go through the network at once.
         world: The ranks.
         memory: Of this rank.
-        events_per_call: Events that go through the network at once.
         finds_tracks: Whether tracks are found in them.
     """
     if world.device.type != "cpu":  # its kernels were counted with backward alone
         return None
-    call = sorted(records, key=lambda record: -record.num_edges)[:events_per_call]
     first, last = networks[0], networks[-1]
     part = _part(config, first.trained, store, call, world)
     missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))

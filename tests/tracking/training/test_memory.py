@@ -94,10 +94,10 @@ def test_of_two_networks_the_one_that_takes_more_is_expected(store, monkeypatch,
     surveyed = {"edges_per_hit": [0.0, share * record.num_edges / record.num_nodes]}
     network = SimpleNamespace(trained=TrainConfig(), model=None)
     network.record = SimpleNamespace(store=SimpleNamespace(surveyed=surveyed))
-    config, of_calls = InferConfig(run="r"), {"events_per_call": 1, "finds_tracks": True}
+    config = InferConfig(run="r", tracks="cc")
 
     def expect(world):
-        found = of_scoring.expected_memory(config, [network] * 2, opened, [record], world, MemoryMeter(CPU), **of_calls)
+        found = of_scoring.expected_memory(config, [network] * 2, opened, [record], world, MemoryMeter(CPU), True)
         graph = PartLoader(opened, world).load(samples_of([record], None)[0]).graph
         (owned, ghosts, edges), pairs = _sizes(graph), len(graph.tiles.pair_rows)
         of_both = first.of(owned, ghosts, edges, pairs), then.of(owned, ghosts, int(edges * share), int(pairs * share))
