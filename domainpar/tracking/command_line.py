@@ -147,7 +147,9 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
         raise SystemExit(0)
     if "-h" in argv or "--help" in argv:
         if started_as_root():
-            command.print_help(text)
+            purpose, _, examples = text.partition("Examples:")
+            epilog = "Examples:" + examples.rstrip() if examples else None
+            command.parser(_docstrings, description=purpose.strip(), epilog=epilog).print_help()
             _flush()
         raise SystemExit(0)
     path, given = command.read_words(argv)
@@ -227,6 +229,7 @@ class _Command:
 
     Attributes:
         flags: Each field as a flag, by name.
+        spellings: What may be typed.
     """
 
     def __init__(self, config_class: type[Group]) -> None:
@@ -234,26 +237,9 @@ class _Command:
         self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", config_class.__name__.removesuffix("Config")).lower()
         self._help = f"python -m domainpar.{self.name} --help"
         self.flags = fields_of(config_class)
+        self.spellings = ["--config", *(word for each in self.flags.values() for word in each.spellings)]
 
-    @property
-    def spellings(self) -> list[str]:
-        """The spellings of all flags."""
-        return [spelling for each in self.flags.values() for spelling in each.spellings]
-
-    def print_help(self, text: str) -> None:
-        """Print the purpose, every flag under the heading of its group, and the examples.
-
-        `text` is the purpose first, `Examples:` last.
-        """
-        purpose, _, examples = text.partition("Examples:")
-        parser = self._parser(
-            _docstrings,
-            description=purpose.strip(),
-            epilog="Examples:" + examples.rstrip() if examples else None,
-        )
-        parser.print_help()
-
-    def _parser(self, texts: Callable[[type[Group]], Mapping[str, str]], **about: Any) -> argparse.ArgumentParser:
+    def parser(self, texts: Callable[[type[Group]], Mapping[str, str]], **about: Any) -> argparse.ArgumentParser:
         """The parser of all flags: of their words as they are typed, and of none for a flag that is not given.
 
         `texts` explain the fields of a group; `about` are the texts above and below.
@@ -287,11 +273,11 @@ class _Command:
             self._refuse_words("words that belong to no flag: --")
         try:
             # The texts are left out: they take longer to find than all else.
-            found, others = self._parser(lambda group: {}).parse_known_args(_joined(argv))
+            found, others = self.parser(lambda group: {}).parse_known_args(_joined(argv))
         except argparse.ArgumentError as error:
             self._refuse_words(f"{error.argument_name}: {error.message}")
         if unknown := [word.split("=")[0] for word in others if re.match(r"-+[a-zA-Z]", word)]:
-            self._refuse_unknown(unknown[:1], lambda command: ["--config", *command.spellings], "unknown flag")
+            self._refuse_unknown(unknown[:1], lambda command: command.spellings, "unknown flag")
         words = vars(found)
         path = words.pop("config", None)
         for name in self.config_class.WORDS:
@@ -328,8 +314,26 @@ class _Command:
         """
         from domainpar.tracking.config.acorn_keys import converted
 
-        loaded = _load_mapping(path, hint).items()
-        keys = {key: value for key, value in loaded if key not in left and f"{key}: {value}" not in left}
+        one_line = hint or "write one 'key: value' on a line"
+        try:
+            loaded = loaded_yaml(path.read_text(encoding="utf-8"))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.what}", hint or error.hint) from error
+        except OSError as error:
+            what = f"cannot read --config {path}: {error.strerror}"
+            raise ConfigError(what, "give the path of a YAML file") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            # The mark is where the reader gave up; a file that is not text has none.
+            mark = getattr(error, "problem_mark", None)
+            place = f" line {mark.line + 1}" if mark else ""
+            what = getattr(error, "problem", None) or "not text in UTF-8"
+            raise ConfigError(f"{path}{place}: not YAML: {what}", one_line) from error
+        if loaded is None:
+            raise ConfigError(f"config is empty: {path}", hint or f"{one_line}, or omit --config")
+        if not isinstance(loaded, dict):
+            what = f"{path} holds a {type(loaded).__name__}, not keys with values"
+            raise ConfigError(what, one_line, file=path)
+        keys = {key: value for key, value in loaded.items() if key not in left and f"{key}: {value}" not in left}
         everything = [name for command in _commands() for name in _Command(command).flags]
         try:
             conversion = converted(keys, self.name, self.flags, everything, own_model)
@@ -424,24 +428,3 @@ _LEFT = (
 """What runs of earlier versions name, and what decides nothing of their results."""
 
 _COPY_BACK = "copy it back, or name another run; run.json has the command of its last start, argv"
-
-
-def _load_mapping(path: Path, hint: str = "") -> Mapping[Any, Any]:
-    try:
-        loaded = loaded_yaml(path.read_text(encoding="utf-8"))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.what}", hint or error.hint) from error
-    except OSError as error:
-        raise ConfigError(f"cannot read --config {path}: {error.strerror}", "give the path of a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The mark is where the reader gave up; a file that is not text has none.
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "not text in UTF-8"
-        raise ConfigError(f"{path}{place}: not YAML: {what}", hint or "write one 'key: value' on a line") from error
-    if loaded is None:
-        raise ConfigError(f"config is empty: {path}", hint or "write one 'key: value' on a line, or omit --config")
-    if not isinstance(loaded, dict):
-        what = f"{path} holds a {type(loaded).__name__}, not keys with values"
-        raise ConfigError(what, hint or "write one 'key: value' on a line", file=path)
-    return loaded
