@@ -173,6 +173,16 @@ def on_root(ranks: Ranks, make: Callable[[], T], kind: Any = Any) -> T:
     return value
 
 
+def rounds(items: Sequence[T], ranks: Ranks) -> list[tuple[T | None, Sequence[T]]]:
+    """Items dealt to ranks, one each a round, after which all meet: a long silence of one looks like a hang.
+
+    Returns:
+        Of each round: the item of this rank, None where none is left for it; and all items of the round.
+    """
+    dealt = [items[start : start + ranks.size] for start in range(0, len(items), ranks.size)]
+    return [(of_round[ranks.rank] if ranks.rank < len(of_round) else None, of_round) for of_round in dealt]
+
+
 def differing_ranks(held: Sequence[Any]) -> list[int]:
     """Ranks whose value differs from the majority's or, without a majority, from that of rank 0."""
     (commonest, count), *_ = Counter(held).most_common()

@@ -28,6 +28,7 @@ from domainpar.tracking.events.targets import MEV_ABOVE, passes
 from partitioners.topology import FloatArray, IntArray
 
 _IN_GEV = {"MeV": 1e-3, "GeV": 1.0, None: 1e-3}  # acorn itself writes MeV
+_PARTICLE_NAMES = {"eta_particle": "eta", "pdgId": "pdg_id"}
 
 
 def _settled(events: Sequence[InputFiles], options: Options) -> Options:
@@ -168,33 +169,18 @@ def _truth(columns: Columns, in_gev: float) -> tuple[IntArray | None, Particles 
     for ends in columns.track_edges:  # a hit of two particles is the last one's, as in acorn
         particle_id[ends[columns.inside]] = of_edge[columns.inside]
     ids, first = np.unique(of_edge, return_index=True)
-    first = first[ids != 0]  # noise is no particle
-    return particle_id, _particles(columns, of_edge[first], first, particle_id, in_gev)
-
-
-def _particles(columns: Columns, ids: IntArray, first: IntArray, particle_id: IntArray, in_gev: float) -> Particles:
-    """The table: what the first true edge of each particle says of it."""
-
-    def column(name: str) -> FloatArray:
-        return columns.floats("track", name)[first] if columns.has("track", name) else np.full(len(ids), np.nan)
-
-    vertex = np.stack([column(name) for name in ("vx", "vy", "vz")], axis=1)
-    radius = column("radius")
-    only_radius = ~np.isfinite(vertex).all(axis=1) & np.isfinite(radius)
-    vertex[only_radius] = np.stack([radius, np.zeros_like(radius), np.full_like(radius, np.nan)], axis=1)[only_radius]
-    nhits = column("nhits")
-    sorted_ids = np.sort(particle_id)
-    in_event = np.searchsorted(sorted_ids, ids, "right") - np.searchsorted(sorted_ids, ids, "left")
-    return Particles(
-        particle_id=ids,
-        pt=(column("pt") * in_gev).astype(np.float32),
-        eta=column("eta_particle").astype(np.float32),
-        vertex=vertex.astype(np.float32),
-        nhits=np.where(np.isnan(nhits), in_event, nhits).astype(np.int32),
-        charge=np.zeros(len(ids), np.int8),
-        primary=(column("primary") > 0).astype(np.int8) if columns.has("track", "primary") else None,
-        pdg_id=np.nan_to_num(column("pdgId")).astype(np.int64) if columns.has("track", "pdgId") else None,
-    )
+    first = first[ids != 0]  # noise is no particle; of a particle its first true edge tells
+    names = {name: name for name in ("pt", "nhits", "primary", "vx", "vy", "vz")} | _PARTICLE_NAMES
+    table = {to: columns.floats("track", name)[first] for name, to in names.items() if columns.has("track", name)}
+    if "pt" in table:
+        table["pt"] = table["pt"] * in_gev
+    if columns.has("track", "radius"):
+        unknown, radius = np.full(len(first), np.nan), columns.floats("track", "radius")[first]
+        vertex = [table.get(axis, unknown) for axis in ("vx", "vy", "vz")]
+        alone = ~np.isfinite(vertex).all(axis=0) & np.isfinite(radius)
+        by_radius = zip(("vx", "vy", "vz"), vertex, (radius, 0.0, np.nan))
+        table |= {axis: np.where(alone, value, known) for axis, known, value in by_radius}
+    return particle_id, Particles.from_table(of_edge[first], table, particle_id)
 
 
 def _with_hard_cuts(graph: EventGraph, columns: Columns, hard_cuts: Mapping[str, Any], in_gev: float) -> EventGraph:
@@ -214,10 +200,5 @@ def _with_hard_cuts(graph: EventGraph, columns: Columns, hard_cuts: Mapping[str,
     on_passing = np.zeros(columns.num_hits, np.bool_)
     on_passing[columns.track_edges[:, passing]] = True
     kept = np.flatnonzero(on_passing[graph.edge_index].all(axis=0))
-    return replace(
-        graph,
-        edge_index=graph.edge_index[:, kept],
-        edge_features=graph.edge_features[kept],
-        label=None if graph.label is None else graph.label[kept],
-        label_note=f"hard cuts by truth kept {len(kept)} of {graph.num_edges} candidate edges",
-    )
+    note = f"hard cuts by truth kept {len(kept)} of {graph.num_edges} candidate edges"
+    return replace(graph.take_edges(kept), label_note=note)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from domainpar.common.agreement import Ranks, on_all, on_root
+from domainpar.common.agreement import Ranks, on_all, on_root, rounds
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.models import plain
 from domainpar.common.problems import EventPlace, Problem
@@ -99,11 +99,9 @@ class Maker(NamedTuple):
         missing = on_root(ranks, lambda: _begun(directory, numbers, self))
         for _ in range(len(numbers) - len(missing)):
             on_event()
-        for start in range(0, len(missing), ranks.size):  # one event a rank, then all meet
-            now = missing[start : start + ranks.size]
-            mine = now[ranks.rank] if ranks.rank < len(now) else None
+        for mine, of_round in rounds(missing, ranks):
             on_all(ranks, partial(_make, directory, mine, self))
-            for _ in now:
+            for _ in of_round:
                 on_event()
 
 

@@ -24,8 +24,6 @@ import numpy as np
 
 from domainpar.common.agreement import Ranks, agree, agree_on, on_all
 from domainpar.common.compiling import compiled
-from domainpar.common.problems import Problem
-from domainpar.common.words import several
 from domainpar.nn.products import outer as add_outer
 from domainpar.tracking.events.embedding import (
     BINS,
@@ -47,7 +45,7 @@ from domainpar.tracking.events.embedding import (
     turning,
 )
 from domainpar.tracking.events.graph import Hits, surface_numbers
-from domainpar.tracking.events.map_building import COUNTED_EVENTS
+from domainpar.tracking.events.map_building import COUNTED_EVENTS, without_segments
 from domainpar.tracking.events.module_map import segments_outward
 from partitioners.topology import FloatArray, IntArray
 
@@ -120,8 +118,7 @@ def build_embedding(
         on_event()
     with_segments = [sample for sample in samples if sample.segments.shape[1]]
     if not with_segments:
-        what = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
-        agree(ranks, Problem(what, "an embedding needs other events, or a wider target of --map-target"))
+        agree(ranks, without_segments("an embedding", names))
     layers = first_layers()
     for done in training(layers, with_segments, steps):
         if done % MEETING == 0 or done == steps:

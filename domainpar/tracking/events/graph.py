@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ class Particles:
 
         Args:
             particle_id: That of each row, [M].
-            table: The columns that are known, [M] each: px, py, pz in GeV, vx, vy, vz in mm, charge, nhits, primary,
-                pdg_id. Without nhits, or where it is NaN, hits are counted.
+            table: The columns that are known, [M] each: pt in GeV and eta, or px, py, pz in GeV; vx, vy, vz in mm,
+                charge, nhits, primary, pdg_id. Without nhits, or where it is NaN, hits are counted.
             at_hits: The particle of each hit, 0 for noise, [N].
         """
         ids = np.concatenate([particle_id, np.setdiff1d(at_hits[at_hits != 0], particle_id)]).astype(np.int64)
@@ -65,9 +65,9 @@ class Particles:
             return values
 
         px, py, pz, nhits = (column(name) for name in ("px", "py", "pz", "nhits"))
-        pt = np.hypot(px, py)
+        pt = column("pt") if "pt" in table else np.hypot(px, py)
         with np.errstate(divide="ignore", invalid="ignore"):
-            eta = np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
+            eta = column("eta") if "eta" in table else np.where(pt > 0, np.arcsinh(pz / pt), np.nan)
         particles = cls(
             particle_id=ids,
             pt=pt.astype(np.float32),
@@ -83,10 +83,17 @@ class Particles:
 
     def counted_in(self, particle_id: IntArray) -> Particles:
         """The same with `nhits` that count their hits among some, given the particle of each hit, [N]."""
-        ids, counts = np.unique(particle_id, return_counts=True)
-        at = np.minimum(np.searchsorted(ids, self.particle_id), max(len(ids) - 1, 0))
-        left = counts[at] * (ids[at] == self.particle_id) if len(ids) else np.zeros_like(self.nhits)
-        return replace(self, nhits=left.astype(np.int32))
+        rows = self.rows(particle_id)
+        return replace(self, nhits=np.bincount(rows[rows >= 0], minlength=len(self.nhits)).astype(np.int32))
+
+    def rows(self, particle_id: IntArray) -> IntArray:
+        """The row of each of some particles, [n], in this table; -1 of one that is not listed, int64 [n]."""
+        order = np.argsort(self.particle_id, kind="stable")
+        if not len(order):
+            return np.full(len(particle_id), -1)
+        # An id beyond the last would be looked up past the end.
+        at = np.minimum(np.searchsorted(self.particle_id, particle_id, sorter=order), len(order) - 1)
+        return np.where(self.particle_id[order[at]] == particle_id, order[at], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +136,13 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.hit_id)
+
+    def take(self, rows: Array) -> Hits:
+        """Some of the hits, by their rows or as a mask, [N]; the particle table stays as it is."""
+        columns = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("event_id", "particles")
+        }
+        return replace(self, **{name: values[rows] for name, values in columns.items() if values is not None})
 
     @property
     def fingerprint(self) -> str:
@@ -191,6 +205,15 @@ class EventGraph:
     label_note: str | None = None
     node_labels: Mapping[str, Array] = field(default_factory=dict)
     graph_labels: Mapping[str, int | float] = field(default_factory=dict)
+
+    def take_edges(self, kept: Array) -> EventGraph:
+        """The same with some of its edges, by their columns or as a mask, [E]."""
+        return replace(
+            self,
+            edge_index=self.edge_index[:, kept],
+            edge_features=self.edge_features[kept],
+            label=None if self.label is None else self.label[kept],
+        )
 
     @property
     def num_nodes(self) -> int:

@@ -106,14 +106,10 @@ def particle_label(name: str, particle_id: IntArray, particles: Particles) -> np
         values, unlabelled = np.hypot(*particles.vertex[:, :2].T), np.nan
     else:
         values, unlabelled = particles.vertex[:, 2] if name == "vz" else getattr(particles, name), np.nan
-    order = np.argsort(particles.particle_id, kind="stable")
-    at = np.searchsorted(particles.particle_id[order], particle_id)
-    row = order[np.minimum(at, len(order) - 1)] if len(order) else np.zeros(len(particle_id), np.int64)
-    known = np.zeros(len(particle_id), np.bool_)
-    if len(order):
-        known = (particles.particle_id[row] == particle_id) & (particle_id != 0)
+    rows = particles.rows(particle_id)
+    known = (rows >= 0) & (particle_id != 0)
     of_hits = np.full(len(particle_id), unlabelled)
-    of_hits[known] = values[row[known]].astype(np.float64)
+    of_hits[known] = values[rows[known]].astype(np.float64)
     if name == "origin":
         of_hits[particle_id == 0] = 0.0
     return of_hits

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.agreement import Ranks, on_all
+from domainpar.common.agreement import Ranks, agree, on_all, rounds
+from domainpar.common.problems import Problem
+from domainpar.common.words import several
 from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.module_map import ModuleMap, SegmentCounts
 from partitioners.topology import IntArray
@@ -39,18 +41,17 @@ def build_map(
         Refused: On all ranks alike, if an event cannot be read or has no truth, or no event has a segment.
     """
     segment_counts = SegmentCounts.nothing()
-    for mine, of_round in _rounds(names, ranks):
+    for mine, of_round in rounds(names, ranks):
         found = on_all(ranks, partial(_tally, read, mine, target))
-        # At each round: ranks that wait for long look like ranks that hang.
         segment_counts = SegmentCounts.together(
             [segment_counts, *map(SegmentCounts.from_bytes, ranks.all_gather(found.to_bytes()))]
         )
         for _ in of_round:
             on_event()
-    on_all(ranks, segment_counts.check)
+    agree(ranks, None if len(segment_counts.keys) else without_segments("a module map", names))
     found_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
     pairs, hits = np.zeros_like(segment_counts.segments), 0
-    for mine, of_round in _rounds(names[:COUNTED_EVENTS], ranks):
+    for mine, of_round in rounds(names[:COUNTED_EVENTS], ranks):
         counts = on_all(ranks, partial(_counted, found_map, read, mine))
         for content in ranks.all_gather(counts.tobytes()):
             of_rank = np.frombuffer(content, np.int64)
@@ -58,6 +59,12 @@ def build_map(
         for _ in of_round:
             on_event()
     return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), hits)
+
+
+def without_segments(what: str, names: Sequence[str]) -> Problem:
+    """That nothing can be learned from events in which no target has a segment."""
+    found = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
+    return Problem(found, f"{what} needs other events, or a wider target of --map-target")
 
 
 def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> SegmentCounts:
@@ -71,9 +78,3 @@ def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None) ->
         return np.zeros(1 + len(found.segments), np.int64)
     hits = read(name)
     return np.concatenate([[len(hits)], found.pairs_in_boxes(hits)])
-
-
-def _rounds(names: Sequence[str], ranks: Ranks) -> list[tuple[str | None, Sequence[str]]]:
-    """For each round of one event a rank: the event of this rank, if one is left for it, and all of the round."""
-    rounds = [names[start : start + ranks.size] for start in range(0, len(names), ranks.size)]
-    return [(of[ranks.rank] if ranks.rank < len(of) else None, of) for of in rounds]

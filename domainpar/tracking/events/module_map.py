@@ -111,16 +111,6 @@ class SegmentCounts:
         none = np.empty((0, len(QUANTITIES)))
         return cls(np.empty((0, 7), np.int64), np.empty(0, np.int64), none, none, TripletCounts.nothing(), 0)
 
-    def check(self) -> None:
-        """Refuse to make a map of no segment.
-
-        Raises:
-            Problem: If there is none.
-        """
-        if not len(self.keys):
-            what = f"no target particle in {several(self.events, 'event')} has two hits that follow each other"
-            raise Problem(what, "a module map needs other events, or a wider target of --map-target")
-
     @classmethod
     def together(cls, tallies: Sequence[Self]) -> Self:
         """The segment_counts of all their events."""

@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from domainpar.common.agreement import Gathering, Ranks, agree, agree_on, gather, on_all
+from domainpar.common.agreement import Gathering, Ranks, agree, agree_on, gather, on_all, rounds
 from domainpar.common.atomic_files import PARTIAL, write_whole
 from domainpar.common.lock import STORE, Claim
 from domainpar.common.models import plain, read_as
@@ -37,6 +35,7 @@ from domainpar.tracking.events.store import (
     Split,
     StoredEvent,
     StoreError,
+    WholeEvent,
     event_file_name,
     inspect_event,
     settings_digest,
@@ -125,10 +124,7 @@ def prepare(
         locked = recorded is None
         if locked:
             recorded = _work_on_root(ranks, lambda: _claim_and_make_ready(job, overwrite, held, say))
-        for start in range(0, len(source.names), ranks.size):
-            # One event a rank, then all meet: a long silence of one rank would look like a hang to the others.
-            names = source.names[start : start + ranks.size]
-            name = names[ranks.rank] if ranks.rank < len(names) else None
+        for name, names in rounds(source.names, ranks):
             kept = _gather_work(ranks, partial(job.kept, name))[: len(names)]
             if not locked and None in kept:  # a finished store that was damaged
                 locked = True
@@ -197,7 +193,11 @@ class _PrepareJob:
             return None
         path = self.directory / event_file_name(name)
         if kept is not None:
-            return {"record": kept, "seen": None if self.look is None else self._seen_again(path, self.look)}
+            if self.look is None:
+                return {"record": kept, "seen": None}
+            with StoredEvent(path) as event:
+                whole = WholeEvent(event)
+                return {"record": kept, "seen": self.look(whole.hits, whole.edge_index, whole.edges("label"))}
         graph = self.source.read(name)
         try:
             topology = Topology(graph.edge_index, graph.num_nodes, graph.hits.position)
@@ -208,18 +208,6 @@ class _PrepareJob:
         record = write_event(path, graph, assignment, num_tiles, settings=self.settings_of(name), source_digest=digest)
         seen = None if self.look is None else self.look(graph.hits, graph.edge_index, graph.label)
         return {"record": record, "seen": seen}
-
-    def _seen_again(self, path: Path, look: Look) -> Any:
-        """The result of `look` on an event that is there already."""
-        with StoredEvent(path) as event:
-            nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
-            columns = {
-                name: event.read_nodes(name, nodes) if event.has(f"nodes/{name}") else None
-                for name in ("hit_id", "position", "volume", "layer", "module", "particle_id")
-            }
-            hits = Hits(event_id=event.event_id, **columns, particles=event.particles())  # type: ignore[arg-type]
-            edge_index = np.stack([event.read_edges("src", edges), event.read_edges("dst", edges)])
-            return look(hits, edge_index, event.read_edges("label", edges) if event.has_labels else None)
 
     def recorded_if_finished(self) -> dict[str, Split] | None:
         """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
@@ -324,10 +312,8 @@ def _surveys(directory: Path, records: Sequence[EventRecord], ranks: Ranks) -> l
             return EventSurvey.of(event)
 
     surveys: list[EventSurvey] = []
-    for start in range(0, len(records), ranks.size):  # one event a rank, then all meet, as above
-        now = records[start : start + ranks.size]
-        mine = now[ranks.rank] if ranks.rank < len(now) else None
-        surveys += map(EventSurvey.from_json, _gather_work(ranks, partial(survey, mine))[: len(now)])
+    for mine, of_round in rounds(records, ranks):
+        surveys += map(EventSurvey.from_json, _gather_work(ranks, partial(survey, mine))[: len(of_round)])
     return surveys
 
 

@@ -298,15 +298,12 @@ def _truth(entries: Mapping[str, Any], num_nodes: int, place: EventPlace) -> tup
         raise place.problem(f"particle_id is {at_nodes.min()} at node {at_nodes.argmin()}", hint)
     at_nodes = at_nodes.astype(np.int64)
     ids, first, index = np.unique(at_nodes, return_index=True, return_inverse=True)
-    particles = Particles.from_table(ids[ids != 0], {}, at_nodes)
+    table = {}
     for name in ("pt", "eta"):
         values = node_values(name, "f")
-        if values is None:
-            continue
-        other = (values != values[first][index]) & (at_nodes != 0)
-        if not other.any():
-            particles = replace(particles, **{name: values[first][ids != 0].astype(np.float32)})
-    return at_nodes, particles
+        if values is not None and not ((values != values[first][index]) & (at_nodes != 0)).any():
+            table[name] = values[first][ids != 0]
+    return at_nodes, Particles.from_table(ids[ids != 0], table, at_nodes)
 
 
 def _labels(

@@ -63,12 +63,9 @@ class Selection:
         if len(hits) and not kept.any():
             present = ", ".join(map(str, np.unique(hits.volume)))
             raise place.problem(f"no hit of {len(hits):,} is kept; its volumes are {present}", "widen the selection")
-        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight", "clusters", "measured")
-        columns: dict[str, Any] = {
-            name: None if (values := getattr(hits, name)) is None else values[kept] for name in names
-        }
-        if (weight := columns["weight"]) is not None and weight.sum() > 0:
-            columns["weight"] = weight / weight.sum()
+        hits = hits.take(kept)
+        if hits.weight is not None and hits.weight.sum() > 0:
+            hits = replace(hits, weight=hits.weight / hits.weight.sum())
         if particles is not None and hits.particle_id is not None:
-            particles = particles.counted_in(hits.particle_id[kept])
-        return replace(hits, **columns, particles=particles)
+            particles = particles.counted_in(hits.particle_id)
+        return replace(hits, particles=particles)

@@ -72,13 +72,9 @@ def rows_of_table(table: Particles | None, particle_ids: IntArray, name: str) ->
     """One quantity of the particle table for each of some particles, NaN where it is unknown, float64."""
     shape = (3,) if name == "vertex" else ()
     values = np.full((len(particle_ids), *shape), np.nan)
-    if table is None or len(table.particle_id) == 0:
-        return values
-    order = np.argsort(table.particle_id, kind="stable")
-    # An id beyond the last would be looked up past the end.
-    at = np.minimum(np.searchsorted(table.particle_id, particle_ids, sorter=order), len(order) - 1)
-    listed = table.particle_id[order[at]] == particle_ids
-    values[listed] = getattr(table, name)[order[at[listed]]]
+    if table is not None:
+        rows = table.rows(particle_ids)
+        values[rows >= 0] = getattr(table, name)[rows[rows >= 0]]
     return values
 
 

@@ -41,7 +41,7 @@ def scored_events(path: str | Path, min_score: float) -> Events:
         arrays, _ = read_arrays(directory / events[name].path, ("edge_score", "edge_scored"))
         kept = kept_by(arrays["edge_score"], arrays["edge_scored"], min_score)
         with store.open(records[name]) as event:
-            return WholeEvent(event).graph(kept)
+            return WholeEvent(event).graph().take_edges(kept)
 
     def unfiltered(name: str) -> tuple[Hits, IntArray]:
         with store.open(records[name]) as event:

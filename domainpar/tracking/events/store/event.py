@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ class StoredEvent:
         if self._sha256 is None:
             self._sha256 = file_sha256(self.path, self.event_id)
         return self._sha256
+
+    @property
+    def record(self) -> EventRecord:
+        """What a manifest says of it, with split `train`."""
+        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels", "feature_names", "edge_feature_names", "labels")
+        return EventRecord(
+            event=self.event_id,
+            path=self.path.name,
+            bytes=self.path.stat().st_size,
+            sha256=self.sha256,
+            beam_spot=BeamSpot.from_particles(self.particles()),
+            **{name: getattr(self, name) for name in sizes},
+        )
 
     def has(self, name: str) -> bool:
         """Whether the file has an array of the schema: `nodes/weight`, ..."""
@@ -339,24 +353,23 @@ class WholeEvent:
     @cached_property
     def hits(self) -> Hits:
         """The nodes as the source gave them, with the particle table."""
-        names = ("hit_id", "position", "volume", "layer", "module", "particle_id", "weight", "measured")
+        names = {one.name for one in fields(Hits)} & set(names_in("nodes"))
         columns: dict[str, Any] = {name: self.nodes(name) for name in names}
         return Hits(self.event.event_id, **columns, particles=self.event.particles())
 
-    def graph(self, kept: Array | None = None) -> EventGraph:
-        """The event, with those of its edges for which `kept` says so, [E]; None: all."""
-        features, edge_features, label = self.nodes("features"), self.edges("features"), self.edges("label")
+    def graph(self) -> EventGraph:
+        """The event."""
+        features, edge_features = self.nodes("features"), self.edges("features")
         assert features is not None  # every event has them
         assert edge_features is not None
-        some = slice(None) if kept is None else kept
         return EventGraph(
             hits=self.hits,
             features=features,
             feature_names=self.event.feature_names,
-            edge_index=self.edge_index[:, some],
-            edge_features=edge_features[some],
+            edge_index=self.edge_index,
+            edge_features=edge_features,
             edge_feature_names=self.event.edge_feature_names,
-            label=None if label is None else label[some],
+            label=self.edges("label"),
             label_note=self.event.label_note,
             node_labels=self.node_labels,
             graph_labels=self.event.graph_labels,
@@ -386,16 +399,7 @@ def inspect_event(path: Path) -> tuple[EventRecord, str, str]:
     """
     with StoredEvent(path) as event:
         event.check_bytes()
-        sizes = ("num_nodes", "num_edges", "num_tiles", "has_labels", "feature_names", "edge_feature_names", "labels")
-        record = EventRecord(
-            event=event.event_id,
-            path=path.name,
-            bytes=path.stat().st_size,
-            sha256=event.sha256,
-            beam_spot=BeamSpot.from_particles(event.particles()),
-            **{name: getattr(event, name) for name in sizes},
-        )
-        return record, event.settings_digest, event.source_digest
+        return event.record, event.settings_digest, event.source_digest
 
 
 def _inverse(order: IntArray) -> IntArray:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from domainpar.common.problems import EventPlace
-from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.graph import Array, EventGraph, check_array, checked
 from domainpar.tracking.events.labels import Label, check_labels, labels_in
 from domainpar.tracking.events.store.arrays import write_arrays
+from domainpar.tracking.events.store.event import StoredEvent
 from domainpar.tracking.events.store.layout import EventRecord, Settings, settings_digest
 from domainpar.tracking.events.store.schema import JOINING_EDGES, in_file_type, names_in
 from domainpar.tracking.events.stored_order import stored_order
@@ -78,20 +78,8 @@ def write_event(
         **({"labels": _described(graph, labels)} if labels else {}),
     }
     sha256 = write_arrays(path, arrays, attributes)
-    return EventRecord(
-        event=graph.hits.event_id,
-        path=path.name,
-        bytes=path.stat().st_size,
-        sha256=sha256,
-        num_nodes=graph.num_nodes,
-        num_edges=graph.num_edges,
-        num_tiles=num_tiles,
-        has_labels=graph.label is not None,
-        feature_names=tuple(graph.feature_names),
-        edge_feature_names=tuple(graph.edge_feature_names),
-        labels=labels,
-        beam_spot=BeamSpot.from_particles(graph.hits.particles),
-    )
+    with StoredEvent(path, sha256=sha256) as event:
+        return event.record
 
 
 def _described(graph: EventGraph, labels: Sequence[Label]) -> list[list[Any]]:
