@@ -251,8 +251,9 @@ def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str,
     features: dict[str, Sequence[Any]] = {}
     for of in ("node_features", "edge_features")[: 1 + module.takes_edge_features]:
         features[of] = list(store.feature_names if of == "node_features" else store.edge_feature_names)
-        features[f"{of}_divided_by"] = store.divisors[of]
-        features[f"{of}_formula"] = store.formulas[of]
+        definitions = store.feature_definitions[of]
+        features[f"{of}_divided_by"] = [divisor for divisor, _ in definitions]
+        features[f"{of}_formula"] = [formula for _, formula in definitions]
     values = {
         **features, "output": "logits; the score is their sigmoid", "producer": f"domainpar {__version__}",
         "parameters_sha256": sha256, "step": step, "run": run.name,

@@ -24,7 +24,7 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events import colliderml
-from domainpar.tracking.events.csv_tables import read_columns
+from domainpar.tracking.events.csv_tables import read_table
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.events.measured import measured
@@ -82,7 +82,7 @@ def _in_parquet(directory: Path, options: Options) -> Events | None:
 
 def _settled(events: Sequence[InputFiles], options: Options) -> Options:
     """Whether the first event has no measured positions, so that those of true hits stand in for them in all."""
-    return {"at_true": not set(_MEASURED) & set(read_columns(events[0].listed, events[0].event))}
+    return {"at_true": not set(_MEASURED) & set(read_table(MEASUREMENTS, events[0].listed, events[0].event))}
 
 
 def _read(files: InputFiles, at_true: bool) -> Hits:

@@ -166,7 +166,11 @@ class ColliderMLEvents:
             _, first = np.unique(position[hit_id].view("V12"), return_index=True)  # bytes, so that it takes one sort
             hit_id = hit_id[np.sort(first)]
             position, columns = position[hit_id], {name: values[hit_id] for name, values in columns.items()}
-        volume, layer = _layers(columns, position, place)
+        if "volume_id" in columns:
+            volume, layer = numbered_as_trackml(columns["volume_id"], columns.get("layer_id"), position, place)
+        else:
+            codes = columns["detector"], None, position, place, "detector", ({code: code for code in range(9)},)
+            volume, layer = numbered_as_trackml(*codes)
         particle_id = _ids(columns["particle_id"]) if "particle_id" in columns else None
         particles = None
         if PARTICLES in self._rows and particle_id is not None:
@@ -376,16 +380,13 @@ def _ids(values: Any) -> IntArray:
     return np.asarray(values).astype(np.uint64).view(np.int64) if values.dtype.kind == "u" else values.astype(np.int64)
 
 
-def _layers(columns: Mapping[str, Any], position: FloatArray, place: EventPlace) -> tuple[IntArray, IntArray]:
-    """Volume and layer of each hit, as `numbered_as_trackml` has them; of codes of ColliderML alone, TrackML's."""
-    if "volume_id" in columns:
-        return numbered_as_trackml(columns["volume_id"], columns.get("layer_id"), position, place)
-    own = columns["detector"].astype(np.int64)
-    return _numbered(own, None, position, place, "detector", ({code: code for code in range(9)},))
-
-
 def numbered_as_trackml(
-    volume: IntArray, layer: IntArray | None, position: FloatArray, place: EventPlace
+    volume: IntArray,
+    layer: IntArray | None,
+    position: FloatArray,
+    place: EventPlace,
+    by: str = "volume_id",
+    numberings: Sequence[Mapping[int, int]] = (DETECTOR_OF_VOLUME, CODE_OF_VOLUME),
 ) -> tuple[IntArray, IntArray]:
     """TrackML's volume and layer for hits on its detector or on the OpenDataDetector; those of any other as they are.
 
@@ -394,37 +395,28 @@ def numbered_as_trackml(
         layer: The same; None: each hit's nearest is meant, of one of the two detectors.
         position: x, y, z in mm, [N, 3].
         place: The event and its file.
+        by: The column that `volume` is.
+        numberings: Codes of subdetectors by such numbers, of each detector.
 
     Raises:
         Problem: If all hits have volumes of one of the two detectors and do not lie on its layers; if some have not,
             and the others, which are most, do lie there.
     """
-    numberings = DETECTOR_OF_VOLUME, CODE_OF_VOLUME
-    return _numbered(volume.astype(np.int64), layer, position, place, "volume_id", numberings)
-
-
-def _numbered(
-    own: IntArray,
-    layer_id: IntArray | None,
-    position: FloatArray,
-    place: EventPlace,
-    by: str,
-    numberings: Sequence[Mapping[int, int]],
-) -> tuple[IntArray, IntArray]:
+    own = volume.astype(np.int64)
     fits = []
     for numbering in numberings:
         code = np.full(len(own), -1)
         for number, detector in numbering.items():
             code[own == number] = detector
-        numbers, astray = _nearest(code, layer_id, position)
+        numbers, astray = _nearest(code, layer, position)
         fits.append((int((code < 0).sum()), int((astray > NEAR).sum()), astray, numbers))
     # Volumes 16 to 18 are pixels of one detector and long strips of the other: where hits lie tells.
     unknown, far, astray, numbers = min(fits, key=lambda fit: fit[:2])
     if unknown:
         known = [len(own) - fit[0] for fit in fits]
         nearly = any(n > len(own) / 2 and fit[1] <= MOST_ASTRAY * n for n, fit in zip(known, fits))
-        if layer_id is not None and not nearly:
-            return own.astype(np.int32), layer_id.astype(np.int32)
+        if layer is not None and not nearly:
+            return own.astype(np.int32), layer.astype(np.int32)
         codes = some_of([str(one) for one in np.unique(own[numbers[0] == 0])])
         raise place.problem(
             f"{unknown:,} of {len(own):,} hits have a {by} of neither the OpenDataDetector nor TrackML's: {codes}",
@@ -449,7 +441,11 @@ def _nearest(code: IntArray, layer_id: IntArray | None, position: FloatArray) ->
     """
     numbers, astray = np.zeros((2, len(code)), np.int32), np.zeros(len(code))
     radius = np.hypot(position[:, 0], position[:, 1])
-    for detector, rows, middles in _surfaces(code):
+    for detector, here in {**BARREL_RADII, **DISK_Z}.items():
+        rows = np.flatnonzero(code == detector)
+        trackmls = [one.radius if isinstance(one, Barrel) else one.z
+                    for one in SURFACES if one.volume == VOLUME_OF_DETECTOR[detector]]  # fmt: skip
+        middles = np.array([here, trackmls])
         along = radius[rows] if detector in BARREL_RADII else position[rows, 2]
         middle = along.copy()
         if layer_id is not None:
@@ -459,12 +455,3 @@ def _nearest(code: IntArray, layer_id: IntArray | None, position: FloatArray) ->
         numbers[0, rows], numbers[1, rows] = VOLUME_OF_DETECTOR[detector], 2 * (nearest + 1)
         astray[rows] = np.abs(along - middles[:, nearest]).min(axis=0)
     return numbers, astray
-
-
-def _surfaces(code: IntArray) -> Iterator[tuple[int, IntArray, FloatArray]]:
-    """Each subdetector that hits lie on: its code, those hits, and the middles of its layers here and in TrackML's."""
-    for detector, middles in {**BARREL_RADII, **DISK_Z}.items():
-        if len(rows := np.flatnonzero(code == detector)):
-            theirs = [one.radius if isinstance(one, Barrel) else one.z
-                      for one in SURFACES if one.volume == VOLUME_OF_DETECTOR[detector]]  # fmt: skip
-            yield detector, rows, np.array([middles, theirs])

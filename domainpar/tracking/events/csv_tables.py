@@ -68,19 +68,6 @@ def read_table(
     return values
 
 
-def read_columns(path: Path, event: str) -> list[str]:
-    """The columns of a CSV file.
-
-    Raises:
-        Problem: If it cannot be read.
-    """
-    try:
-        return _columns(_content(path))
-    except _NOT_READ as error:
-        what = f"cannot be read, {type(error).__name__}: {error}"
-        raise Problem(what, _why_unreadable(path, error), event=event, file=path) from error
-
-
 def _content(path: Path) -> bytes:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return bytes(file.read())

@@ -342,7 +342,7 @@ SECONDARY_RADIUS = np.array([
 # fmt: on
 
 
-def _measured_layer_pairs() -> tuple[LayerPair, ...]:
+def _seed_layer_pairs() -> tuple[LayerPair, ...]:
     chains = [
         [(8, 2), (8, 4), (8, 6), (8, 8), (13, 2), (13, 4), (13, 6), (13, 8), (17, 2), (17, 4)],
         [(7, layer) for layer in range(14, 0, -2)],
@@ -356,17 +356,13 @@ def _measured_layer_pairs() -> tuple[LayerPair, ...]:
     pairs += [((13, layer), first) for first in ((12, 12), (14, 2)) for layer in (2, 4, 6)]
     pairs += [((13, 8), (16, 12)), ((13, 8), (18, 2)), ((7, 14), (13, 2)), ((9, 2), (13, 2))]
     pairs += [((7, 6), (12, 8)), ((7, 8), (12, 10))]
-    return tuple(pairs)
+    # The +z images of the last two, themselves just below the threshold: with them the list is symmetric in z.
+    return (*pairs, ((9, 10), (14, 6)), ((9, 8), (14, 4)))
 
 
-MEASURED_LAYER_PAIRS: tuple[LayerPair, ...] = _measured_layer_pairs()
-"""The 50 (inner, outer) layer pairs that each carry more than 0.2 % of the segments of particles above 0.5 GeV."""
-
-MIRROR_LAYER_PAIRS: tuple[LayerPair, ...] = (((9, 10), (14, 6)), ((9, 8), (14, 4)))
-"""The +z images of two measured pairs, themselves just below the threshold: with them the list is symmetric in z."""
-
-SEED_LAYER_PAIRS: tuple[LayerPair, ...] = MEASURED_LAYER_PAIRS + MIRROR_LAYER_PAIRS
-"""Pairs of layers that the CKF begins its tracks in."""
+SEED_LAYER_PAIRS = _seed_layer_pairs()
+"""The 52 (inner, outer) pairs of layers that the CKF begins its tracks in: each carries more than 0.2 % of the segments
+of particles above 0.5 GeV."""
 
 
 def lines_cross(

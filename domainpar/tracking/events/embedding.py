@@ -18,22 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from domainpar.common.compiling import compiled
 from domainpar.common.problems import EventPlace
-from domainpar.common.words import several
 from domainpar.nn.products import multiply
 from domainpar.tracking.events.graph import Hits, surface_numbers
 from domainpar.tracking.events.joining import longer
-from domainpar.tracking.events.module_map import learned_bytes, read_learned
-from domainpar.tracking.events.store.layout import sha256_of
+from domainpar.tracking.events.module_map import LearnedCandidates
 from partitioners.topology import FloatArray, IntArray
 
-FORMAT = "domainpar embedding 1"
 FEATURES = ("r", "z", "|z|", "eta", "log r", "log R")
 
 STAY, TURN = 4, 4
@@ -57,8 +53,8 @@ Layers = Sequence[tuple[FloatArray, FloatArray]]
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding:
-    """A trained network with the radius of its edges; `Candidates` of a graph.
+class Embedding(LearnedCandidates):
+    """A trained network with the radius of its edges.
 
     Attributes:
         layers: Of the MLP.
@@ -66,37 +62,24 @@ class Embedding:
         surfaces: Of the hits that it was learned from (`surface_numbers`), ascending, int64 [L].
         pairs: How many pairs of hits lie at each distance, over the events counted, int64 [BINS].
         counted_hits: Hits of these events.
-        events: Events that it was learned from.
-        origin: What they are: plain JSON values.
-        learned_from: Fingerprint of the hits of each, by name.
     """
 
+    WHAT = "embedding"
+    FORMAT = "domainpar embedding 1"
     layers: Layers
     radius: float
     surfaces: IntArray
     pairs: IntArray
     counted_hits: int
-    events: int
-    origin: Mapping[str, Any]
-    learned_from: Mapping[str, str]
 
     def __str__(self) -> str:
-        target = ", ".join(f"{name}: {condition}" for name, condition in self.origin["target"].items())
         pairs = self.pairs[: round(self.radius / LARGEST * BINS)].sum() / max(self.counted_hits, 1)
-        return (
-            f"embedding: radius {self.radius:.3g}, {pairs:.3g} edges per hit; learned from segments of "
-            f"{several(self.events, 'event')} ({target or 'all particles'})"
-        )
+        return f"embedding: radius {self.radius:.3g}, {pairs:.3g} edges per hit; {self._training}"
 
     def best(self, edges_per_hit: float) -> Self:
         """The same with the largest radius, up to `LARGEST`, that made no more edges a hit in the events counted."""
         bins = np.searchsorted(np.cumsum(self.pairs), edges_per_hit * self.counted_hits, side="right")
         return replace(self, radius=max(int(bins), 1) * LARGEST / BINS)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides the edges: the hash of its file, but for the events that it was learned from."""
-        return {"embedding": sha256_of(self._bytes({}))[:16]}
 
     def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Pairs of hits with near places (see `Candidates`), by phi of `src`, then of `dst`."""
@@ -116,27 +99,17 @@ class Embedding:
         kept = may_join(pairs, surface, cylinder)
         return pairs[:, kept], squares[kept]
 
-    def to_bytes(self) -> bytes:
-        """The content of its file; see the head of this file."""
-        return self._bytes({"learned_from": dict(self.learned_from)})
-
-    def _bytes(self, origin: Mapping[str, Any]) -> bytes:
+    def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = {f"weight{i}": weight for i, (weight, _) in enumerate(self.layers)}
         arrays |= {f"bias{i}": bias for i, (_, bias) in enumerate(self.layers)}
         meta = {
-            "format": FORMAT, "features": FEATURES, "numbers": [STAY, TURN], "unit": UNIT, "layers": len(self.layers),
-            "radius": self.radius, "counted_hits": self.counted_hits, "events": self.events, "origin": self.origin,
-            **origin,
+            "features": FEATURES, "numbers": [STAY, TURN], "unit": UNIT, "layers": len(self.layers),
+            "radius": self.radius, "counted_hits": self.counted_hits,
         }  # fmt: skip
-        return learned_bytes({**arrays, "surfaces": self.surfaces, "pairs": self.pairs}, meta)
+        return {**arrays, "surfaces": self.surfaces, "pairs": self.pairs}, meta
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read the file of an embedding; a Problem if it cannot be read, or holds another network or something else."""
-        return read_learned(path, "embedding", FORMAT, cls._made)
-
-    @classmethod
-    def _made(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Self:
+    def _from_content(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any], common: Mapping[str, Any]) -> Self:
         for name, value in {"features": list(FEATURES), "numbers": [STAY, TURN], "unit": UNIT}.items():
             if meta[name] != value:
                 raise ValueError(f"its {name} are {meta[name]}, not {value}")
@@ -144,9 +117,8 @@ class Embedding:
         _check(layers)
         if not 0 < meta["radius"] <= LARGEST or arrays["pairs"].shape != (BINS,):
             raise ValueError(f"radius {meta['radius']}, or the shape of its counts, is impossible")
-        rest = {name: meta[name] for name in ("radius", "counted_hits", "events", "origin")}
-        learned_from = dict(meta["learned_from"])
-        return cls(layers, surfaces=arrays["surfaces"], pairs=arrays["pairs"], learned_from=learned_from, **rest)
+        counts = arrays["surfaces"], arrays["pairs"], meta["counted_hits"]
+        return cls(layers, meta["radius"], *counts, **common)
 
 
 def numbers_of(layers: Layers, cylinder: FloatArray) -> FloatArray:

@@ -127,7 +127,8 @@ def build_embedding(
             on_event()
     surfaces = np.unique(np.concatenate([sample.surface for sample in samples]))
     none = np.zeros(BINS, np.int64)
-    found = Embedding(layers, LARGEST, surfaces, none, 0, len(names), {**origin, "target": dict(target)}, known)
+    origin = {**origin, "target": dict(target)}
+    found = Embedding(layers, LARGEST, surfaces, none, 0, events=len(names), origin=origin, learned_from=known)
     for sample in samples[:COUNTED_EVENTS]:
         squares = found.near(sample.surface, sample.cylinder, LARGEST)[1]
         pairs = np.histogram(np.sqrt(squares), BINS, (0, LARGEST))[0]

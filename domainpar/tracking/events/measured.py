@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from domainpar.common.problems import EventPlace
-from domainpar.tracking.events.graph import FloatArray
+from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.sources import InputFiles
 from domainpar.tracking.events.tables import InputTable
 
@@ -17,8 +17,8 @@ MEASURED_COLUMNS = f"{', '.join(SIGMAS)}: f8 mm; {', '.join(AXES)}: f8"
 """These columns, for a table of hits."""
 
 _ROTATIONS = tuple(f"rot_{axis}{of}" for of in "uv" for axis in "xyz")
-_KEY = ("volume_id", "layer_id", "module_id")
-_ROTATED = InputTable("detectors.csv", "", f"{', '.join(_ROTATIONS)}: f8; {', '.join(_KEY)}: i8; geometry_id: u8")
+MODULE_KEY = ("volume_id", "layer_id", "module_id")
+_ROTATED = InputTable("detectors.csv", "", f"{', '.join(_ROTATIONS)}: f8; {', '.join(MODULE_KEY)}: i8; geometry_id: u8")
 """The table of the modules, the same for all events of a directory, as TrackML and ACTS write it."""
 
 _UNIT = 1e-3  # how far from 1 the length of an axis may be, and from 0 the product of both
@@ -43,10 +43,13 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
     if set(AXES) <= set(hits):
         told[:, :6] = hits[list(AXES)]
     elif files is not None:
-        key = ["geometry_id"] if "geometry_id" in hits else [*_KEY]
+        key = ["geometry_id"] if "geometry_id" in hits else [*MODULE_KEY]
         read = files.read(_ROTATED, unique=key)
         if read is not None and set(_ROTATIONS) <= set(read[0]):
-            told[:, :6] = _axes_of_modules(*read, hits, key, place)
+            modules, of_modules = read
+            if absent := [name for name in key if name not in modules]:
+                raise of_modules.problem(f"no column {', '.join(absent)}, by which hits name their module")
+            told[:, :6] = modules[list(_ROTATIONS)].to_numpy()[rows_of_modules(modules, hits, key, place)]
     u, v = told[:, :3].astype(np.float64), told[:, 3:6].astype(np.float64)
     lengths = np.stack([np.linalg.norm(u, axis=1) - 1, np.linalg.norm(v, axis=1) - 1, np.sum(u * v, axis=1)])
     if len(bad := np.flatnonzero((np.abs(lengths) > _UNIT).any(axis=0))):
@@ -66,16 +69,16 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
     return None if np.isnan(told).all() else told
 
 
-def _axes_of_modules(
-    table: pd.DataFrame, modules: EventPlace, hits: pd.DataFrame, key: list[str], place: EventPlace
-) -> FloatArray:
-    """The axes of the module of each hit, [N, 6]."""
-    if absent := [name for name in key if name not in table]:
-        raise modules.problem(f"no column {', '.join(absent)}, by which hits name their module")
-    rows = pd.MultiIndex.from_frame(table[key]).get_indexer(pd.MultiIndex.from_frame(hits[key]))
+def rows_of_modules(modules: pd.DataFrame, hits: pd.DataFrame, key: list[str], place: EventPlace) -> IntArray:
+    """The row of each hit's module in a table of modules, [N], by the columns of a key, which both have.
+
+    Raises:
+        Problem: Of the place of the hits, if a module is not listed.
+    """
+    rows = pd.MultiIndex.from_frame(modules[key]).get_indexer(pd.MultiIndex.from_frame(hits[key]))
     if (rows < 0).any():
         first = ", ".join(map(str, hits[key].to_numpy()[rows < 0][0].tolist()))
         what = f"detectors.csv does not list the module of {int((rows < 0).sum())} of {len(hits)} hits"
         hint = "take the file of the same detector, or remove it"
         raise place.problem(f"{what}, the first is {', '.join(key)} {first}", hint)
-    return np.asarray(table[list(_ROTATIONS)].to_numpy()[rows])
+    return np.asarray(rows)

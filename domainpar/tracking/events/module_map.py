@@ -14,10 +14,11 @@ Counts and extrema of events are merged exactly: the same map from any number of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -42,10 +43,6 @@ from domainpar.tracking.events.targets import target_particles
 from domainpar.tracking.events.triplets import TripletCounts, Triplets
 from domainpar.tracking.events.truth_order import places_along_particles, segments_of
 from partitioners.topology import FloatArray, IntArray
-
-T = TypeVar("T")
-
-FORMAT = "domainpar module map 1"
 
 ETA_WIDTH = 0.4
 Z0_LIMITS = (15.0, 40.0, 100.0, 300.0, 1000.0)
@@ -173,36 +170,104 @@ def segments_outward(hits: Hits, target: Mapping[str, Any]) -> tuple[FloatArray,
     return cylinder, edges[:, cylinder[edges[0], 0] < cylinder[edges[1], 0]]  # an edge needs a larger radius to run to
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearnedCandidates(ABC):
+    """`Candidates` of a graph that were learned from events, and their file: safetensors, with metadata in JSON.
+
+    Attributes:
+        WHAT: Their name: `module map`.
+        FORMAT: The `format` that the metadata has.
+        events: Number of the events that they were learned from.
+        origin: What these are: plain JSON values.
+        learned_from: Fingerprint of the hits of each, by name.
+    """
+
+    WHAT: ClassVar[str]
+    FORMAT: ClassVar[str]
+    events: int
+    origin: Mapping[str, Any]
+    learned_from: Mapping[str, str]
+
+    @abstractmethod
+    def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and metadata of the file, without what is alike in all."""
+
+    @classmethod
+    @abstractmethod
+    def _from_content(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any], common: Mapping[str, Any]) -> Self:
+        """The reverse, given the fields that are alike in all; a KeyError, TypeError or ValueError refuses a file."""
+
+    @property
+    def _training(self) -> str:
+        target = ", ".join(f"{name}: {condition}" for name, condition in self.origin["target"].items())
+        return f"learned from segments of {several(self.events, 'event')} ({target or 'all particles'})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the edges: the hash of the file, but for the events that they were learned from."""
+        return {self.WHAT.replace(" ", "_"): sha256_of(self._file())[:16]}
+
+    def to_bytes(self) -> bytes:
+        """The content of the file; see the head of its module."""
+        return self._file(learned_from=dict(self.learned_from))
+
+    def _file(self, **further: Any) -> bytes:
+        arrays, meta = self._content()
+        meta |= {"format": self.FORMAT, "events": self.events, "origin": self.origin, **further}
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        # One entry: several would stand in an order that differs from process to process.
+        return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file.
+
+        Raises:
+            Problem: If it cannot be read, or holds something else.
+        """
+        try:
+            content = Path(path).read_bytes()
+            # A header of JSON follows its length in 8 bytes.
+            arrays, header = load(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
+            if meta["format"] != cls.FORMAT:
+                raise ValueError(f"its format is {meta['format']!r}, not {cls.FORMAT!r}")
+            common = {"events": meta["events"], "origin": meta["origin"], "learned_from": dict(meta["learned_from"])}
+            return cls._from_content(arrays, meta, common)
+        except OSError as error:
+            raise Problem(f"cannot read the {cls.WHAT}: {error.strerror} (errno {error.errno})", file=path) from error
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            flag, file = cls.WHAT.replace(" ", "-"), cls.WHAT.replace(" ", "_")
+            hint = f"give a file that `prepare --{flag} build` made: {file}.safetensors in its store"
+            raise Problem(f"this is no {cls.WHAT}, {type(error).__name__}: {error}", hint, file=path) from error
+
+
 @dataclass(frozen=True, eq=False)
-class ModuleMap:
-    """Boxes that segments of tracks were seen in, the purest first; `Candidates` of a graph.
+class ModuleMap(LearnedCandidates):
+    """Boxes that segments of tracks were seen in, the purest first.
 
     Attributes:
         boxes: The boxes, with the extrema that were seen as bounds.
         segments: Segments of targets in each, over all events, int64 [B].
         pairs: Pairs of hits in each, bounds moved outward, over the counted events, int64 [B].
-        events: Events whose segments were counted.
         counted: Events whose pairs of hits were counted.
         counted_hits: Their hits; 0: pairs were not counted.
         triplets: What confirms edges of boxes that are not `CERTAIN`; None: nothing does, all edges stay.
         usual: Median width of each quantity over the well-known boxes of each kind, float64 [K, 5]: what a single
             segment lacks to know how wide its box is.
         margin: See `MARGIN`; 0 where bounds are used as they are.
-        origin: What it was learned from: plain JSON values.
-        learned_from: Fingerprint of the hits of each event that it was learned from, by name.
     """
 
+    WHAT = "module map"
+    FORMAT = "domainpar module map 1"
     boxes: Boxes
     segments: IntArray
     pairs: IntArray
-    events: int
     counted: int
     counted_hits: int
     triplets: Triplets | None
     usual: FloatArray
     margin: float
-    origin: Mapping[str, Any]
-    learned_from: Mapping[str, str]
 
     @classmethod
     def of(cls, segment_counts: SegmentCounts, origin: Mapping[str, Any]) -> Self:
@@ -221,19 +286,16 @@ class ModuleMap:
                 segment_counts.segments >= min(WELL_KNOWN, segment_counts.segments[of_kind].max(initial=1))
             )
             usual[kind] = np.median((boxes.high - boxes.low)[known], axis=0) if known.any() else 0.0
-        triplets = Triplets.of(segment_counts.triplets)
-        known = segment_counts.learned_from
-        return cls(
-            boxes, segment_counts.segments, pairs, segment_counts.events, 0, 0, triplets, usual, MARGIN, origin, known
-        )
+        triplets, known = Triplets.of(segment_counts.triplets), segment_counts.learned_from
+        common: dict[str, Any] = {"origin": origin, "events": segment_counts.events, "learned_from": known}
+        return cls(boxes, segment_counts.segments, pairs, 0, 0, triplets, usual, MARGIN, **common)
 
     def __str__(self) -> str:
         pairs = len(np.unique(np.stack([self.boxes.src, self.boxes.dst]), axis=1).T)
         words = f"module map: {len(self.segments):,} boxes of {several(pairs, 'pair')} of regions"
         if self.counted_hits:
             words += f", {self.pairs.sum() / self.counted_hits:.3g} pairs of hits per hit"
-        target = ", ".join(f"{name}: {condition}" for name, condition in self.origin["target"].items())
-        return f"{words}; learned from segments of {several(self.events, 'event')} ({target or 'all particles'})"
+        return f"{words}; {self._training}"
 
     def moved(self) -> Boxes:
         """The boxes with bounds moved outward, for segments that were not seen."""
@@ -262,11 +324,6 @@ class ModuleMap:
         boxes = replace(self.boxes, **{name: getattr(self.boxes, name)[rows] for name in names})
         return replace(self, boxes=boxes, segments=self.segments[rows], pairs=self.pairs[rows])
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides the edges: the hash of its file, but for the events that it was learned from."""
-        return {"module_map": sha256_of(self._bytes({}))[:16]}
-
     def edges(self, hits: Hits, cylinder: FloatArray) -> IntArray:
         """Pairs of hits in the boxes (see `Candidates`).
 
@@ -289,17 +346,12 @@ class ModuleMap:
         assert hits.position is not None
         return self.moved().count(hits, cylindrical(hits.position))
 
-    def to_bytes(self) -> bytes:
-        """The content of its file; see the head of this file."""
-        return self._bytes({"learned_from": dict(self.learned_from)})
-
-    def _bytes(self, origin: Mapping[str, Any]) -> bytes:
+    def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
         boxes = self.boxes
         meta = {
             "by": boxes.regions.by, "width": boxes.regions.width, "z0_limits": boxes.z0_limits.tolist(),
-            "slope_limits": boxes.slope_limits.tolist(), "events": self.events, "counted": self.counted,
-            "counted_hits": self.counted_hits, "margin": self.margin, "quantities": QUANTITIES, "origin": self.origin,
-            "format": FORMAT, **origin,
+            "slope_limits": boxes.slope_limits.tolist(), "counted": self.counted, "counted_hits": self.counted_hits,
+            "margin": self.margin, "quantities": QUANTITIES,
         }  # fmt: skip
         arrays = {
             "regions": boxes.regions.keys, "src": boxes.src, "dst": boxes.dst, "kind": boxes.kind, "low": boxes.low,
@@ -307,56 +359,15 @@ class ModuleMap:
         }  # fmt: skip
         if self.triplets is not None:
             arrays |= {"triplets": self.triplets.keys, "triplet_most": self.triplets.most}
-        return learned_bytes(arrays, meta)
+        return arrays, meta
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read the file of a map.
-
-        Raises:
-            Problem: If it cannot be read, or is no such file.
-        """
-        return read_learned(path, "module map", FORMAT, cls._made)
-
-    @classmethod
-    def _made(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Self:
+    def _from_content(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any], common: Mapping[str, Any]) -> Self:
         limits = np.array(meta["z0_limits"], float), np.array(meta["slope_limits"], float)
         names = ("src", "dst", "kind", "low", "high")
         regions = Regions(arrays["regions"], meta["by"], meta["width"])
         boxes = Boxes(regions, *limits, **{name: arrays[name] for name in names})
         rest: dict[str, Any] = {name: arrays[name] for name in ("segments", "pairs", "usual")}
-        rest |= {name: meta[name] for name in ("events", "counted", "counted_hits", "margin", "origin")}
+        rest |= {name: meta[name] for name in ("counted", "counted_hits", "margin")}
         triplets = Triplets(arrays["triplets"], arrays["triplet_most"]) if "triplets" in arrays else None
-        return cls(boxes, triplets=triplets, learned_from=dict(meta["learned_from"]), **rest)
-
-
-def learned_bytes(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bytes:
-    """The content of a safetensors file of arrays, with plain JSON values as its metadata."""
-    arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-    # One entry: several would stand in an order that differs from process to process.
-    return bytes(save(arrays, {"map": json.dumps(meta, sort_keys=True)}))
-
-
-def read_learned(path: str | Path, what: str, form: str, made: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
-    """Read a file of `learned_bytes`; a Problem if it cannot be read, or `made` refuses its arrays and metadata.
-
-    Args:
-        path: The file.
-        what: The name of its content: `module map`.
-        form: The `format` that its metadata must name.
-        made: Makes the content; a KeyError, TypeError or ValueError refuses it.
-    """
-    try:
-        content = Path(path).read_bytes()
-        # A header of JSON follows its length in 8 bytes.
-        arrays, header = load(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        meta: dict[str, Any] = json.loads(header["__metadata__"]["map"])
-        if meta["format"] != form:
-            raise ValueError(f"its format is {meta['format']!r}, not {form!r}")
-        return made(arrays, meta)
-    except OSError as error:
-        raise Problem(f"cannot read the {what}: {error.strerror} (errno {error.errno})", file=path) from error
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        flag, file = what.replace(" ", "-"), what.replace(" ", "_")
-        hint = f"give a file that `prepare --{flag} build` made: {file}.safetensors in its store"
-        raise Problem(f"this is no {what}, {type(error).__name__}: {error}", hint, file=path) from error
+        return cls(boxes, triplets=triplets, **rest, **common)

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -77,19 +77,19 @@ def read_surfaces(path: str | Path) -> list[SurfaceRow]:
     Raises:
         Problem: If it cannot be read so, a value is impossible, or a surface is there twice.
     """
-    path, names = Path(path), list(SurfaceRow._fields)
+    path, types = Path(path), get_type_hints(SurfaceRow)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines: Sequence[dict[str | Any, str | Any]] = list(csv.DictReader(file, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Problem(f"the surfaces cannot be read: {error}", file=path) from error
     optional = ", ".join(SurfaceRow._field_defaults)
-    hint = f"columns are {', '.join(names)}; lengths in mm; {optional} may be left out"
+    hint = f"columns are {', '.join(types)}; lengths in mm; {optional} may be left out"
     rows: dict[tuple[int, int], SurfaceRow] = {}
     for number, line in enumerate(lines, 2):
         try:
-            told = [name for name in names if name in line or name not in SurfaceRow._field_defaults]
-            row = SurfaceRow(*(_TYPES[name](line[name]) for name in told))
+            named = [name for name in types if name in line or name not in SurfaceRow._field_defaults]
+            row = SurfaceRow(*(types[name](line[name]) for name in named))
             wrong = row.wrong()
         except KeyError as error:
             raise Problem(f"no column {error.args[0]} of surfaces", hint, file=path) from error
@@ -103,12 +103,6 @@ def read_surfaces(path: str | Path) -> list[SurfaceRow]:
     if len(rows) < 3:
         raise Problem(f"it has {len(rows)} surfaces; a track crosses at least three", hint, file=path)
     return list(rows.values())
-
-
-_TYPES: dict[str, type[Any]] = {
-    "volume": int, "layer": int, "kind": str, "place": float, "low": float, "high": float, "sigma_u": float,
-    "sigma_v": float, "seeds": int, "material": float,
-}  # fmt: skip
 
 
 # --- from hits -------------------------------------------------------------------------------------------------------

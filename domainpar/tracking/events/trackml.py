@@ -19,7 +19,7 @@ from domainpar.common.words import several, some_of
 from domainpar.tracking.events.csv_tables import MissingColumns
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
-from domainpar.tracking.events.measured import MEASURED_COLUMNS, measured
+from domainpar.tracking.events.measured import MEASURED_COLUMNS, MODULE_KEY, measured, rows_of_modules
 from domainpar.tracking.events.sources import InputFiles, Options, Source
 from domainpar.tracking.events.tables import InputTable, list_files
 from partitioners.topology import FloatArray, IntArray
@@ -41,6 +41,7 @@ CELLS = InputTable("event{}-cells.csv", "hit_id, ch0, ch1: i8; value: f8", only_
 MODULES = InputTable(
     "detectors.csv",
     "volume_id, layer_id, module_id: i8; module_t, pitch_u, pitch_v: f8 mm",
+    unique=MODULE_KEY,
     only_with="cluster_features",
 )
 
@@ -190,20 +191,11 @@ def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFr
             f"{int(without.sum())} of {len(hits)} hits have no cell with a charge here, the first is hit_id {first}",
             "the file is truncated or of another event; leave --cluster-features out",
         )
-    names = ["volume_id", "layer_id", "module_id"]
-    of_modules = modules.set_index(names).reindex(pd.MultiIndex.from_frame(hits[names]))
-    unknown = of_modules["module_t"].isna().to_numpy()
-    if unknown.any():
-        first = tuple(hits[names].to_numpy()[unknown][0].tolist())
-        raise place.problem(
-            f"detectors.csv does not list the module of {int(unknown.sum())} hits, the first is "
-            f"volume, layer, module {first}",
-            "take the file of the same detector",
-        )
-    thickness = 2 * of_modules["module_t"].to_numpy()
+    sensors = modules.iloc[rows_of_modules(modules, hits, [*MODULE_KEY], place)]
+    thickness = 2 * sensors["module_t"].to_numpy()
     columns = [np.log(clusters["cells"].to_numpy(float)), np.log(clusters["charge"].to_numpy())]
     sizes = [
-        (clusters[f"{axis}1"] - clusters[f"{axis}0"] + 1).to_numpy() * of_modules[f"pitch_{axis}"].to_numpy()
+        (clusters[f"{axis}1"] - clusters[f"{axis}0"] + 1).to_numpy() * sensors[f"pitch_{axis}"].to_numpy()
         for axis in "uv"
     ]
     angles = [np.arctan2(size, thickness) for size in sizes]

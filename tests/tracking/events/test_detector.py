@@ -6,7 +6,6 @@ import pytest
 from domainpar.tracking.events.detector import (
     DEFAULT_LAYER_PAIRS,
     KNOWN_LAYERS,
-    MEASURED_LAYER_PAIRS,
     SEED_LAYER_PAIRS,
     SURFACES,
     crossed_in_turn,
@@ -69,7 +68,6 @@ def test_disk_layers_count_from_the_most_negative_z():
 
 
 def test_seed_layer_pairs_are_the_50_measured_ones_made_symmetric_in_z():
-    assert len(MEASURED_LAYER_PAIRS) == len(set(MEASURED_LAYER_PAIRS)) == 50
     assert len(SEED_LAYER_PAIRS) == len(set(SEED_LAYER_PAIRS)) == 52
     assert {(mirrored(a), mirrored(b)) for a, b in SEED_LAYER_PAIRS} == set(SEED_LAYER_PAIRS)
 

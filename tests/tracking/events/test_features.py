@@ -62,8 +62,9 @@ def test_the_store_holds_each_formula_over_its_divisor(tmp_path):
         for column, name in enumerate(names):
             expected = known[name] / FEATURES[name].divisor
             np.testing.assert_allclose(table[:, column], expected, rtol=2e-6, atol=1e-9, err_msg=name)
-    assert store.divisors["edge_features"] == [FEATURES[name].divisor for name in EDGE_FEATURES]
-    assert store.formulas["node_features"][1] == (
+    defined = store.feature_definitions
+    assert [divisor for divisor, _ in defined["edge_features"]] == [FEATURES[name].divisor for name in EDGE_FEATURES]
+    assert defined["node_features"][1][1] == (
         "arctan2(y, x) [rad], over pi; in [-pi, pi); grows from the x axis to the y axis"
     )
 
@@ -124,7 +125,7 @@ def test_columns_of_files_are_called_that_and_what_nobody_told_is_left_open(tmp_
         "source": "acorn", "node_features": ["r", "phi", "z"], "node_scales": [1000.0, 3.0, 2.0],
         "edge_features": None, "edge_scales": None,
     }  # fmt: skip
-    assert store.formulas["node_features"][1] == "column phi of the files, over 3"
-    assert store.formulas["edge_features"][0] == FEATURES["dr"].words
+    assert store.feature_definitions["node_features"][1] == (3.0, "column phi of the files, over 3")
+    assert store.feature_definitions["edge_features"][0] == (1000.0, FEATURES["dr"].words)
     store.settings = {}
-    assert store.formulas == {"node_features": [None] * 3, "edge_features": [None] * 6}
+    assert store.feature_definitions == {"node_features": [(None, None)] * 3, "edge_features": [(None, None)] * 6}

@@ -13,7 +13,7 @@ from domainpar.common.models import plain, read_as
 from domainpar.common.problems import Problem
 from domainpar.nn.standard import Standard, standard_of
 from domainpar.tracking.events.beam_spot import BeamSpot
-from domainpar.tracking.events.features import FEATURES, Feature
+from domainpar.tracking.events.features import FEATURES
 from domainpar.tracking.events.labels import Label
 from domainpar.tracking.events.store.event import StoredEvent
 from domainpar.tracking.events.store.layout import (
@@ -167,39 +167,22 @@ class EventStore:
         return {"node_scales": self.settings["node_scales"], "edge_scales": of_edges}
 
     @property
-    def divisors(self) -> Mapping[str, Sequence[float | None]]:
-        """What each node and edge feature is divided by, in order, if lengths are in mm and angles in rad.
+    def feature_definitions(self) -> dict[str, list[tuple[float | None, str | None]]]:
+        """Divisor and definition of each of `node_features` and `edge_features`, in order.
 
-        None where that is not known: of features that files of `pyg` or a program of one's own bring along.
+        Divisors are those of lengths in mm and angles in rad. A definition is formula, unit, divisor and sign; of a
+        column of a file its name and scale. Both are None of features that files of `pyg` or a program of one's own
+        bring along.
         """
-        return {
-            of: self.scales[f"{of[:4]}_scales"]
-            if self.settings.get(of)
-            else [None if it is None else it.divisor for it in made.values()]
-            for of, made in self._made_here.items()
-        }
-
-    @property
-    def formulas(self) -> Mapping[str, Sequence[str | None]]:
-        """The definition of each node and edge feature, in order: formula, unit, divisor, sign.
-
-        Of a column of a file that is the column's name and scale; None where nothing is known, as with `divisors`.
-        """
-        found: dict[str, Sequence[str | None]] = {}
-        for of, made in self._made_here.items():
-            found[of] = [None if it is None else it.words for it in made.values()]
+        found: dict[str, list[tuple[float | None, str | None]]] = {}
+        for of, names in (("node_features", self.feature_names), ("edge_features", self.edge_feature_names)):
+            known = FEATURES if "source" in self.settings else {}
+            found[of] = [(known[name].divisor, known[name].words) if name in known else (None, None) for name in names]
             if self.settings.get(of):
                 how = ", where a file lacks it the difference of scaled values" if of == "edge_features" else ""
-                scales = zip(made, self.scales[f"{of[:4]}_scales"])
-                found[of] = [f"column {name} of the files{how}, over {scale:g}" for name, scale in scales]
+                scales = zip(names, self.scales[f"{of[:4]}_scales"])
+                found[of] = [(scale, f"column {name} of the files{how}, over {scale:g}") for name, scale in scales]
         return found
-
-    @property
-    def _made_here(self) -> dict[str, dict[str, Feature | None]]:
-        """Each node and edge feature by its name, None for one that a file brought along."""
-        known = FEATURES if "source" in self.settings else {}
-        names = {"node_features": self.feature_names, "edge_features": self.edge_feature_names}
-        return {of: {name: known.get(name) for name in there} for of, there in names.items()}
 
     @property
     def labels(self) -> dict[str, Label]:
