@@ -277,15 +277,14 @@ def sector_of_tiles(event: Events, sectors: Sectors) -> IntArray:
     Raises:
         ValueError: If a grid is asked for, and an event has no positions.
     """
-    return np.concatenate([_sectors_of(one, sectors) for one in event.events])
-
-
-def _sectors_of(event: StoredEvent, sectors: Sectors) -> IntArray:
-    position = None
-    if not isinstance(sectors, int) and event.has_positions:  # ranges of tiles are known without it
-        position = event.read_nodes("position", np.arange(event.num_nodes))
-    tile_of_node = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))
-    return sectors_of_tiles(event.tile_graph(), sectors, tile_of_node, position)
+    found = []
+    for one in event.events:
+        position = None
+        if not isinstance(sectors, int) and one.has_positions:  # ranges of tiles are known without it
+            position = one.read_nodes("position", np.arange(one.num_nodes))
+        tile_of_node = np.repeat(np.arange(one.num_tiles), np.diff(one.node_ptr))
+        found.append(sectors_of_tiles(one.tile_graph(), sectors, tile_of_node, position))
+    return np.concatenate(found)
 
 
 def _only(tiles: TileGraph, taken: IntArray) -> TileGraph:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from domainpar.common.problems import EventPlace
 from domainpar.tracking.events import acorn_columns, construct, features
 from domainpar.tracking.events.acorn_columns import Columns, short_name
 from domainpar.tracking.events.graph import EventGraph, Hits, Particles, checked, modules_of_32_bits
@@ -54,7 +53,7 @@ def _guessed_pt_unit(events: Sequence[InputFiles]) -> str | None:
     None if no file knows a pt. Between 20 and 50, which may be either, it is refused.
     """
     for files in events:
-        columns = _columns(files.place)
+        columns = Columns(read_entries(files.place), files.place)
         if columns.track_edges is None or not columns.has("track", "pt"):
             continue
         pt = columns.get("track", "pt")
@@ -95,7 +94,7 @@ def _read(
             whose two hits both lie on true edges that pass are kept. By truth, so impossible on real data.
         pt_unit: Unit of pt in the files, MeV or GeV.
     """
-    columns = _columns(files.place)
+    columns = Columns(read_entries(files.place), files.place)
     cylinder = acorn_columns.cylinder_of(columns)
     position = np.stack([cylinder[name] for name in "xyz"], axis=1).astype(np.float32)
     names = tuple(name if name == "hit_id" else name.removeprefix("hit_") for name in node_features)
@@ -134,10 +133,6 @@ SOURCE = Source(
     settle=_settled,
     folders={"trainset": "train", "valset": "val", "testset": "test"},
 )
-
-
-def _columns(place: EventPlace) -> Columns:
-    return Columns(read_entries(place), place)
 
 
 def _hits(columns: Columns, position: FloatArray, in_gev: float) -> Hits:

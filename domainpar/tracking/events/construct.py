@@ -159,6 +159,13 @@ def build_graph(hits: Hits, cuts: Candidates) -> EventGraph:
         raise place.problem(f"{len(hits) - len(ids)} hit ids are repeated, such as {ids[counts > 1][0]}")
     cylinder = cylindrical(hits.position)
     edge_index = cuts.edges(hits, cylinder)
+    label = None
+    if hits.particle_id is not None:
+        surface = surface_numbers(hits.volume, hits.layer)
+        places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
+        src, dst = edge_index
+        one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
+        label = np.asarray(one_particle & (np.abs(places[src] - places[dst]) <= 1), np.uint8)
     features = (cylinder[:, :3] / NODE_SCALE).astype(np.float32)
     of_clusters = () if hits.clusters is None else CLUSTER_FEATURES
     if hits.clusters is not None:
@@ -170,7 +177,7 @@ def build_graph(hits: Hits, cuts: Candidates) -> EventGraph:
         edge_index=edge_index,
         edge_features=_edge_features(edge_index, cylinder),
         edge_feature_names=EDGE_FEATURES,
-        label=_label(hits, edge_index),
+        label=label,
         label_note=label_note(hits),
     )
 
@@ -258,17 +265,3 @@ def _edge_features(edge_index: Any, cylinder: Any) -> Any:
         features[e, 4] = slope
         features[e, 5] = 0.5 * (cylinder[src, 0] + cylinder[dst, 0]) / 1000.0 * slope
     return features
-
-
-# --- truth -----------------------------------------------------------------------------------------------------------
-
-
-def _label(hits: Hits, edge_index: IntArray) -> IntArray | None:
-    if hits.particle_id is None:
-        return None
-    assert hits.position is not None
-    surface = surface_numbers(hits.volume, hits.layer)
-    places = places_along_particles(hits.particle_id, surface, hits.position, hits.particles)
-    src, dst = edge_index
-    one_particle = (hits.particle_id[src] == hits.particle_id[dst]) & (hits.particle_id[src] != 0)
-    return np.asarray(one_particle & (np.abs(places[src] - places[dst]) <= 1), np.uint8)

@@ -79,8 +79,12 @@ def _columns(content: bytes) -> list[str]:
 
 def _check_fields(content: bytes, place: EventPlace) -> None:
     """Refuse rows with more or fewer fields than the first line, which pandas would fill or shift."""
+
+    def count(line: bytes) -> int:
+        return len(next(csv.reader([line.decode("utf-8", "replace")]))) if b'"' in line else line.count(b",") + 1
+
     lines = [line for line in content.splitlines() if line]
-    fields = np.array([_fields(line) for line in lines])
+    fields = np.array([count(line) for line in lines])
     if len(bad := np.flatnonzero(fields != fields[0])):
         of_first = f"and the first line has {fields[0]} ({len(bad)} such rows)"
         hint = "is it truncated, or is a comma too many in it?"
@@ -107,11 +111,6 @@ def _values(content: bytes, columns: Sequence[str], types: dict[str, Any], place
             values = _numbers(name, texts.tolist(), types[name], place)
         table[name] = values.astype(types[name])
     return table
-
-
-def _fields(line: bytes) -> int:
-    """The number of fields of a line."""
-    return len(next(csv.reader([line.decode("utf-8", "replace")]))) if b'"' in line else line.count(b",") + 1
 
 
 def _fits(values: np.ndarray[Any, Any], kind: Any) -> bool:

@@ -114,7 +114,12 @@ class Embedding(LearnedCandidates):
             if meta[name] != value:
                 raise ValueError(f"its {name} are {meta[name]}, not {value}")
         layers = [(arrays[f"weight{i}"], arrays[f"bias{i}"]) for i in range(meta["layers"])]
-        _check(layers)
+        widths = [len(FEATURES), *(len(bias) for _, bias in layers)]
+        fit = all(weight.shape == (a, b) for (weight, _), a, b in zip(layers, widths, widths[1:]))
+        if not fit or widths[-1] != 2 * PLACE or any(width % 16 for width in widths[1:]):
+            raise ValueError(f"its layers {[weight.shape for weight, _ in layers]} do not fit each other")
+        if not all(array.dtype == np.float32 and np.isfinite(array).all() for layer in layers for array in layer):
+            raise ValueError("its weights are not all finite float32")
         if not 0 < meta["radius"] <= LARGEST or arrays["pairs"].shape != (BINS,):
             raise ValueError(f"radius {meta['radius']}, or the shape of its counts, is impossible")
         counts = arrays["surfaces"], arrays["pairs"], meta["counted_hits"]
@@ -193,16 +198,6 @@ def near_pairs(inner: FloatArray, outer: FloatArray, radius: float) -> tuple[Int
     at = np.floor((inner[:, axes] - low) / width)
     edges, squares = _near(inner, outer[rows], rows, key[rows], at, sizes, np.float32(radius) ** 2)
     return edges, squares
-
-
-def _check(layers: Layers) -> None:
-    """Refuse layers that do not fit each other, or hold numbers that are not finite."""
-    widths = [len(FEATURES), *(len(bias) for _, bias in layers)]
-    fit = all(weight.shape == (a, b) for (weight, _), a, b in zip(layers, widths, widths[1:]))
-    if not fit or widths[-1] != 2 * PLACE or any(width % 16 for width in widths[1:]):
-        raise ValueError(f"its layers {[weight.shape for weight, _ in layers]} do not fit each other")
-    if not all(array.dtype == np.float32 and np.isfinite(array).all() for layer in layers for array in layer):
-        raise ValueError("its weights are not all finite float32")
 
 
 @compiled

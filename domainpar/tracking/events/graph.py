@@ -45,6 +45,16 @@ class Particles:
     pdg_id: IntArray | None = None
     phi: FloatArray | None = None
 
+    @property
+    def radius(self) -> FloatArray:
+        """Distance of the production vertex from the beam in mm, NaN where unknown, [M]."""
+        return np.hypot(self.vertex[:, 0], self.vertex[:, 1])
+
+    @property
+    def vz(self) -> FloatArray:
+        """z of the production vertex in mm, NaN where unknown, [M]."""
+        return self.vertex[:, 2]
+
     @classmethod
     def from_table(cls, particle_id: IntArray, table: Mapping[str, Array], at_hits: IntArray) -> Particles:
         """The particles of a table of a file, and behind them, as unknown, those that left hits and are not in it.

@@ -97,15 +97,13 @@ def particle_label(name: str, particle_id: IntArray, particles: Particles) -> np
     """
     values: Any
     if name == "origin":
-        primary = np.hypot(*particles.vertex[:, :2].T) <= PROMPT_RADIUS
+        primary = particles.radius <= PROMPT_RADIUS
         unknown = np.isnan(particles.vertex[:, 0])
         if particles.primary is not None:
             primary, unknown = particles.primary > 0, np.zeros(len(primary), np.bool_)
         values, unlabelled = np.where(unknown, -1.0, np.where(primary, 1.0, 2.0)), -1.0
-    elif name == "radius":
-        values, unlabelled = np.hypot(*particles.vertex[:, :2].T), np.nan
     else:
-        values, unlabelled = particles.vertex[:, 2] if name == "vz" else getattr(particles, name), np.nan
+        values, unlabelled = getattr(particles, name), np.nan
     rows = particles.rows(particle_id)
     known = (rows >= 0) & (particle_id != 0)
     of_hits = np.full(len(particle_id), unlabelled)

@@ -40,9 +40,13 @@ def build_map(
     Raises:
         Refused: On all ranks alike, if an event cannot be read or has no truth, or no event has a segment.
     """
+
+    def count_segments(name: str | None) -> SegmentCounts:
+        return SegmentCounts.nothing() if name is None else SegmentCounts.of(read(name), target)
+
     segment_counts = SegmentCounts.nothing()
     for mine, of_round in rounds(names, ranks):
-        found = on_all(ranks, partial(_tally, read, mine, target))
+        found = on_all(ranks, partial(count_segments, mine))
         segment_counts = SegmentCounts.together(
             [segment_counts, *map(SegmentCounts.from_bytes, ranks.all_gather(found.to_bytes()))]
         )
@@ -50,31 +54,28 @@ def build_map(
             on_event()
     agree(ranks, None if len(segment_counts.keys) else without_segments("a module map", names))
     found_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
-    pairs, hits = np.zeros_like(segment_counts.segments), 0
+
+    def count_pairs(name: str | None) -> IntArray:
+        """Hits of an event, and its pairs of hits in each box, int64 [1 + B]."""
+        hits = None if name is None else read(name)
+        return (
+            np.zeros(1 + len(pairs), np.int64)
+            if hits is None
+            else np.array([len(hits), *found_map.pairs_in_boxes(hits)])
+        )
+
+    pairs, num_hits = np.zeros_like(segment_counts.segments), 0
     for mine, of_round in rounds(names[:COUNTED_EVENTS], ranks):
-        counts = on_all(ranks, partial(_counted, found_map, read, mine))
+        counts = on_all(ranks, partial(count_pairs, mine))
         for content in ranks.all_gather(counts.tobytes()):
             of_rank = np.frombuffer(content, np.int64)
-            pairs, hits = pairs + of_rank[1:], hits + int(of_rank[0])
+            pairs, num_hits = pairs + of_rank[1:], num_hits + int(of_rank[0])
         for _ in of_round:
             on_event()
-    return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), hits)
+    return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), num_hits)
 
 
 def without_segments(what: str, names: Sequence[str]) -> Problem:
     """That nothing can be learned from events in which no target has a segment."""
     found = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
     return Problem(found, f"{what} needs other events, or a wider target of --map-target")
-
-
-def _tally(read: Callable[[str], Hits], name: str | None, target: Mapping[str, Any]) -> SegmentCounts:
-    """The segments of an event."""
-    return SegmentCounts.nothing() if name is None else SegmentCounts.of(read(name), target)
-
-
-def _counted(found: ModuleMap, read: Callable[[str], Hits], name: str | None) -> IntArray:
-    """Hits of an event, and its pairs of hits in each box, int64 [1 + B]; zeros without an event."""
-    if name is None:
-        return np.zeros(1 + len(found.segments), np.int64)
-    hits = read(name)
-    return np.concatenate([[len(hits)], found.pairs_in_boxes(hits)])

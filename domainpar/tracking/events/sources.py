@@ -92,10 +92,6 @@ class InputFiles(NamedTuple):
         return read_table(table, path, self.event, needed, unique), EventPlace(self.event, path)
 
 
-def _unchanged(files: Sequence[InputFiles], options: Options) -> Options:
-    return options
-
-
 @dataclass(frozen=True)
 class Source:
     """How events of one format are listed and read.
@@ -123,7 +119,7 @@ class Source:
     what: str = "events"
     options: Options = field(default_factory=dict)
     settings: Callable[[Options], Settings] = lambda options: {}
-    settle: Callable[[Sequence[InputFiles], Options], Options] = _unchanged
+    settle: Callable[[Sequence[InputFiles], Options], Options] = lambda files, options: options
     hint: Callable[[Path], str] = lambda directory: ""
     folders: Mapping[str, Split] = field(default_factory=dict)
     whole: Callable[[str], str] = str

@@ -37,12 +37,7 @@ def particle_quantity(particles: Particles, name: str) -> Array:
     """
     if name not in QUANTITIES:
         raise ValueError(f"target condition on {name!r}, which is unknown; known: {', '.join(QUANTITIES)}.")
-    if name == "radius":
-        values = np.hypot(particles.vertex[:, 0], particles.vertex[:, 1])
-    elif name == "vz":
-        values = particles.vertex[:, 2]
-    else:
-        values = getattr(particles, "pdg_id" if name == "pdgId" else name)
+    values = getattr(particles, "pdg_id" if name == "pdgId" else name)
     if name in ("primary", "nhits") and values is not None:
         return np.asarray(values)  # that none is primary, or left a hit, is a fact too
     if values is not None:

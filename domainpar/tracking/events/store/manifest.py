@@ -226,7 +226,17 @@ def write_manifest(
         ValueError: If two events have one name, or do not have the same features.
         StoreError: If an event has to be looked at, and cannot be read.
     """
-    _check_records_agree(records)
+    seen: set[str] = set()
+    for record in records:
+        if record.event in seen:
+            raise Problem("the event appears twice", "names of events are unique in a store", event=record.event)
+        seen.add(record.event)
+        for name in ("feature_names", "edge_feature_names"):
+            first, other = getattr(records[0], name), getattr(record, name)
+            if first != other:
+                what = f"the event has {name} {list(other)} but event {records[0].event} has {list(first)}"
+                raise Problem(what, "all events of a store need the same", event=record.event)
+    _labels_of(records)  # refuses those of two kinds
     counted = standardised_by(records)
     if surveys is None:
         surveys = []
@@ -262,20 +272,6 @@ def _labels_of(records: Sequence[EventRecord]) -> dict[str, Label]:
                 raise Problem(what, hint, event=record.event)
             labels[label.name] = known._replace(classes=max(known.classes, label.classes))
     return labels
-
-
-def _check_records_agree(records: Sequence[EventRecord]) -> None:
-    seen: set[str] = set()
-    for record in records:
-        if record.event in seen:
-            raise Problem("the event appears twice", "names of events are unique in a store", event=record.event)
-        seen.add(record.event)
-        for name in ("feature_names", "edge_feature_names"):
-            first, here = getattr(records[0], name), getattr(record, name)
-            if first != here:
-                what = f"the event has {name} {list(here)} but event {records[0].event} has {list(first)}"
-                raise Problem(what, "all events of a store need the same", event=record.event)
-    _labels_of(records)  # refuses those of two kinds
 
 
 def _check_size(path: Path, record: EventRecord) -> None:
