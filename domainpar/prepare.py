@@ -52,7 +52,7 @@ HELD_EVENTS = 100
 """Events, the first ones, whose particles are held against their hits; every rank remembers some thousand numbers of
 each."""
 
-MAP_EDGES_PER_HIT, EMBEDDING_EDGES_PER_HIT = 30.0, 5.0
+EDGES_PER_HIT = {"module_map": 30.0, "embedding": 5.0}
 """Pairs of hits a hit of a map that is built, of which triplets confirm some; edges a hit of an embedding."""
 
 
@@ -236,8 +236,6 @@ def _learned(config: PrepareConfig, directory: Path, world: "World") -> "ModuleM
 
     A store that was made with one keeps it, also when it grows; only --overwrite builds it anew.
     """
-    from domainpar.tracking.events.embedding import Embedding
-    from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.store import LEARNED
     from domainpar.tracking.training.pretrained import module_map_of
 
@@ -251,15 +249,23 @@ def _learned(config: PrepareConfig, directory: Path, world: "World") -> "ModuleM
         return directory / LEARNED[kind] if given == "build" else Path(given)
 
     path = on_all(world.transport, place)
-    there = on_root(world.transport, path.exists)
-    if given == "build" and (config.overwrite or not there):
-        return _built(config, directory, world)
+    most = config.map_edges_per_hit
+    if given == "build" and (config.overwrite or not on_root(world.transport, path.exists)):
+        return _built(config, directory, world).best(most or EDGES_PER_HIT[kind])
 
     def read() -> "ModuleMap | Embedding":
-        found = ModuleMap.read(path) if kind == "module_map" else Embedding.read(path)
-        return found if config.map_edges_per_hit is None else found.best(config.map_edges_per_hit)
+        learned = _read_learned(kind, path)
+        return learned if most is None else learned.best(most)
 
     return on_all(world.transport, read)
+
+
+def _read_learned(kind: str, path: Path) -> "ModuleMap | Embedding":
+    """The module map or the embedding that a file holds."""
+    from domainpar.tracking.events.embedding import Embedding
+    from domainpar.tracking.events.module_map import ModuleMap
+
+    return ModuleMap.read(path) if kind == "module_map" else Embedding.read(path)
 
 
 def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap | Embedding":
@@ -284,10 +290,7 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
     arguments = source.hits, names, config.map_target.value, origin, world.transport
     what, unit = ("module map", "event") if of_map else ("embedding", "step")
     with progress(f"learn {what}", total, unit, world.is_root) as advance:
-        if of_map:
-            return build_map(*arguments, on_event=advance).best(config.map_edges_per_hit or MAP_EDGES_PER_HIT)
-        found = build_embedding(*arguments, on_event=advance)
-        return found.best(config.map_edges_per_hit or EMBEDDING_EDGES_PER_HIT)
+        return build_map(*arguments, on_event=advance) if of_map else build_embedding(*arguments, on_event=advance)
 
 
 def _work(config: PrepareConfig) -> int:
@@ -323,9 +326,7 @@ def _report(directory: Path) -> None:
 
 def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
     from domainpar.common.words import PROGRESS_LOG, between, on_ranks, several, this_python
-    from domainpar.tracking.events.embedding import Embedding
     from domainpar.tracking.events.field import Field
-    from domainpar.tracking.events.module_map import ModuleMap
     from domainpar.tracking.events.store import LEARNED, EventStore
     from domainpar.tracking.events.surfaces import described_surfaces
     from domainpar.tracking.reco.facts import described
@@ -337,10 +338,9 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
         [getattr(record, name) for record in store.events()] for name in ("num_nodes", "num_edges", "num_tiles")
     )
     print(f"{directory}: {several(len(store), 'event')} ({splits}), digest {store.digest[:16]}")
-    readers = {"module_map": ModuleMap.read, "embedding": Embedding.read}
     for name, file in LEARNED.items():
         if name in store.settings and (directory / file).exists():
-            print(readers[name](directory / file))
+            print(_read_learned(name, directory / file))
     if filtered := store.settings.get("filter"):
         network = f"the network with parameters {filtered['parameters_sha256'][:16]}"
         print(f"filter: edges to which {network} gave a score of at least {filtered['min_score']:g}")
@@ -362,7 +362,7 @@ def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: Prepa
     if cuts := store.settings.get("hard_cuts"):
         left = "edges between hits" if store.settings["source"] == "acorn" else "hits"
         print(f"HARD CUTS BY TRUTH: {cuts}. Only {left} of passing particles are left.")
-        print("What is measured on such a store does not hold for real data, in which nobody can cut by truth.")
+        print("What is measured on such a store does not hold for real data, which have no truth to cut by.")
     labelled = [record for record in store.events() if record.has_labels]
     if labelled:
         with store.open(labelled[0]) as event:

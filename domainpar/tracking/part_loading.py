@@ -53,7 +53,7 @@ def together(transport: Transport, place: EventPlace, work: Callable[[], T]) -> 
     Args:
         transport: Joins the ranks that share the event.
         place: The event and its file.
-        work: Talks to nobody.
+        work: Without communication.
 
     Raises:
         BadEvent: On all of them alike, if the work raised a ValueError or OSError on any.
@@ -155,7 +155,7 @@ def load_part(
 def read_part(
     event: Events, part_of_tile: IntArray, part: int, num_parts: int, *, device: torch.device | str, dtype: torch.dtype
 ) -> LocalGraph:
-    """Read one part of an event. Talks to nobody: its plan does not know yet what others need of it.
+    """Read one part of an event. Without communication: its plan does not know yet what others need of it.
 
     Args:
         event: The stored event, or several read as one.
@@ -219,7 +219,7 @@ def all_sectors(sectors: Sectors | None) -> list[Sector | None]:
 
 
 def check_sectors(store: EventStore, records: Sequence[EventRecord], sectors: Sectors | None) -> None:
-    """Refuse sectors that tiles cannot make. Talks to nobody; the events of a store are of one kind.
+    """Refuse sectors that tiles cannot make. Without communication; the events of a store are of one kind.
 
     Raises:
         Problem: If there are more sectors than an event has tiles; of a grid, also if hits have no positions, or tiles
@@ -228,7 +228,7 @@ def check_sectors(store: EventStore, records: Sequence[EventRecord], sectors: Se
     if sectors is None or not records:
         return
     number, least = number_of_sectors(sectors), min(records, key=lambda record: record.num_tiles)
-    if number > least.num_tiles:  # some would be empty, and scores said to be of 64 sectors be those of 32
+    if number > least.num_tiles:  # some would be empty, and scores of 64 sectors would be those of 32
         tiles = several(least.num_tiles, "tile")
         raise Problem(
             f"{number} sectors are made of whole tiles, and event {least.event} of store {store.path} has {tiles}",
@@ -275,7 +275,7 @@ def sector_of_tiles(event: Events, sectors: Sectors) -> IntArray:
     """Sector of each tile in naive mode, int32 [K], of equal cost, whatever the ranks.
 
     Raises:
-        ValueError: If a grid is asked for, and an event has no positions.
+        ValueError: If the sectors are a grid, and an event has no positions.
     """
     found = []
     for one in event.events:

@@ -164,7 +164,7 @@ def _truth(columns: Columns, in_gev: float) -> tuple[IntArray | None, Particles 
     for ends in columns.track_edges:  # a hit of two particles is the last one's, as in acorn
         particle_id[ends[columns.inside]] = of_edge[columns.inside]
     ids, first = np.unique(of_edge, return_index=True)
-    first = first[ids != 0]  # noise is no particle; of a particle its first true edge tells
+    first = first[ids != 0]  # noise is no particle; a particle is as its first true edge has it
     names = {name: name for name in ("pt", "nhits", "primary", "vx", "vy", "vz")} | _PARTICLE_NAMES
     table = {to: columns.floats("track", name)[first] for name, to in names.items() if columns.has("track", name)}
     if "pt" in table:

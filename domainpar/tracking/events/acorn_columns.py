@@ -72,7 +72,7 @@ def short_name(name: str) -> tuple[Kind, str] | None:
 
 
 class Columns:
-    """The columns of one event. Each is looked at when it is asked for: files may hold others, of any kind.
+    """The columns of one event. Each is checked at its first use: files may hold others, of any kind.
 
     Args:
         entries: Names and values of the file.
@@ -169,7 +169,7 @@ def cylinder_of(columns: Columns) -> dict[str, FloatArray]:
     A hit's y has no name of its own in acorn (`y` is the label of an edge): it is r sin(phi).
 
     Raises:
-        Problem: If the columns do not tell, are not finite, or are not in mm and rad.
+        Problem: If columns are missing, are not finite, or are not in mm and rad.
     """
     xy = {name: columns.floats("hit", name) for name in "xy" if columns.has("hit", name)}
     if columns.has("hit", "r") and columns.has("hit", "phi"):

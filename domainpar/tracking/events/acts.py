@@ -112,9 +112,9 @@ def _read(files: InputFiles, at_true: bool) -> Hits:
     variances = table[list(_VARIANCES)].to_numpy() if set(_VARIANCES) <= set(table) and not at_true else None
     if variances is not None and not variances.any():
         variances = None  # columns of a writer that does not know them
-    told = measured(table, variances, place, None if lie_on_known_surfaces(volume, layer) else files)
+    errors = measured(table, variances, place, None if lie_on_known_surfaces(volume, layer) else files)
     columns = files.event, hit_id, position, volume, layer, module
-    return Hits(*columns, particle_id=particle_id, particles=particles, measured=told)
+    return Hits(*columns, particle_id=particle_id, particles=particles, measured=errors)
 
 
 SOURCE = Source(
@@ -154,11 +154,11 @@ def _read_truth(files: InputFiles, table: pd.DataFrame) -> tuple[pd.DataFrame, I
     """The true hits, and the row of the first of each measurement, -1 where there is none; None without truth."""
     of_links, of_hits = files.read(LINKS), files.read(TRUE_HITS)
     if of_links is None or of_hits is None:
-        if (there := of_links or of_hits) is None:
+        if (read := of_links or of_hits) is None:
             return None
         missing = (LINKS if of_links is None else TRUE_HITS).what
-        what = f"{Path(str(there[1].file)).name} is here and event{files.event}-{missing}.csv[.gz] is not; "
-        raise there[1].problem(f"{what}truth takes both", "fetch it, or remove the other to go without truth")
+        what = f"{Path(str(read[1].file)).name} is here and event{files.event}-{missing}.csv[.gz] is not; "
+        raise read[1].problem(f"{what}truth takes both", "fetch it, or remove the other to go without truth")
     (links, place), (hits, _) = of_links, of_hits
     measurement = pd.Index(table["measurement_id"]).get_indexer(links["measurement_id"])
     hit = links["hit_id"].to_numpy()
@@ -197,25 +197,27 @@ def _read_particles(files: InputFiles, hits: pd.DataFrame, first: IntArray) -> t
     ids = both[columns[0]].to_numpy().view(np.int64)
     if len(columns) > 1:
         ids = np.where((both == 0).all(axis=1), 0, both.groupby(columns, sort=False).ngroup() + 1)
-    own, seen = ids[: len(table)], ids[len(table) :]
+    listed, seen = ids[: len(table)], ids[len(table) :]
     if place is not None:
-        if (own == 0).any():
-            what = f"lists a particle 0 in row {np.flatnonzero(own == 0)[0]}; 0 means noise and is no particle"
+        if (listed == 0).any():
+            what = f"lists a particle 0 in row {np.flatnonzero(listed == 0)[0]}; 0 means noise and is no particle"
             raise place.problem(what, "remove this row, or number particles from 1 in all files")
-        _check_momenta(table, own, hits.iloc[first[first >= 0]], seen, place)
+        _check_momenta(table, listed, hits.iloc[first[first >= 0]], seen, place)
     particle_id = np.zeros(len(first), np.int64)
     particle_id[first >= 0] = seen
     if place is None:
         return particle_id, None
     named = table.rename(columns={"q": "charge", "particle_type": "pdg_id"})
-    return particle_id, Particles.from_table(own, {str(name): named[name].to_numpy() for name in named}, particle_id)
+    return particle_id, Particles.from_table(listed, {str(name): named[name].to_numpy() for name in named}, particle_id)
 
 
-def _check_momenta(table: pd.DataFrame, own: IntArray, hits: pd.DataFrame, seen: IntArray, place: EventPlace) -> None:
+def _check_momenta(
+    table: pd.DataFrame, listed: IntArray, hits: pd.DataFrame, seen: IntArray, place: EventPlace
+) -> None:
     """Refuse particles that have more momentum at many a true hit than where they began: they are of another event."""
     if not set(_TRUE_P) <= set(hits) or not {"px", "py", "pz"} <= set(table):
         return
-    begun = pd.Series(np.linalg.norm(table[["px", "py", "pz"]], axis=1), own).reindex(seen).to_numpy()
+    begun = pd.Series(np.linalg.norm(table[["px", "py", "pz"]], axis=1), listed).reindex(seen).to_numpy()
     at_hit = np.linalg.norm(hits[list(_TRUE_P)], axis=1)
     more = at_hit > 1.01 * begun  # never where it is unknown
     if more.sum() > MOST_RISING * max(1, np.isfinite(begun).sum()):

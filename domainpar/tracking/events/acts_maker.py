@@ -336,9 +336,9 @@ def acts_field(field: Field | None, scratch: Path) -> Any:
         what = f"ACTS takes a map about the beam, and the axis of this one lies at x {field.x:g} and y {field.y:g} mm"
         raise Problem(what, "take a map without x and y")
     acts = import_acts()
-    told = FIELD_ELSEWHERE if field is None else field.to_json()
-    if isinstance(told, float | int):
-        return acts.ConstantBField(acts.Vector3(0, 0, told * acts.UnitConstants.T))
+    uniform = FIELD_ELSEWHERE if field is None else field.to_json()
+    if isinstance(uniform, float | int):
+        return acts.ConstantBField(acts.Vector3(0, 0, uniform * acts.UnitConstants.T))
     assert field is not None  # of None it was a number
     # ACTS takes rows in this order, the radius fastest, on trust.
     r, z = (axis.ravel() for axis in np.meshgrid(_R, _Z_OF_MAP))

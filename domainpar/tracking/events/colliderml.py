@@ -5,7 +5,7 @@
     ttbar_pu200_particles/.../train-00000-of-01000.parquet        event_id; particle_id, px, py, pz in GeV, vx, vy, vz
                                                                   in mm, charge, num_tracker_hits, pdg_id, primary
 
-A file may hold a thousand events of ten megabytes: rows are decoded one by one, in the order in which they are asked.
+A file may hold a thousand events of ten megabytes: rows are decoded one by one, in the order in which they are read.
 The OpenDataDetector has the layers of TrackML's detector, some a little further out: hits get TrackML's numbers. So
 layer pairs, selections and module maps are the same for both, and ACTS's files of either are read; those of any other
 detector keep their own. A hit's volume and layer in the file decide: codes of `detector` are another number for the
@@ -190,7 +190,7 @@ class ColliderMLEvents:
         )
 
     def with_errors(self, name: str) -> Hits:
-        """The hits with how far each lies from its true position, across and along, as errors if the file tells it."""
+        """The hits with how far each lies from its true position, across and along, as errors if the file has it."""
         hits, (path, row) = self.read(name), self._rows[HITS][int(name)]
         _, pq = import_parquet()
         columns = [f"true_{axis}" for axis in "xyz"]
@@ -402,32 +402,32 @@ def numbered_as_trackml(
         Problem: If all hits have volumes of one of the two detectors and do not lie on its layers; if some have not,
             and the others, which are most, do lie there.
     """
-    own = volume.astype(np.int64)
+    volumes = volume.astype(np.int64)
     fits = []
     for numbering in numberings:
-        code = np.full(len(own), -1)
+        code = np.full(len(volumes), -1)
         for number, detector in numbering.items():
-            code[own == number] = detector
+            code[volumes == number] = detector
         numbers, astray = _nearest(code, layer, position)
         fits.append((int((code < 0).sum()), int((astray > NEAR).sum()), astray, numbers))
-    # Volumes 16 to 18 are pixels of one detector and long strips of the other: where hits lie tells.
+    # Volumes 16 to 18 are pixels of one detector and long strips of the other: the places of hits decide.
     unknown, far, astray, numbers = min(fits, key=lambda fit: fit[:2])
     if unknown:
-        known = [len(own) - fit[0] for fit in fits]
-        nearly = any(n > len(own) / 2 and fit[1] <= MOST_ASTRAY * n for n, fit in zip(known, fits))
+        known = [len(volumes) - fit[0] for fit in fits]
+        nearly = any(n > len(volumes) / 2 and fit[1] <= MOST_ASTRAY * n for n, fit in zip(known, fits))
         if layer is not None and not nearly:
-            return own.astype(np.int32), layer.astype(np.int32)
-        codes = some_of([str(one) for one in np.unique(own[numbers[0] == 0])])
+            return volumes.astype(np.int32), layer.astype(np.int32)
+        codes = some_of([str(one) for one in np.unique(volumes[numbers[0] == 0])])
         raise place.problem(
-            f"{unknown:,} of {len(own):,} hits have a {by} of neither the OpenDataDetector nor TrackML's: {codes}",
+            f"{unknown:,} of {len(volumes):,} hits have a {by} of neither the OpenDataDetector nor TrackML's: {codes}",
             "are these columns, or bits of geometry_id, spoilt? docs/another_detector.md has other detectors",
         )
-    if far > MOST_ASTRAY * len(own):
+    if far > MOST_ASTRAY * len(volumes):
         hint = "is volume_id that of the OpenDataDetector (16 to 30) or of TrackML's detector (7 to 18)"
         if by == "detector":
             hint = "a column volume_id would decide; without it detector is read as ColliderML counts, 0 to 8"
         raise place.problem(
-            f"{far:,} of {len(own):,} hits lie more than {NEAR:g} mm from every layer of their subdetector, which {by} "
+            f"{far:,} of {len(volumes):,} hits lie more than {NEAR:g} mm from every layer of their subdetector, which {by} "
             f"names, half of all more than {np.median(astray):.3g} mm; largest r {np.hypot(*position.T[:2]).max():.4g}",
             f"{hint}, and are x, y, z in mm?",
         )

@@ -102,7 +102,7 @@ def _values(content: bytes, columns: Sequence[str], types: dict[str, Any], place
         table = pd.read_csv(io.BytesIO(content), usecols=rows, index_col=False, low_memory=False, **how)
         return table.set_axis([columns[row] for row in sorted(rows)], axis=1)
 
-    # Types are not asked for: pandas would take 1e17 for a whole number, and it has lost its digits.
+    # No types are passed: pandas would take 1e17 for a whole number, and it has lost its digits.
     table = read(list(types))
     for name in list(table):
         values = table[name].to_numpy()

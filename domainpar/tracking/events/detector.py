@@ -470,9 +470,9 @@ FIELD_ELSEWHERE = 2.0
 
 
 def field_of(settings: Mapping[str, Any], volume: npt.NDArray[np.integer], layer: npt.NDArray[np.integer]) -> Field:
-    """The field around the hits of an event: as the settings of its store tell.
+    """The field around the hits of an event: as the settings of its store have it.
 
-    Where they tell nothing it is that of the TrackML events if all hits, of these volumes and layers, [N] each, lie on
+    Where they have none it is that of the TrackML events if all hits, of these volumes and layers, [N] each, lie on
     surfaces of this detector, and `FIELD_ELSEWHERE` if not. Simulated ones have a table of it, by z alone.
     """
     x, y = settings.get("beam_line", (0.0, 0.0))  # positions are from there on, and those of a field are not

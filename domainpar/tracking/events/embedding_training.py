@@ -143,7 +143,7 @@ def work_of(names: Sequence[str], steps: int = STEPS) -> int:
 
 
 def first_layers() -> list[tuple[FloatArray, FloatArray]]:
-    """The layers that a training begins with: of random weights, and azimuth as what tells hits apart."""
+    """The layers that a training begins with: of random weights, and azimuth as what distinguishes hits."""
     rng, widths = np.random.default_rng(0), (len(FEATURES), *HIDDEN, 2 * PLACE)
     layers = []
     for i, (columns, out) in enumerate(pairwise(widths)):

@@ -122,8 +122,8 @@ class Hits:
         particles: The particle table; None when unknown.
         clusters: `features.OF_CLUSTERS` of each hit, float32 [N, 6]; None without.
         measured: What the hit's module measures: two axes u and v on it, unit vectors, and the errors (sigma) along
-            them in mm, infinite along v where it measures u alone, float32 [N, 8]; NaN where the source does not tell,
-            None where it tells nothing.
+            them in mm, infinite along v where it measures u alone, float32 [N, 8]; NaN where the source does not have
+            them, None where it has none.
     """
 
     event_id: str

@@ -1,7 +1,7 @@
 """Pairs of hits of two regions whose differences lie between bounds: the search that all candidate edges come from.
 
 A region is a layer, a part of one, or a module. `Boxes` say which pairs of regions are joined, between which bounds
-on five quantities of a pair of hits. Pairs of hits are told apart into kinds, by |z0| and |phi_slope|; each kind of a
+on five quantities of a pair of hits. Pairs of hits are of several kinds, by |z0| and |phi_slope|; each kind of a
 pair of regions has bounds of its own: tight ones hold the many tracks from the beam, wide ones the few from elsewhere.
 
 The hits of a region lie in the order of phi, so that a search begins and ends with a window of phi:
@@ -80,7 +80,7 @@ class Boxes:
 
     Attributes:
         regions: The regions.
-        z0_limits: Ascending limits of |z0| in mm that tell kinds apart; with none there is one kind.
+        z0_limits: Ascending limits of |z0| in mm between kinds; with none there is one kind.
         slope_limits: Likewise of |phi_slope| in rad/mm.
         src, dst: Region of the hit at the smaller radius, and of the other, int64 [B].
         kind: Kind of its pairs, int64 [B]: place among the limits of |z0|, times (number of limits of the slope + 1),

@@ -88,7 +88,7 @@ def check_labels(
 
 
 def particle_label(name: str, particle_id: IntArray, particles: Particles) -> npt.NDArray[np.float64]:
-    """A label of hits that their particles tell, float64 [n]; that of noise is not known, but for `origin`.
+    """A label of hits that follows from their particles, float64 [n]; that of noise is not known, but for `origin`.
 
     Args:
         name: Of one of `OF_PARTICLES`.

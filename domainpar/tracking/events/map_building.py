@@ -57,12 +57,10 @@ def build_map(
 
     def count_pairs(name: str | None) -> IntArray:
         """Hits of an event, and its pairs of hits in each box, int64 [1 + B]."""
-        hits = None if name is None else read(name)
-        return (
-            np.zeros(1 + len(pairs), np.int64)
-            if hits is None
-            else np.array([len(hits), *found_map.pairs_in_boxes(hits)])
-        )
+        if name is None:
+            return np.zeros(1 + len(pairs), np.int64)
+        hits = read(name)
+        return np.concatenate([[len(hits)], found_map.pairs_in_boxes(hits)])
 
     pairs, num_hits = np.zeros_like(segment_counts.segments), 0
     for mine, of_round in rounds(names[:COUNTED_EVENTS], ranks):

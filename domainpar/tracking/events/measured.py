@@ -1,4 +1,4 @@
-"""What files tell of how a hit is measured: the axes of its module, and the errors along them (`Hits.measured`)."""
+"""How a hit is measured, of files: the axes of its module, and the errors along them (`Hits.measured`)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _UNIT = 1e-3  # how far from 1 the length of an axis may be, and from 0 the prod
 
 def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace, files: InputFiles | None
              ) -> FloatArray | None:  # fmt: skip
-    """How each hit is measured, as far as files tell, float32 [N, 8]; None where they tell nothing.
+    """How each hit is measured, as far as files have it, float32 [N, 8]; None where they have nothing.
 
     Args:
         hits: The table of hits, with any of `SIGMAS` and `AXES`, and a column `geometry_id` or volume_id, layer_id and
             module_id, [N].
-        variances: Along both axes in mm^2, [N, 2]; 0 of the second where the hit measures the first alone. None: as
-            `SIGMAS` of the table tell.
+        variances: Along both axes in mm^2, [N, 2]; 0 of the second where the hit measures the first alone. None: those
+            of `SIGMAS` of the table.
         place: The event and the file of its hits.
         files: The files of the event, whose table of modules has their rotations; None: they are known.
 
     Raises:
         Problem: If an error is not positive, axes are not unit vectors at right angles, or modules are not listed.
     """
-    told = np.full((len(hits), 8), np.nan, np.float32)
+    axes_and_errors = np.full((len(hits), 8), np.nan, np.float32)
     if set(AXES) <= set(hits):
-        told[:, :6] = hits[list(AXES)]
+        axes_and_errors[:, :6] = hits[list(AXES)]
     elif files is not None:
         key = ["geometry_id"] if "geometry_id" in hits else [*MODULE_KEY]
         read = files.read(_ROTATED, unique=key)
@@ -49,8 +49,8 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
             modules, of_modules = read
             if absent := [name for name in key if name not in modules]:
                 raise of_modules.problem(f"no column {', '.join(absent)}, by which hits name their module")
-            told[:, :6] = modules[list(_ROTATIONS)].to_numpy()[rows_of_modules(modules, hits, key, place)]
-    u, v = told[:, :3].astype(np.float64), told[:, 3:6].astype(np.float64)
+            axes_and_errors[:, :6] = modules[list(_ROTATIONS)].to_numpy()[rows_of_modules(modules, hits, key, place)]
+    u, v = axes_and_errors[:, :3].astype(np.float64), axes_and_errors[:, 3:6].astype(np.float64)
     lengths = np.stack([np.linalg.norm(u, axis=1) - 1, np.linalg.norm(v, axis=1) - 1, np.sum(u * v, axis=1)])
     if len(bad := np.flatnonzero((np.abs(lengths) > _UNIT).any(axis=0))):
         what = (
@@ -65,8 +65,8 @@ def measured(hits: pd.DataFrame, variances: FloatArray | None, place: EventPlace
                 f"{len(bad)} hits have an error that is not positive, first in row {bad[0]}: {variances[bad[0]]} mm^2"
             )
             raise place.problem(what, "the second may be 0, where a hit measures along the first axis alone")
-        told[:, 6:] = np.sqrt(np.where(variances > 0, variances, np.inf))
-    return None if np.isnan(told).all() else told
+        axes_and_errors[:, 6:] = np.sqrt(np.where(variances > 0, variances, np.inf))
+    return None if np.isnan(axes_and_errors).all() else axes_and_errors
 
 
 def rows_of_modules(modules: pd.DataFrame, hits: pd.DataFrame, key: list[str], place: EventPlace) -> IntArray:

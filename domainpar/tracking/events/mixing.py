@@ -43,19 +43,19 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
     stores = {Path(path).resolve().name: EventStore(path) for path in paths}
     if len(stores) < len(paths):
         raise Problem(f"of {', '.join(paths)} two have one name", "events are named after their store; rename one")
-    found: dict[str, tuple[EventStore, EventRecord]] = {}
+    events: dict[str, tuple[EventStore, EventRecord]] = {}
     for records in zip_longest(*(store.records for store in stores.values())):
         for (name, store), record in zip(stores.items(), records):
             if record is not None:
-                found[f"{name}.{record.event}"] = store, record
+                events[f"{name}.{record.event}"] = store, record
 
     def hits(name: str) -> Hits:
-        store, record = found[name]
+        store, record = events[name]
         with store.open(record) as event:
             return select.select(replace(WholeEvent(event).hits, event_id=name))
 
     def read(name: str) -> EventGraph:
-        store, record = found[name]
+        store, record = events[name]
         lost = [feature for feature in record.feature_names if feature not in NODE_FEATURES]
         if cuts is not None and lost:
             what = f"features {some_of(lost, 4)} are of the files that {store.path} was made from"
@@ -76,22 +76,22 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
     digests = {name: store.settings_digest for name, store in stores.items()}
 
     def event_settings(name: str) -> dict[str, Any]:
-        if name not in found:  # a file of an earlier preparation
+        if name not in events:  # a file of an earlier preparation
             return {}
-        store, record = found[name]
-        own = {**store.settings, **store.own_settings(record)}
-        kept = {key: own[key] for key in OF_EVENTS if key in own and key not in common}
+        store, record = events[name]
+        settings = {**store.settings, **store.own_settings(record)}
+        kept = {key: settings[key] for key in OF_EVENTS if key in settings and key not in common}
         # Field and material of some follow from where they are from.
-        return {**kept, "source": own["source"]} if own.get("source") in ("trackml", "simulate") else kept
+        return {**kept, "source": settings["source"]} if settings.get("source") in ("trackml", "simulate") else kept
 
     return Events(
-        names=tuple(found),
+        names=tuple(events),
         read=read,
         hits=hits,
-        files=lambda name: [found[name][0].path / found[name][1].path],
+        files=lambda name: [events[name][0].path / events[name][1].path],
         settings={**common, "source": "stores", "stores": digests, **made_by},
         of_event=event_settings,
-        splits={name: record.split for name, (_, record) in found.items()},
+        splits={name: record.split for name, (_, record) in events.items()},
         learned_from={key: of for store in stores.values() for key, of in store.learned_from.items()},
     )
 
@@ -110,6 +110,8 @@ def _common_settings(stores: Mapping[str, EventStore], made_by: Settings) -> dic
     first, *others = each.values()
     for key in OF_ALL:
         if key not in made_by and any(first.get(key) != other.get(key) for other in others):
-            told = "; ".join(f"{name} {settings.get(key, 'without')}" for name, settings in each.items())
-            raise Problem(f"the stores differ in {key}: {told}", "mix stores of alike events, or join them anew alike")
+            values = "; ".join(f"{name} {settings.get(key, 'without')}" for name, settings in each.items())
+            raise Problem(
+                f"the stores differ in {key}: {values}", "mix stores of alike events, or join them anew alike"
+            )
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}

@@ -38,7 +38,7 @@ class OwnEvents:
 
     @classmethod
     def read(cls, kept: StoreRecord) -> OwnEvents | None:
-        """Those that the record of a run tells; None where it does not."""
+        """Those of the record of a run; None where it has none."""
         return None if kept.events is None else cls(kept.events["train"], kept.events["val"])
 
     def without(self, events: Collection[str]) -> OwnEvents:
@@ -120,7 +120,7 @@ class InMaps:
 def training_overlap(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
     """Sentences on the scored events that the network was trained on, or the module map behind their edges."""
     if counts is None:
-        return ["which of these events were trained on is not known: the run does not tell"]
+        return ["which of these events were trained on is not known: the run has no list of them"]
     lines = [] if any(count["trained_on"] for count in counts.values()) else ["none of these events was trained on"]
     for split, count in counts.items():
         if number := count["trained_on"]:
@@ -142,7 +142,7 @@ def _count_in_words(number: int, count: Mapping[str, int | None], split: str) ->
 
 
 def own_events(run: RunRecord, before: RunRecord | None = None) -> OwnEvents | None:
-    """The events that a run, or the one before it, learned from; None where a record does not tell."""
+    """The events that a run, or the one before it, learned from; None where a record has no list."""
     if before is not None:
         first, then = own_events(before), own_events(run)
         return None if first is None or then is None else OwnEvents(first.train + then.train, first.val + then.val)

@@ -72,7 +72,7 @@ def prepare(
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
 
-    Events that are in the store already stay in their split. A store that is finished as it is asked for is only read;
+    Events that are in the store already stay in their split. A finished store with the same events and settings is only read;
     else it is locked, and another preparation of it is refused meanwhile.
 
     Args:
@@ -81,7 +81,7 @@ def prepare(
         partitioner: Makes the tiles, a name that `partitioners.get_partitioner` knows. Default: `phi-eta` where nodes
             have positions, `metis` where they have none.
         num_tiles: K of every event. Default: about 4,600 edges a tile.
-        val_split: Share of the events kept for validation, where the source does not tell the splits.
+        val_split: Share of the events kept for validation, where the source has no splits.
         test_split: Share of the events kept for a final test, likewise.
         seed: Seed of the partitioner and of the split.
         overwrite: Replace a store that was made with other settings, or that holds events which the source has not.
@@ -210,7 +210,7 @@ class _PrepareJob:
         return {"record": record, "seen": seen}
 
     def recorded_if_finished(self) -> dict[str, Split] | None:
-        """Splits of the events of a store that lies there and is just what is asked for; None where it is not."""
+        """Splits of the events of a finished store with the same events and settings; None where there is none."""
         store = _store_in(self.directory)
         if store is None or not store.survey or settings_digest(self.settings) != store.settings_digest:
             return None
@@ -253,8 +253,8 @@ def _claim_and_make_ready(
     if job.directory.exists() and not job.directory.is_dir():
         raise Problem(f"{job.directory} is a file", "name a directory for the store")
     try:
-        made = [place for place in (job.directory, *job.directory.parents) if not place.exists()]
-        held.callback(_remove_empty, made)  # called after the lock is gone
+        missing = [place for place in (job.directory, *job.directory.parents) if not place.exists()]
+        held.callback(_remove_empty, missing)  # called after the lock is gone
         job.directory.mkdir(parents=True, exist_ok=True)
         _claim(job, held, say)
         for unfinished in job.directory.glob(f"{PARTIAL}*"):
@@ -272,16 +272,16 @@ def _claim_and_make_ready(
                 f"{job.directory} was prepared with other settings: {'; '.join(filter(None, (foreign, drawn)))}",
                 "name another --store, or replace this one with --overwrite",
             )
-        # Nobody asked to make the store smaller.
+        # A store becomes smaller with --overwrite only.
         left_out = sorted(set(_splits_of(store) if store else ()) - set(job.source.names))
         if store is not None and left_out:
             raise Problem(
-                f"{job.directory} holds {several(len(store), 'event')}, and the {len(job.source.names)} that are asked "
-                f"for now leave out {len(left_out)} of them ({some_of(left_out, 4)})",
-                "ask for all of them (--events), name another --store, or leave them out with --overwrite",
+                f"{job.directory} holds {several(len(store), 'event')}, and the {len(job.source.names)} of "
+                f"these flags leave out {len(left_out)} of them ({some_of(left_out, 4)})",
+                "take all of them (--events), name another --store, or leave them out with --overwrite",
             )
     if foreign or drawn:
-        # The manifest goes first: without it nobody takes the remains for a store.
+        # The manifest goes first: without it the remains are no store.
         (job.directory / MANIFEST).unlink(missing_ok=True)
     for path in job.directory.glob(f"event*{SUFFIX}") if foreign else ():
         path.unlink()

@@ -46,7 +46,7 @@ class Selection:
         """The hits that are kept, in their order; `nhits` of particles counts them, their weights sum to 1.
 
         Raises:
-            Problem: If no hit is left, or hard cuts are asked of an event without true particles.
+            Problem: If no hit is left, or hard cuts are applied to an event without true particles.
         """
         if not self.settings:
             return hits

@@ -118,7 +118,7 @@ def simulate_event(
     particle_id = np.concatenate([particle_rows + 1, np.zeros(len(noise_modules), np.int64)])
     modules = np.concatenate([signal_modules, noise_modules])
     position = _read_out(generator, modules, np.concatenate([signal_local, noise_local]))
-    # Shuffled within a module: otherwise the order of hits would tell signal from noise.
+    # Shuffled within a module: otherwise the order of hits would separate signal from noise.
     order = np.lexsort((generator.random(len(modules)), modules))
     tracks = tracks.take(seen)
     particles = Particles(
@@ -401,7 +401,7 @@ def _read_out(generator: np.random.Generator, index: IntArray, local: FloatArray
 def _cell_average(place: FloatArray, span: FloatArray, pitch: FloatArray) -> FloatArray:
     """Mean cell centre along the part of the sensor that the track passed, by path length in each cell.
 
-    A short passage gives the centre of one cell, so a long strip tells its own middle; a long one averages
+    A short passage gives the centre of one cell, so a long strip measures its middle; a long one averages
     over many cells and is precise.
     """
     length = np.maximum(np.abs(span) / pitch, 1e-3)

@@ -39,10 +39,10 @@ class Events:
         read: Reads or makes one, with candidate edges.
         files: The input files of one, empty for a simulated one.
         settings: All that decides what `read` returns, besides the files; plain JSON values.
-        splits: Split of each event where the source itself tells; None: events are dealt into splits.
+        splits: Split of each event where the source has them; None: events are dealt into splits.
         whole: Name of the event of which the one of a name is all or a sector.
         hits: Reads or makes the hits of one; None where the files are graphs.
-        surveyed: The hits of one, with errors as far as files tell them, that the surfaces of the detector are learned
+        surveyed: The hits of one, with errors as far as files have them, that the surfaces of the detector are learned
             from (`surfaces.learned_surfaces`) unless they are given; None where they are known.
         learned_from: See `EventStore`.
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
@@ -129,7 +129,7 @@ class Source:
     learns_surfaces: bool = True
 
     def listed(self, directory: Path) -> tuple[dict[str, InputFiles], dict[str, Split]]:
-        """The files of each event of a directory by its name, and its split where a folder tells.
+        """The files of each event of a directory by its name, and its split where it lies in a folder of one.
 
         Raises:
             Problem: If the directory does not exist or holds no events, or two files are of one event.
@@ -137,9 +137,9 @@ class Source:
         if not directory.is_dir():
             raise Problem(f"{directory} is not a directory", f"name the one that holds the {self.what}")
         folders = {directory / name: split for name, split in self.folders.items() if (directory / name).is_dir()}
-        found = [(folder, *it) for folder in folders or [directory] for it in list_files(folder, self.tables)]
+        listed = [(folder, *file) for folder in folders or [directory] for file in list_files(folder, self.tables)]
         events: dict[str, InputFiles] = {}
-        for folder, event, path in found:
+        for folder, event, path in listed:
             if event in events:
                 what = f"{path} and {events[event].listed} are of one event by their names"
                 raise Problem(what, "remove one of the two", event=event)
@@ -148,7 +148,7 @@ class Source:
             expected = " or ".join(name.format("000001001") for name in self.tables[0].names)
             hint = self.hint(directory) or f"expected are files like {expected}"
             raise Problem(f"{', '.join(map(str, folders or [directory]))} holds no {self.what}", hint)
-        return events, {event: folders[folder] for folder, event, _ in found if folders}
+        return events, {event: folders[folder] for folder, event, _ in listed if folders}
 
     def open(self, directory: Path, options: Options, **further: Any) -> Events:
         """The events of a directory; those of sources of hits are not selected and joined yet."""
@@ -161,8 +161,8 @@ class Source:
 
         def files(name: str) -> list[Path]:
             tables = [table for table in self.tables[1:] if table.only_with is None or settled[table.only_with]]
-            found = [table.find(events[name].directory, name) for table in tables]
-            return [events[name].listed, *filter(None, found)]
+            others = [table.find(events[name].directory, name) for table in tables]
+            return [events[name].listed, *filter(None, others)]
 
         return Events(
             tuple(events),
@@ -220,7 +220,7 @@ def find_source(name: str) -> Source:
     Raises:
         ValueError: If there is none.
     """
-    known = [it for it, row in SOURCES.items() if row.gives != "stores"]
+    known = [source for source, row in SOURCES.items() if row.gives != "stores"]
     if name not in known:
         raise ValueError(f"unknown source {name!r}; known: {', '.join(known)}.")
     # Modules are imported when they are used: pandas and torch take seconds to load, and a simulation needs neither.
@@ -261,8 +261,8 @@ def open_source(
     directory = Path(directory or "")
     opened = source.open(directory, {**source.options, **options}, num_events=num_events, conditions=conditions)
     if num_events is not None and num_events > len(opened.names):
-        asked = several(num_events, "event")
-        raise Problem(f"{asked} asked for, but {directory} holds {len(opened.names)}", "ask for fewer --events")
+        number = several(num_events, "event")
+        raise Problem(f"{number} asked for, but {directory} holds {len(opened.names)}", "ask for fewer --events")
     select, join = selection or Selection(), cuts or Cuts(layer_pairs=source.layer_pairs)
     of_hits, survey = SOURCES[name].gives == "hits", opened.surveyed or opened.read
 
@@ -272,12 +272,12 @@ def open_source(
     def surveyed(event: str) -> Hits:
         return kept(event, survey) if of_hits else opened.read(event).hits
 
-    made = {**select.settings, **join.settings} if of_hits else {}
+    joining = {**select.settings, **join.settings} if of_hits else {}
     return replace(
         opened,
         names=opened.names[:num_events],
         read=(lambda event: build_graph(kept(event), join)) if of_hits else opened.read,
-        settings={"source": name, **opened.settings, **made, **conditions.settings},
+        settings={"source": name, **opened.settings, **joining, **conditions.settings},
         hits=kept if of_hits else None,
         surveyed=surveyed if source.learns_surfaces else None,
     )

@@ -88,7 +88,7 @@ def stored_order(edge_index: IntArray, assignment: IntArray, num_tiles: int) -> 
 def tiles_of(
     topology: Topology, partitioner: str | None = None, num_tiles: int | None = None, seed: int = 0
 ) -> tuple[IntArray, int]:
-    """Tile of each node, [N], and the number of tiles, as `preparation.prepare` makes them where nothing else is said.
+    """Tile of each node, [N], and the number of tiles, as `preparation.prepare` makes them by default.
 
     Raises:
         ValueError, RuntimeError: If the graph cannot be cut.

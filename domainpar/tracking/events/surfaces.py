@@ -72,7 +72,7 @@ class SurfaceRow(NamedTuple):
 
 
 def read_surfaces(path: str | Path) -> list[SurfaceRow]:
-    """The surfaces that a CSV file tells, a line each, with the names of `SurfaceRow` as its heading.
+    """The surfaces of a CSV file, a line each, with the names of `SurfaceRow` as its heading.
 
     Raises:
         Problem: If it cannot be read so, a value is impossible, or a surface is there twice.
@@ -112,7 +112,7 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
     """The surfaces on which the hits of some events lie, as the settings of a store keep them: plain JSON values.
 
     A layer is a cylinder or a disk, whichever is thinner, in the middle of its hits, and reaches as far as they do. Its
-    errors are those that `Hits.measured` tells, those of TrackML's sensors where it tells none. Tracks begin on
+    errors are those of `Hits.measured`, and where it has none those of TrackML's sensors. Tracks begin on
     TrackML's pixels; of other numbers on the innermost third of the cylinders and on disks that begin within it.
 
     Args:
@@ -120,7 +120,7 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
 
     Returns:
         `surfaces`, rows of `SurfaceRow`, and `surfaces_learned`: from how many events, and on how many surfaces the
-        errors are told. Empty where all hits lie on TrackML's surfaces, where no layers or positions are known, and
+        errors are known. Empty where all hits lie on TrackML's surfaces, where no layers or positions are known, and
         where fewer than three layers are thin.
     """
     events = [hits for hits in events if hits.position is not None and np.any([hits.volume, hits.layer])]
@@ -133,8 +133,8 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
     numbers = np.concatenate([np.stack([hits.volume, hits.layer], axis=1) for hits in events])
     layers, of_layer = np.unique(numbers, axis=0, return_inverse=True)
     known = {(surface.volume, surface.layer): surface for surface in SURFACES}
-    found: list[SurfaceRow] = []
-    told, trackmls, there = 0, True, True  # numbers that are TrackML's, and places
+    surfaces: list[SurfaceRow] = []
+    with_errors, trackmls, in_place = 0, True, True  # numbers that are TrackML's, and places
     for i, (volume, layer) in enumerate(layers.tolist()):
         rows = np.flatnonzero(of_layer.reshape(-1) == i)
         ends = np.quantile(np.stack([r[rows], z[rows]]), (0.01, 0.99), axis=1).T
@@ -142,9 +142,9 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
         if (usual := known.get((volume, layer))) is None:
             trackmls = False
         elif isinstance(usual, Barrel):
-            there &= abs(middle[0] - usual.radius) < OFF
+            in_place &= abs(middle[0] - usual.radius) < OFF
         else:
-            there &= abs(middle[1] - usual.z) < OFF
+            in_place &= abs(middle[1] - usual.z) < OFF
         thin = int(spread[0] > spread[1])  # 0: in r
         across = (z, r)[thin][rows]
         reach = across.max() - across.min()
@@ -154,38 +154,41 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
         u, v, place, low, high = (
             round(float(value), 4) for value in (u, min(v, reach / 12**0.5), middle[thin], across.min(), across.max())
         )
-        told += min(u, v) > 0
-        found.append(SurfaceRow(volume, layer, KINDS[thin], place, low, high, u, v, 0))
-    if (trackmls and there) or len(found) < 3:
+        with_errors += min(u, v) > 0
+        surfaces.append(SurfaceRow(volume, layer, KINDS[thin], place, low, high, u, v, 0))
+    if (trackmls and in_place) or len(surfaces) < 3:
         return {}
-    radii = sorted(row.place for row in found if row.kind == "barrel")
+    radii = sorted(row.place for row in surfaces if row.kind == "barrel")
     innermost = radii[min(max(2, (len(radii) - 1) // 3), len(radii) - 1)] if radii else math.inf  # seeds take three
-    for i, row in enumerate(found):
+    for i, row in enumerate(surfaces):
         inside = (row.place if row.kind == "barrel" else row.low) <= innermost
         seeds = row.volume in PIXELS if trackmls else inside
         if min(row.sigma_u, row.sigma_v) == 0:
             sensor = known[row[:2]].sensor if trackmls else PIXEL if seeds else SHORT_STRIP
             row = row._replace(sigma_u=round(sensor.pitch_u / 12**0.5, 4), sigma_v=round(sensor.pitch_v / 12**0.5, 4))
-        found[i] = row._replace(seeds=int(seeds))
-    return {"surfaces": [list(row) for row in found], "surfaces_learned": {"events": len(events), "told": told}}
+        surfaces[i] = row._replace(seeds=int(seeds))
+    return {
+        "surfaces": [list(row) for row in surfaces],
+        "surfaces_learned": {"events": len(events), "told": with_errors},
+    }
 
 
 def described_surfaces(rows: Sequence[Sequence[Any]], learned: Mapping[str, int] | None) -> str:
-    """What the surfaces of a store are: those of a file, or with `surfaces_learned` those that its hits told."""
+    """What the surfaces of a store are: those of a file, or with `surfaces_learned` those learned from its hits."""
     kinds = [SurfaceRow(*row).kind for row in rows]
     line = f"surfaces: {several(kinds.count('barrel'), 'cylinder')} and {several(kinds.count('disk'), 'disk')}"
     if learned is None:
         return f"{line}, as given"
-    told = learned["told"]
+    known = learned["told"]
     return (
         f"{line}, learned from the hits of {several(learned['events'], 'event')}: they are not TrackML's\n"
-        f"  (resolution of {told} as the files tell, of {len(rows) - told} that of TrackML's sensors; material "
+        f"  (resolution of {known} as in the files, of {len(rows) - known} that of TrackML's sensors; material "
         f"{MATERIAL:g}; --surfaces FILE replaces them)"
     )
 
 
 def _usual_error(sigma: FloatArray) -> float:
-    """That of most hits of a surface, without the few that are far worse; 0 where none is told."""
+    """That of most hits of a surface, without the few that are far worse; 0 where none is known."""
     sigma = sigma[~np.isnan(sigma)]
     if not len(sigma):
         return 0.0

@@ -43,7 +43,7 @@ def particle_quantity(particles: Particles, name: str) -> Array:
     if values is not None:
         unknown = np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values == 0
     if values is None or (len(values) and unknown.all()):
-        raise ValueError(f"target condition on {name!r}, but the source of these events does not tell it.")
+        raise ValueError(f"target condition on {name!r}, but the source of these events does not have it.")
     return np.asarray(values)
 
 
@@ -98,13 +98,13 @@ def check_conditions(conditions: Mapping[str, Any]) -> None:
     Raises:
         ValueError: If one is about an unknown quantity or not of the grammar.
     """
-    nobody, nothing = np.zeros(0, np.int64), np.zeros(0)
-    nowhere = np.zeros((0, 3))
-    target_particles(Particles(nobody, nothing, nothing, nowhere, nobody, nobody, nobody, nobody), conditions)
+    numbers, integers = np.zeros(0), np.zeros(0, np.int64)
+    none = Particles(integers, numbers, numbers, np.zeros((0, 3)), integers, integers, integers, integers)
+    target_particles(none, conditions)
 
 
 def check_target(particles: Particles | None, conditions: Mapping[str, Any]) -> None:
-    """Look whether an event can tell its targets.
+    """Look whether the targets of an event are known.
 
     Raises:
         ValueError: If it has no particle table or does not know what the conditions ask, or they cannot be understood.

@@ -1,6 +1,6 @@
 """TrackML events: `event000001001-hits.csv`, `-truth.csv` and `-particles.csv`, plain or gzipped.
 
-Only the hits are needed; they may tell their errors (`measured`), or `detectors.csv` the axes of modules that are not
+Only the hits are needed; they may have their errors (`measured`), and `detectors.csv` the axes of modules that are not
 TrackML's. Truth needs `hit_id, particle_id`, and may have `weight`; particles may have a production
 vertex, momentum, charge and number of hits. Other columns, and a first column without a name, are left alone. Features
 of clusters need `-cells.csv` of each event and `detectors.csv` beside them.
@@ -53,7 +53,7 @@ _OF_ACTS = "read the directory with --source acts (docs/recipes/data_acts.md)"
 def _read(files: InputFiles, cluster_features: bool) -> Hits:
     """The hits in the order of the file, with truth and particles where their files exist.
 
-    `nhits` of a particle is the table's; where that does not tell, what truth counts. Particles that left hits but are
+    `nhits` of a particle is the table's, or where that has none the number in truth. Particles that left hits but are
     not listed are appended as unknown.
     """
     if (read := _table(files, HITS)) is None:
@@ -174,10 +174,10 @@ def _particles(files: InputFiles, particle_id: IntArray | None) -> Particles | N
 
 
 def cluster_features(hits: pd.DataFrame, cells: pd.DataFrame, modules: pd.DataFrame, place: EventPlace) -> FloatArray:
-    """The features of each hit, `features.OF_CLUSTERS`, float32 [N, 6]: what its cells tell.
+    """The features of each hit, `features.OF_CLUSTERS`, float32 [N, 6], of its cells.
 
     A particle that crosses a module at a slant fires more cells: the angle is that of a straight line through as many
-    cells and the whole thickness (`module_t` is half of it), without its sign, which cells do not tell.
+    cells and the whole thickness (`module_t` is half of it), without its sign, which cells do not have.
     """
     of_hits = cells.groupby("hit_id").agg(
         cells=("ch0", "size"), charge=("value", "sum"), u0=("ch0", "min"), u1=("ch0", "max"), v0=("ch1", "min"),

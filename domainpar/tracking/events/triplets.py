@@ -1,6 +1,6 @@
 """Triplets of hits: two edges, one after the other, that one track could leave.
 
-A pair of hits far from the beam has little to tell it from chance. Three hits have two quantities that are small along
+A pair of hits far from the beam has little that distinguishes it from chance. Three hits have two quantities that are small along
 any track, wherever it began: its turn in the transverse plane over the way, and the change of its angle to that plane.
 How small depends on where the three layers lie and how finely they measure, and is counted for each three of them.
 
@@ -28,7 +28,7 @@ SHARE = 0.97
 """Share of the triplets of tracks that the largest turn lets through, and the largest bend."""
 
 ENOUGH = 30
-"""Triplets of three layers that tell their largest turn and bend; of fewer, those of all layers together do."""
+"""Triplets of three layers from which their largest turn and bend follow; of fewer, those of all layers decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,17 +100,17 @@ class Triplets:
     most: FloatArray
 
     @classmethod
-    def of(cls, found: TripletCounts) -> Self:
+    def of(cls, triplet_counts: TripletCounts) -> Self:
         """Those that let `SHARE` of the triplets through: of those away from the beam, where there are enough.
 
         No three layers have more than all together: few triplets may be among the odd ones.
         """
-        every, far = found.counts[:, 0], found.counts[:, 1]
+        every, far = triplet_counts.counts[:, 0], triplet_counts.counts[:, 1]
         of_set = np.where((far[:, 0].sum(axis=1) >= ENOUGH)[:, None, None], far, every)
         pooled = (far if far.any() else every).sum(axis=0)
         few = of_set[:, 0].sum(axis=1) < ENOUGH
         of_set[few] = pooled
-        return cls(found.keys, np.minimum(_reached(of_set), _reached(pooled)))
+        return cls(triplet_counts.keys, np.minimum(_reached(of_set), _reached(pooled)))
 
     def confirmed(self, hits: Hits, edges: IntArray, certain: BoolArray) -> BoolArray:
         """Whether each edge is certain, or is followed or preceded by one that could be of the same track, bool [E]."""

@@ -67,6 +67,12 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
     Returns:
         sha256 of the file, in hex. The same arrays and attributes give the same bytes.
     """
+    content = _zipped(arrays, attributes)
+    write_whole(Path(path), content)
+    return sha256_of(content)
+
+
+def _zipped(arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> bytes:
     import zarr  # by those who write alone: it takes a while
     from zarr.codecs import BytesCodec, Crc32cCodec
     from zarr.storage import MemoryStore
@@ -95,8 +101,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], attributes: Mapping[st
             # Unix and rw-r--r--, whatever the machine: else the same arrays would give other bytes elsewhere.
             member.create_system, member.external_attr = 3, 0o644 << 16
             file.writestr(member, members[name].to_bytes())
-    write_whole(Path(path), buffer.getvalue())
-    return sha256_of(buffer.getvalue())
+    return buffer.getvalue()
 
 
 def read_arrays(path: Path, names: Iterable[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -40,7 +40,7 @@ class StoredEvent:
 
     Args:
         path: The zarr zip.
-        event_id: Name to use in messages before the file has told its own.
+        event_id: Name to use in messages before that of the file is read.
         sha256: Hash of the file, when it is known from a manifest.
 
     Attributes:
@@ -321,10 +321,10 @@ class StoredEvent:
 
 
 class WholeEvent:
-    """All nodes and edges of an event, row after row as its source gave them. Arrays are read when they are asked for.
+    """All nodes and edges of an event, row after row as its source gave them. Arrays are read at their first use.
 
     Args:
-        event: The event; it stays open as long as arrays are asked for.
+        event: The event; it stays open as long as arrays are read.
 
     Raises:
         StoreError: From every reader, if the file is damaged.

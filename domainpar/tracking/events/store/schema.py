@@ -136,7 +136,7 @@ def check_arrays(arrays: Mapping[str, tuple[tuple[int, ...], str]], sizes: Mappi
         if name not in ARRAYS:
             raise ValueError(f"{name} is no array of schema version {SCHEMA_VERSION}")
         letters = ARRAYS[name].shape
-        # A size that nothing tells is that of the first array which has it.
+        # A size that is not known is that of the first array which has it.
         for letter, size in zip(letters, shape):
             sizes.setdefault(letter, int(letter) if letter.isdigit() else size)
         expected = tuple(sizes.get(letter) for letter in letters)
