@@ -100,7 +100,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
         target = targets_of(config)
 
         def look(hits: "Hits", edges: "IntArray", label: "IntArray | None") -> dict[str, Any]:
-            settings = {**source.settings, **source.of_event(hits.event_id)}
+            settings = {**source.settings, **source.event_settings(hits.event_id)}
             return asdict(facts_of(hits, edges, label, source.unfiltered, settings, target))
 
         def useless() -> "Problem | None":

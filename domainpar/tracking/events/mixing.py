@@ -90,7 +90,7 @@ def mixed_events(paths: Sequence[str], cuts: Candidates | None = None, selection
         hits=hits,
         files=lambda name: [events[name][0].path / events[name][1].path],
         settings={**common, "source": "stores", "stores": digests, **made_by},
-        of_event=event_settings,
+        event_settings=event_settings,
         splits={name: record.split for name, (_, record) in events.items()},
         learned_from={key: of for store in stores.values() for key, of in store.learned_from.items()},
     )

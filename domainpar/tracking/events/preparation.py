@@ -173,7 +173,7 @@ class _PrepareJob:
 
     def settings_of(self, name: str) -> dict[str, Any]:
         """The settings, with those of one event alone."""
-        return {**self.settings, **self.source.of_event(name)}
+        return {**self.settings, **self.source.event_settings(name)}
 
     def kept(self, name: str | None) -> dict[str, Any] | None:
         """The record, as JSON, of an event's file that is there, undamaged, and would be made the same again."""

@@ -46,7 +46,7 @@ class Events:
             from (`surfaces.learned_surfaces`) unless they are given; None where they are known.
         learned_from: See `EventStore`.
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
-        of_event: Settings of one event alone, by its name, which its file keeps as well: its field. None of a name
+        event_settings: Settings of one event alone, by its name, which its file keeps as well: its field. None of a name
             that is not of the source.
     """
 
@@ -60,7 +60,7 @@ class Events:
     surveyed: Callable[[str], Hits] | None = None
     learned_from: Mapping[str, str] | None = None
     unfiltered: Callable[[str], tuple[Hits, IntArray]] | None = None
-    of_event: Callable[[str], Settings] = lambda _: {}
+    event_settings: Callable[[str], Settings] = lambda _: {}
 
 
 class InputFiles(NamedTuple):

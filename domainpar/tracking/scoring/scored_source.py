@@ -62,5 +62,5 @@ def scored_events(path: str | Path, min_score: float) -> Events:
         splits={name: record.split for name, record in records.items()},
         learned_from=store.learned_from,
         unfiltered=unfiltered,
-        of_event=lambda name: store.own_settings(records[name]) if name in records else {},
+        event_settings=lambda name: store.own_settings(records[name]) if name in records else {},
     )

@@ -143,7 +143,7 @@ def test_what_cannot_be_counted_is_refused():
     with pytest.raises(ValueError, match="needs a particle table"):
         count_tracks(track_id, replace(truth, particles=None))
     unknown = replace(truth, particles=table([1], [5], pt=NAN))
-    with pytest.raises(ValueError, match="does not tell it"):
+    with pytest.raises(ValueError, match="does not have it"):
         count_tracks(track_id, unknown)
     assert count_tracks(track_id, unknown, TrackCuts(**EVERY)).styles["atlas"].reconstructed == 1
 
