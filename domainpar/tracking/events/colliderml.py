@@ -428,7 +428,8 @@ def numbered_as_trackml(
             hint = "a column volume_id would decide; without it detector is read as ColliderML counts, 0 to 8"
         raise place.problem(
             f"{far:,} of {len(volumes):,} hits lie more than {NEAR:g} mm from every layer of their subdetector, which "
-            f"{by} names, half of all more than {np.median(astray):.3g} mm; largest r {np.hypot(*position.T[:2]).max():.4g}",
+            f"{by} names, half of all more than {np.median(astray):.3g} mm; largest r "
+            f"{np.hypot(*position.T[:2]).max():.4g}",
             f"{hint}, and are x, y, z in mm?",
         )
     return numbers[0], numbers[1]

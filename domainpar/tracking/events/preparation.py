@@ -72,8 +72,8 @@ def prepare(
 ) -> EventStore:
     """Prepare a store. *Collective*: all ranks return the same store, or all raise.
 
-    Events that are in the store already stay in their split. A finished store with the same events and settings is only read;
-    else it is locked, and another preparation of it is refused meanwhile.
+    Events that are in the store already stay in their split. A finished store with the same events and settings is only
+    read; else it is locked, and another preparation of it is refused meanwhile.
 
     Args:
         source: The events; the same on all ranks.

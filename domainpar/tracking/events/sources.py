@@ -46,8 +46,8 @@ class Events:
             from (`surfaces.learned_surfaces`) unless they are given; None where they are known.
         learned_from: See `EventStore`.
         unfiltered: Hits and `edge_index` of one before a filter left edges out; None where there was none.
-        event_settings: Settings of one event alone, by its name, which its file keeps as well: its field. None of a name
-            that is not of the source.
+        event_settings: Settings of one event alone, by its name, which its file keeps as well: its field. None of a
+            name that is not of the source.
     """
 
     names: tuple[str, ...]

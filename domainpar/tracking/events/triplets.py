@@ -1,7 +1,8 @@
 """Triplets of hits: two edges, one after the other, that one track could leave.
 
-A pair of hits far from the beam has little that distinguishes it from chance. Three hits have two quantities that are small along
-any track, wherever it began: its turn in the transverse plane over the way, and the change of its angle to that plane.
+A pair of hits far from the beam has little that distinguishes it from chance. Three hits have two quantities that are
+small along any track, wherever it began: its turn in the transverse plane over the way, and the change of its angle to
+that plane.
 How small depends on where the three layers lie and how finely they measure, and is counted for each three of them.
 
     a ------ b ------ c        turn: sine of the angle between a b and b c seen along the beam, over their mean length

@@ -60,7 +60,7 @@ class EventRecord:
         edge_feature_names: Name of each edge feature.
         split: `train`, `val` or `test`.
         labels: Labels of its nodes, and of itself.
-        beam_spot: Where its collisions lie along the beam, as `BeamSpot` has it, in mm; None where truth does not have it.
+        beam_spot: Where its collisions lie along the beam, as of `BeamSpot`, in mm; None where it is not known.
     """
 
     event: str
