@@ -60,10 +60,10 @@ def _read(files: InputFiles) -> EventGraph:
     `x` [N, F] (or [N]) gives the features, `edge_attr` [E, G] (or [E]) the edge features, `pos` [N, 3] the positions in
     mm. `y` are labels: of edges where there is one for each, 0, 1 or -1 for not known; else of nodes or, a single one,
     of the whole graph, as their number decides. So are entries of names like `y_energy`, of nodes or the graph; with
-    `edge_y`, `node_y`, `graph_y_energy` the name decides. Integers are classes, -1 not known, floats are numbers, NaN not known.
-    `particle_id`, whole numbers [N], 0 for noise, are the particles of the nodes; `pt` in GeV and `eta`, [N], are
-    theirs where all nodes of a particle agree. `x_names` and `edge_attr_names` name the columns, else they are x0, x1,
-    ... Hit ids are the rows. Other entries are left alone.
+    `edge_y`, `node_y`, `graph_y_energy` the name decides. Integers are classes, -1 not known; floats are numbers, NaN
+    not known. `particle_id`, whole numbers [N], 0 for noise, are the particles of the nodes; `pt` in GeV and `eta`,
+    [N], are theirs where all nodes of a particle agree. `x_names` and `edge_attr_names` name the columns, else they are
+    x0, x1, ... Hit ids are the rows. Other entries are left alone.
     """
     place = files.place
     entries = read_entries(place)
