@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from domainpar.tracking.events.colliderml import BARREL_RADII, CODE_OF_VOLUME, DISK_Z
-from domainpar.tracking.events.detector import SURFACES, Barrel
+from domainpar.tracking.events.detector import SURFACES
 from domainpar.tracking.events.simulate import simulate_event
 
 SAMPLE = "ttbar_pu200"
@@ -21,10 +21,10 @@ def moved(hits):
     for surface in SURFACES:
         rows = (hits.volume == surface.volume) & (hits.layer == surface.layer)
         code, place = CODE_OF_VOLUME[surface.volume], surface.layer // 2 - 1
-        if isinstance(surface, Barrel):
-            position[rows, :2] *= np.float32(BARREL_RADII[code][place] / surface.radius)
+        if surface.is_barrel:
+            position[rows, :2] *= np.float32(BARREL_RADII[code][place] / surface.coordinate)
         else:
-            position[rows, 2] += np.float32(DISK_Z[code][place] - surface.z)
+            position[rows, 2] += np.float32(DISK_Z[code][place] - surface.coordinate)
     return position
 
 

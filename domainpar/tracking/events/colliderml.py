@@ -23,7 +23,7 @@ import numpy as np
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import some_of
-from domainpar.tracking.events.detector import FIELD_ELSEWHERE, SURFACES, Barrel, LayerPair, Surface, crossed_in_turn
+from domainpar.tracking.events.detector import FIELD_ELSEWHERE, SURFACES, LayerPair, crossed_in_turn
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from domainpar.tracking.events.sources import Events, Source
@@ -77,16 +77,13 @@ _NOBODY = -1
 """2^64 - 1, where a file does not know a hit's particle, as int64."""
 
 
-def _moved(surface: Surface) -> Surface:
-    """A surface of TrackML's detector where this one has its own."""
-    code, place = CODE_OF_VOLUME[surface.volume], surface.layer // 2 - 1
-    if isinstance(surface, Barrel):
-        return replace(surface, radius=BARREL_RADII[code][place])
-    return replace(surface, z=DISK_Z[code][place])
-
-
 CODE_OF_VOLUME = {volume: code for code, volume in VOLUME_OF_DETECTOR.items()}
-LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn(surfaces=tuple(map(_moved, SURFACES)))
+_MIDDLES = {**BARREL_RADII, **DISK_Z}
+_OWN_SURFACES = tuple(
+    replace(surface, coordinate=_MIDDLES[CODE_OF_VOLUME[surface.volume]][surface.layer // 2 - 1])
+    for surface in SURFACES
+)
+LAYER_PAIRS: tuple[LayerPair, ...] = crossed_in_turn(surfaces=_OWN_SURFACES)
 """The pairs of layers that follow each other along some straight line from the beam; two are not TrackML's."""
 
 NEAR = 60.0
@@ -442,17 +439,16 @@ def _nearest(code: IntArray, layer_id: IntArray | None, position: FloatArray) ->
     """
     numbers, astray = np.zeros((2, len(code)), np.int32), np.zeros(len(code))
     radius = np.hypot(position[:, 0], position[:, 1])
-    for detector, here in {**BARREL_RADII, **DISK_Z}.items():
+    for detector, volume in VOLUME_OF_DETECTOR.items():
         rows = np.flatnonzero(code == detector)
-        trackmls = [one.radius if isinstance(one, Barrel) else one.z
-                    for one in SURFACES if one.volume == VOLUME_OF_DETECTOR[detector]]  # fmt: skip
-        middles = np.array([here, trackmls])
+        trackmls = [surface.coordinate for surface in SURFACES if surface.volume == volume]
+        middles = np.array([_MIDDLES[detector], trackmls])
         along = radius[rows] if detector in BARREL_RADII else position[rows, 2]
         middle = along.copy()
         if layer_id is not None:
             for one in np.unique(layer_id[rows]):
                 middle[layer_id[rows] == one] = np.median(along[layer_id[rows] == one])
         nearest = np.abs(middle[:, None, None] - middles).min(axis=1).argmin(axis=1)
-        numbers[0, rows], numbers[1, rows] = VOLUME_OF_DETECTOR[detector], 2 * (nearest + 1)
+        numbers[0, rows], numbers[1, rows] = volume, 2 * (nearest + 1)
         astray[rows] = np.abs(along - middles[:, nearest]).min(axis=0)
     return numbers, astray

@@ -84,7 +84,7 @@ class Cuts:
             if len(rows):
                 # The cuts are loosened by the resolution along a cell: along z in a barrel, along r in a disk.
                 cell = surface.sensor.pitch_v
-                along_z, along_r = (cell, 0.0) if isinstance(surface, detector.Barrel) else (0.0, cell)
+                along_z, along_r = (cell, 0.0) if surface.is_barrel else (0.0, cell)
                 by_phi = rows[np.argsort(cylinder[rows, 1], kind="stable")]
                 yield _join_modules(by_phi, cylinder, module, self.phi_slope, self.z0, along_z, along_r)
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class Barrel:
     Attributes:
         volume: TrackML volume number.
         layer: TrackML layer number in the volume.
-        radius: Mean radius of the module centres.
+        coordinate: Mean radius of the module centres.
         num_phi: Modules around a row.
         num_rows: Rows along z, centred on z = 0.
         row_pitch: Distance of neighbouring rows in z.
@@ -57,7 +57,7 @@ class Barrel:
 
     volume: int
     layer: int
-    radius: float
+    coordinate: float
     num_phi: int
     num_rows: int
     row_pitch: float
@@ -66,6 +66,13 @@ class Barrel:
     half_u: float
     half_v: float
     sensor: Sensor
+    is_barrel: ClassVar = True
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Where the modules begin and end in z."""
+        half = (self.num_rows - 1) / 2 * self.row_pitch + self.half_v
+        return -half, half
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,20 @@ class Ring:
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk at one z, made of rings."""
+    """A disk at one z, its `coordinate`, made of rings."""
 
     volume: int
     layer: int
-    z: float
+    coordinate: float
     rings: tuple[Ring, ...]
     sensor: Sensor
+    is_barrel: ClassVar = False
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Where the modules begin and end in r."""
+        radii = [ring.radius + side * ring.half_v for ring in self.rings for side in (-1, 1)]
+        return min(radii), max(radii)
 
 
 Surface = Barrel | Disk
@@ -216,7 +230,7 @@ def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
     """Modules row by row, each standing along z and turned by the tilt."""
     modules, phi = _blank_modules(barrel, barrel, barrel.num_rows, 1)
     row = np.arange(len(modules)) // barrel.num_phi
-    radius = barrel.radius + np.where(row % 2 == 0, barrel.stagger, -barrel.stagger)
+    radius = barrel.coordinate + np.where(row % 2 == 0, barrel.stagger, -barrel.stagger)
     z = (row - (barrel.num_rows - 1) / 2) * barrel.row_pitch
     normal = phi + barrel.tilt
     zero = np.zeros(len(modules))
@@ -231,8 +245,8 @@ def _barrel_modules(barrel: Barrel) -> npt.NDArray[np.void]:
 def _ring_modules(disk: Disk, ring: Ring, first: int) -> npt.NDArray[np.void]:
     """Modules around a ring: v points outward in r, the normal along the outward z."""
     modules, phi = _blank_modules(disk, ring, 1, first)
-    side = np.sign(disk.z)
-    z = disk.z + side * np.resize(ring.stagger, ring.num_phi)
+    side = np.sign(disk.coordinate)
+    z = disk.coordinate + side * np.resize(ring.stagger, ring.num_phi)
     zero = np.zeros(ring.num_phi)
     modules["centre"] = np.stack([ring.radius * np.cos(phi), ring.radius * np.sin(phi), z], axis=1)
     modules["normal"] = [0.0, 0.0, side]
@@ -255,22 +269,20 @@ def geometry() -> Geometry:
     modules: list[npt.NDArray[np.void]] = []
     count = 0
     for surface in SURFACES:
-        first_group, first_module = len(groups), count
+        first_group, first_module, coordinate = len(groups), count, surface.coordinate
         if isinstance(surface, Barrel):
-            coordinate = surface.radius
-            reach = _reach(surface.half_u, surface.radius, surface.num_phi)
+            reach = _reach(surface.half_u, coordinate, surface.num_phi)
             groups.append((True, coordinate, count, surface.num_phi, surface.num_rows, surface.row_pitch, reach))
             modules.append(_barrel_modules(surface))
             count += len(modules[-1])
         else:
-            coordinate = surface.z
             for ring in surface.rings:
                 # The half width at the inner edge covers the widest angle.
                 reach = _reach(ring.half_inner, ring.radius - ring.half_v, ring.num_phi)
                 groups.append((False, coordinate, count, ring.num_phi, 1, 0.0, reach))
                 modules.append(_ring_modules(surface, ring, count - first_module + 1))
                 count += ring.num_phi
-        surfaces.append((isinstance(surface, Barrel), coordinate, first_group, len(groups) - first_group))
+        surfaces.append((surface.is_barrel, coordinate, first_group, len(groups) - first_group))
     return Geometry(
         surfaces=np.array(surfaces, SURFACE_DTYPE),
         groups=np.array(groups, GROUP_DTYPE),
@@ -402,10 +414,10 @@ def crossed_in_turn(skipped: int = 0, surfaces: Sequence[Surface] = SURFACES) ->
         skipped: Layers that may lie between the two.
         surfaces: The detector's.
     """
-    low, high = np.array([reach_across(surface) for surface in surfaces]).T
-    is_barrel = np.array([isinstance(surface, Barrel) for surface in surfaces])
-    place = np.array([surface.radius if isinstance(surface, Barrel) else surface.z for surface in surfaces])
-    pairs = lines_cross(is_barrel, place, low, high, skipped)
+    low, high = np.array([surface.extent for surface in surfaces]).T
+    is_barrel = np.array([surface.is_barrel for surface in surfaces])
+    coordinate = np.array([surface.coordinate for surface in surfaces])
+    pairs = lines_cross(is_barrel, coordinate, low, high, skipped)
     layers = [(surface.volume, surface.layer) for surface in surfaces]
     return tuple((layers[inner], layers[outer]) for inner, outer in pairs)
 
@@ -427,25 +439,16 @@ def layers_passed(
     r, z = np.hypot(position[:, 0], position[:, 1]).astype(np.float64), position[:, 2].astype(np.float64)
     passed = np.zeros(len(surface), np.int64)
     for number, layer in zip(known_surfaces(), SURFACES):  # both by (volume, layer)
-        along, across, at = (r, z, layer.radius) if isinstance(layer, Barrel) else (z, r, layer.z)
-        start, end = along[last - 1], along[last]
+        along, across = (r, z) if layer.is_barrel else (z, r)
+        start, end, at = along[last - 1], along[last], layer.coordinate
         between = (np.minimum(start, end) < at) & (at < np.maximum(start, end))
         # A hit lies a few mm before or behind its layer.
         between &= (surface[last - 1] != number) & (surface[last] != number)
         share = np.divide(at - start, end - start, out=np.zeros(len(last)), where=between)
         there = across[last - 1] + share * (across[last] - across[last - 1])
-        low, high = reach_across(layer)
+        low, high = layer.extent
         passed[last] += between & (there > low + NEAR_MISS) & (there < high - NEAR_MISS)
     return passed
-
-
-def reach_across(surface: Surface) -> tuple[float, float]:
-    """Where the modules of a barrel begin and end in z, or those of a disk in r."""
-    if isinstance(surface, Barrel):
-        half = (surface.num_rows - 1) / 2 * surface.row_pitch + surface.half_v
-        return -half, half
-    rings = surface.rings
-    return min(ring.radius - ring.half_v for ring in rings), max(ring.radius + ring.half_v for ring in rings)
 
 
 NEAR_MISS = 5.0

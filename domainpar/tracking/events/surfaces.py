@@ -12,7 +12,7 @@ import numpy as np
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
-from domainpar.tracking.events.detector import MATERIAL, PIXEL, SHORT_STRIP, SURFACES, Barrel
+from domainpar.tracking.events.detector import MATERIAL, PIXEL, SHORT_STRIP, SURFACES
 from domainpar.tracking.events.graph import FloatArray, Hits
 
 KINDS = ("barrel", "disk")
@@ -141,10 +141,8 @@ def learned_surfaces(events: Sequence[Hits]) -> dict[str, Any]:
         middle, spread = ends.mean(axis=1), np.diff(ends, axis=1)[:, 0]
         if (usual := known.get((volume, layer))) is None:
             trackmls = False
-        elif isinstance(usual, Barrel):
-            in_place &= abs(middle[0] - usual.radius) < OFF
         else:
-            in_place &= abs(middle[1] - usual.z) < OFF
+            in_place &= abs(middle[0 if usual.is_barrel else 1] - usual.coordinate) < OFF
         thin = int(spread[0] > spread[1])  # 0: in r
         across = (z, r)[thin][rows]
         reach = across.max() - across.min()

@@ -141,10 +141,8 @@ def _position_facts(position: FloatArray, surfaces: IntArray, surface: IntArray)
     along_r, along_z = np.zeros(len(surfaces)), np.zeros(len(surfaces))
     for sensitive in detector.SURFACES:
         rows = surfaces == surface_numbers(np.array(sensitive.volume), np.array(sensitive.layer))
-        if isinstance(sensitive, detector.Barrel):
-            along_r[rows] = 1 / sensitive.radius
-        else:
-            along_z[rows] = 1 / abs(sensitive.z)
+        along = along_r if sensitive.is_barrel else along_z
+        along[rows] = 1 / abs(sensitive.coordinate)
     place = r * along_r[surface] + z * along_z[surface]
     place = place[(along_r + along_z)[surface] > 0]
     return {

@@ -10,7 +10,6 @@ from test_ckf import matches
 from domainpar.common.problems import Problem
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.construct import Cuts
-from domainpar.tracking.events.detector import Barrel
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.preparation import prepare
 from domainpar.tracking.events.simulate import simulate_event
@@ -30,12 +29,10 @@ def rows_of_trackml(shift=SHIFT):
     """The TrackML detector as somebody else would describe it, with other numbers of volumes."""
     rows = []
     for surface in detector.SURFACES:
-        barrel = isinstance(surface, Barrel)
-        place = surface.radius if barrel else surface.z
         errors = surface.sensor.pitch_u / 12**0.5, surface.sensor.pitch_v / 12**0.5
-        reach, seeds = detector.reach_across(surface), int(surface.volume < 10)
-        kind = "barrel" if barrel else "disk"
-        rows.append(SurfaceRow(surface.volume + shift, surface.layer, kind, place, *reach, *errors, seeds))
+        seeds, kind = int(surface.volume < 10), "barrel" if surface.is_barrel else "disk"
+        place = surface.coordinate, *surface.extent
+        rows.append(SurfaceRow(surface.volume + shift, surface.layer, kind, *place, *errors, seeds))
     return rows
 
 

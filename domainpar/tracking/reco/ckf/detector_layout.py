@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domainpar.tracking.events import detector
-from domainpar.tracking.events.detector import Barrel, Layer, lines_cross
+from domainpar.tracking.events.detector import Layer, lines_cross
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.surfaces import ASTRAY, FEWEST, PIXELS, SurfaceRow
 
@@ -139,13 +139,11 @@ def trackml(flown: bool = False) -> Layout:
     """
     places = np.zeros(len(detector.SURFACES), PLACE_DTYPE)
     for i, surface in enumerate(detector.SURFACES):
-        barrel = isinstance(surface, Barrel)
         variances = surface.sensor.pitch_u**2 / 12, surface.sensor.pitch_v**2 / 12
-        coordinate = surface.radius if isinstance(surface, Barrel) else surface.z
         simulated = detector.MATERIAL * (SIMULATED_SHARE if surface.volume in PIXELS else 1.0)
         material = MATERIAL_OF_VOLUME[surface.volume] if flown else simulated
-        reach = detector.reach_across(surface)
-        places[i] = (barrel, flown, coordinate, *reach, *variances, material, surface.sensor.thickness)
+        place = surface.is_barrel, flown, surface.coordinate, *surface.extent
+        places[i] = (*place, *variances, material, surface.sensor.thickness)
     numbers = {(surface.volume, surface.layer): i for i, surface in enumerate(detector.SURFACES)}
     pairs = [(numbers[inner], numbers[outer]) for inner, outer in detector.SEED_LAYER_PAIRS]
     return Layout.of(numbers, places, pairs, [surface.volume in PIXELS for surface in detector.SURFACES], True)

@@ -74,9 +74,7 @@ def test_phi_and_border_of_a_particle_are_those_of_its_first_and_of_its_nearest_
 def passing(*layers, skipped=(), vertex_z=0.0, slope=0.3):
     """Hits where a straight line passes barrels of these (volume, layer), some of them without a hit."""
     radius = {
-        (surface.volume, surface.layer): surface.radius
-        for surface in detector.SURFACES[:]
-        if hasattr(surface, "radius")
+        (surface.volume, surface.layer): surface.coordinate for surface in detector.SURFACES[:] if surface.is_barrel
     }
     kept = [layer for i, layer in enumerate(layers) if i not in skipped]
     r = np.array([radius[layer] for layer in kept])
