@@ -170,8 +170,8 @@ def _values(config: PrepareConfig) -> dict[str, Any]:
     from domainpar.tracking.events.field import read_field
     from domainpar.tracking.events.surfaces import read_surfaces
 
-    given = {it.name: getattr(config, it.name) for it in fields(config)}
-    values = {name: value.value if isinstance(value, Text) else value for name, value in given.items()}
+    flags = {flag.name: getattr(config, flag.name) for flag in fields(config)}
+    values = {name: value.value if isinstance(value, Text) else value for name, value in flags.items()}
     for name, read in (("field", read_field), ("surfaces", read_surfaces)):
         values[name] = None if values[name] is None else read(values[name])
     return values
@@ -300,7 +300,7 @@ def _work(config: PrepareConfig) -> int:
         facts: list[EventFacts] = []
         directory = prepare_store(config, world, facts)
         if world.is_root:
-            _say_what_is_there(directory, facts, config)
+            _print_summary(directory, facts, config)
             if config.report:
                 _report(directory)
     return 0
@@ -324,7 +324,8 @@ def _report(directory: Path) -> None:
     print_report(directory, lambda nodes, edges: weight.of(nodes, 0, edges), network)
 
 
-def _say_what_is_there(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
+def _print_summary(directory: Path, facts: "list[EventFacts]", config: PrepareConfig) -> None:
+    """Print what a store holds and was made with, and the next command."""
     from domainpar.common.words import PROGRESS_LOG, between, on_ranks, several, this_python
     from domainpar.tracking.events.field import Field
     from domainpar.tracking.events.store import LEARNED, EventStore

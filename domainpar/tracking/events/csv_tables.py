@@ -56,7 +56,7 @@ def read_table(
             problem.found = columns
             raise problem
         _check_fields(content, place)
-        values = _values(content, columns, {name: it for name, it in table.types.items() if name in columns}, place)
+        values = _values(content, columns, {name: kind for name, kind in table.types.items() if name in columns}, place)
     except _NOT_READ as error:
         raise place.problem(f"cannot be read, {type(error).__name__}: {error}", _why_unreadable(path, error)) from error
     keys = values[[name for name in unique or table.unique if name in values]]

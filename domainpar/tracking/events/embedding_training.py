@@ -128,13 +128,15 @@ def build_embedding(
     surfaces = np.unique(np.concatenate([sample.surface for sample in samples]))
     none = np.zeros(BINS, np.int64)
     origin = {**origin, "target": dict(target)}
-    found = Embedding(layers, LARGEST, surfaces, none, 0, events=len(names), origin=origin, learned_from=known)
+    embedding = Embedding(layers, LARGEST, surfaces, none, 0, events=len(names), origin=origin, learned_from=known)
     for sample in samples[:COUNTED_EVENTS]:
-        squares = found.near(sample.surface, sample.cylinder, LARGEST)[1]
+        squares = embedding.near(sample.surface, sample.cylinder, LARGEST)[1]
         pairs = np.histogram(np.sqrt(squares), BINS, (0, LARGEST))[0]
-        found = replace(found, pairs=found.pairs + pairs, counted_hits=found.counted_hits + len(sample.surface))
+        embedding = replace(
+            embedding, pairs=embedding.pairs + pairs, counted_hits=embedding.counted_hits + len(sample.surface)
+        )
         on_event()
-    return found
+    return embedding
 
 
 def work_of(names: Sequence[str], steps: int = STEPS) -> int:
@@ -159,11 +161,11 @@ def training(layers: Layers, samples: Sequence[EmbeddingSample], steps: int) -> 
     mean, square = [np.zeros_like(array) for array in arrays], [np.zeros_like(array) for array in arrays]
     for step in range(steps):
         rng = np.random.default_rng([1, step])
-        found = gradient(layers, samples[step % len(samples)].wedge(rng), rng)
+        gradients = gradient(layers, samples[step % len(samples)].wedge(rng), rng)
         rate = RATE * (1 - step / steps)
         for i, array in enumerate(arrays):
-            mean[i] += np.float32(1 - MOMENTUM) * (found[i] - mean[i])
-            square[i] += np.float32(1 - SQUARES) * (found[i] * found[i] - square[i])
+            mean[i] += np.float32(1 - MOMENTUM) * (gradients[i] - mean[i])
+            square[i] += np.float32(1 - SQUARES) * (gradients[i] * gradients[i] - square[i])
             root = np.sqrt(square[i] / np.float32(1 - SQUARES ** (step + 1))) + np.float32(1e-8)
             array -= np.float32(rate / (1 - MOMENTUM ** (step + 1))) * mean[i] / root
         yield step + 1
@@ -191,13 +193,17 @@ def gradient(layers: Layers, sample: EmbeddingSample, rng: np.random.Generator) 
 
 def backward(layers: Layers, results: Sequence[FloatArray], numbers: FloatArray) -> list[FloatArray]:
     """Gradient in weight and bias of each layer, given `activations` and the gradient in the last of them."""
-    found: list[FloatArray] = []
+    gradients: list[FloatArray] = []
     for i in reversed(range(len(layers))):
         weight, _ = layers[i]
-        found = [_outer(results[i], numbers), _outer(np.ones((len(numbers), 1), np.float32), numbers)[0], *found]
+        gradients = [
+            _outer(results[i], numbers),
+            _outer(np.ones((len(numbers), 1), np.float32), numbers)[0],
+            *gradients,
+        ]
         if i:
             numbers = np.where(results[i] > 0, times(numbers, np.ascontiguousarray(weight.T)), np.float32(0))
-    return found
+    return gradients
 
 
 @compiled

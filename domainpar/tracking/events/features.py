@@ -75,8 +75,8 @@ def table() -> Iterator[str]:
     """The table of docs/reference/features.md, line by line."""
     yield from ("| feature | of | formula | unit | over | sign and range |", "| --- | --- | --- | --- | --- | --- |")
     for of, features in (("nodes", OF_NODES), ("nodes, clusters", OF_CLUSTERS), ("edges", OF_EDGES)):
-        for name, it in features.items():
-            yield f"| `{name}` | {of} | `{it.formula}` | {it.unit} | {_number(it.divisor)} | {it.sign} |"
+        for name, one in features.items():
+            yield f"| `{name}` | {of} | `{one.formula}` | {one.unit} | {_number(one.divisor)} | {one.sign} |"
 
 
 def _number(value: float) -> str:

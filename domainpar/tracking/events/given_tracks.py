@@ -65,14 +65,14 @@ def read_tracks(path: str) -> dict[str, GivenTracks]:
         Problem: Naming the file, and what was found and expected: if there is none, or a folder has several kinds of
             them; if it cannot be read or lacks a column; if a number is none; if an event is in two files.
     """
-    found: dict[str, GivenTracks] = {}
+    events: dict[str, GivenTracks] = {}
     for file in _files(Path(path)):
-        for given in _read(file):
-            event = plain_name(given.place.event)
-            if event in found:
-                raise given.place.problem(f"{found[event].place.file} has tracks of this event, too", "remove one")
-            found[event] = given
-    return found
+        for tracks in _read(file):
+            event = plain_name(tracks.place.event)
+            if event in events:
+                raise tracks.place.problem(f"{events[event].place.file} has tracks of this event, too", "remove one")
+            events[event] = tracks
+    return events
 
 
 def _files(path: Path) -> list[Path]:
@@ -85,7 +85,7 @@ def _files(path: Path) -> list[Path]:
         if (match := _OF_EVENT.fullmatch(file.name)) is not None:
             kinds.setdefault(f"event*{match['kind']}", []).append(file)
     if not kinds and (tables := sorted(path.rglob("*.parquet"))):  # of a whole sample, those in its folder of tracks
-        of_tracks = [it for it in tables if it.relative_to(path.parent).parent.name.endswith("tracks")]
+        of_tracks = [table for table in tables if table.relative_to(path.parent).parent.name.endswith("tracks")]
         return of_tracks or tables
     if len(kinds) != 1:
         hint = f"name one kind: --tracks '{path / min(kinds)}'" if kinds else _FORMS
@@ -104,14 +104,14 @@ def _read(file: Path) -> list[GivenTracks]:
         if events is None and not event:
             raise _lacks(table, _EVENT, file)
         rows_of = rows_of if events is None else events.groupby(events.astype(str), sort=False).indices
-    found = []
+    tracks = []
     for name, rows in rows_of.items():
         place = EventPlace(str(name), file)
         if hit is None or track is None:
-            found.append(_parse_lists(place, table[lists].iloc[rows].tolist(), lists == _LISTS[0]))
+            tracks.append(_parse_lists(place, table[lists].iloc[rows].tolist(), lists == _LISTS[0]))
         else:
-            found.append(GivenTracks(place, hit[rows], track[rows]))
-    return found
+            tracks.append(GivenTracks(place, hit[rows], track[rows]))
+    return tracks
 
 
 def _table(file: Path) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def _table(file: Path) -> pd.DataFrame:
 
 
 def _lacks(table: pd.DataFrame, names: Sequence[str], file: Path) -> Problem:
-    return Problem(f"no column {' or '.join(names)}; found {some_of([str(it) for it in table])}", _FORMS, file=file)
+    return Problem(f"no column {' or '.join(names)}; found {some_of([str(name) for name in table])}", _FORMS, file=file)
 
 
 def _whole_numbers(table: pd.DataFrame, names: Sequence[str], file: Path) -> IntArray:

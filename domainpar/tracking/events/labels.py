@@ -54,7 +54,7 @@ OF_PARTICLES = (*(Label(name, "node", 0) for name in NUMBERS_OF_PARTICLES), Labe
 def labels_in(node_labels: Mapping[str, Array], graph_labels: Mapping[str, int | float]) -> tuple[Label, ...]:
     """What these labels are: classes are whole numbers."""
     of_nodes = [Label(name, "node", _classes(values)) for name, values in node_labels.items()]
-    return (*of_nodes, *(Label(name, "graph", _classes(np.array([it]))) for name, it in graph_labels.items()))
+    return (*of_nodes, *(Label(name, "graph", _classes(np.array([value]))) for name, value in graph_labels.items()))
 
 
 def _classes(values: Array) -> int:
@@ -74,7 +74,7 @@ def check_labels(
         raise place.problem("a label is called edge, which is what scores of edges are called", "name it otherwise")
     if twice := set(node_labels) & set(graph_labels):
         raise place.problem(f"label {min(twice)} is there twice: of nodes and of the graph", "name one otherwise")
-    for name, values in (*node_labels.items(), *((name, np.array([it])) for name, it in graph_labels.items())):
+    for name, values in (*node_labels.items(), *((name, np.array([value])) for name, value in graph_labels.items())):
         check_array(place, f"label {name}", values, (num_nodes if name in node_labels else 1,))
         if values.dtype.kind == "f":
             bad = np.flatnonzero(np.isinf(values))

@@ -46,34 +46,34 @@ def build_map(
 
     segment_counts = SegmentCounts.nothing()
     for mine, of_round in rounds(names, ranks):
-        found = on_all(ranks, partial(count_segments, mine))
+        counts = on_all(ranks, partial(count_segments, mine))
         segment_counts = SegmentCounts.together(
-            [segment_counts, *map(SegmentCounts.from_bytes, ranks.all_gather(found.to_bytes()))]
+            [segment_counts, *map(SegmentCounts.from_bytes, ranks.all_gather(counts.to_bytes()))]
         )
         for _ in of_round:
             on_event()
     agree(ranks, None if len(segment_counts.keys) else without_segments("a module map", names))
-    found_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
+    module_map = ModuleMap.of(segment_counts, {**origin, "target": dict(target)})
 
     def count_pairs(name: str | None) -> IntArray:
         """Hits of an event, and its pairs of hits in each box, int64 [1 + B]."""
         if name is None:
             return np.zeros(1 + len(pairs), np.int64)
         hits = read(name)
-        return np.concatenate([[len(hits)], found_map.pairs_in_boxes(hits)])
+        return np.concatenate([[len(hits)], module_map.pairs_in_boxes(hits)])
 
     pairs, num_hits = np.zeros_like(segment_counts.segments), 0
     for mine, of_round in rounds(names[:COUNTED_EVENTS], ranks):
-        counts = on_all(ranks, partial(count_pairs, mine))
-        for content in ranks.all_gather(counts.tobytes()):
+        pair_counts = on_all(ranks, partial(count_pairs, mine))
+        for content in ranks.all_gather(pair_counts.tobytes()):
             of_rank = np.frombuffer(content, np.int64)
             pairs, num_hits = pairs + of_rank[1:], num_hits + int(of_rank[0])
         for _ in of_round:
             on_event()
-    return found_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), num_hits)
+    return module_map.with_pairs(pairs, len(names[:COUNTED_EVENTS]), num_hits)
 
 
 def without_segments(what: str, names: Sequence[str]) -> Problem:
     """That nothing can be learned from events in which no target has a segment."""
-    found = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
-    return Problem(found, f"{what} needs other events, or a wider target of --map-target")
+    problem = f"no target particle in {several(len(names), 'event')} has two hits that follow each other"
+    return Problem(problem, f"{what} needs other events, or a wider target of --map-target")

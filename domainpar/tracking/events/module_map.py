@@ -311,8 +311,8 @@ class ModuleMap(LearnedCandidates):
 
     def with_pairs(self, pairs: IntArray, events: int, hits: int) -> Self:
         """The map with the pairs of hits in its boxes, counted in events with so many hits; its boxes by purity."""
-        found = replace(self, pairs=pairs, counted=events, counted_hits=hits)
-        return found._take(np.argsort(-found.purity, kind="stable"))
+        counted = replace(self, pairs=pairs, counted=events, counted_hits=hits)
+        return counted._take(np.argsort(-counted.purity, kind="stable"))
 
     def best(self, edges_per_hit: float) -> Self:
         """The purest boxes, as many as hold this many pairs of hits a hit, on average over the events counted."""

@@ -43,7 +43,7 @@ class OwnEvents:
 
     def without(self, events: Collection[str]) -> OwnEvents:
         """The same without some events, by name."""
-        return OwnEvents(*(tuple(it for it in of if it[0] not in events) for of in (self.train, self.val)))
+        return OwnEvents(*(tuple(pair for pair in split if pair[0] not in events) for split in (self.train, self.val)))
 
     def taken_from(self, store: EventStore, began_with: str) -> EventStore:
         """A store that may have grown since, as if it held these events only.
@@ -158,8 +158,11 @@ def difference(store: EventStore, events: Iterable[tuple[str, str]]) -> tuple[st
     for event, sha256 in events:
         if event not in hashes:
             return event, f"{store.path} does not hold event {event}"
-        if (here := hashes[event]) != sha256:
-            return event, f"{store.path} holds event {event} with sha256 {here[:12]}, then it was {sha256[:12]}"
+        if hashes[event] != sha256:
+            return (
+                event,
+                f"{store.path} holds event {event} with sha256 {hashes[event][:12]}, then it was {sha256[:12]}",
+            )
     return None
 
 
@@ -173,9 +176,9 @@ def places(kept: StoreRecord, beside: Path) -> list[Path]:
     if not kept.path:
         return []
     absolute = filter(None, (os.path.join(os.path.abspath(beside), kept.path), kept.absolute))
-    paths, here = map(Path, dict.fromkeys(map(os.path.normpath, absolute))), Path.cwd()
+    paths, directory = map(Path, dict.fromkeys(map(os.path.normpath, absolute))), Path.cwd()
     # As they would be typed: relative below this directory.
-    return [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
+    return [path.relative_to(directory) if path.is_relative_to(directory) else path for path in paths]
 
 
 def not_there(kept: StoreRecord, beside: Path) -> str:
@@ -192,12 +195,12 @@ def find_store(kept: StoreRecord, beside: Path, events: Sequence[tuple[str, str]
         beside: The directory of the file that keeps it.
         events: Name and sha256 of events that it has to hold.
     """
-    there = [place for place in places(kept, beside) if place.is_dir()]
-    for place in there:
+    stores = [place for place in places(kept, beside) if place.is_dir()]
+    for place in stores:
         with suppress(StoreError):  # opening it reports what is wrong
             if difference(EventStore(place, check_files=False), events) is None:
                 return place
-    return there[0] if there else None
+    return stores[0] if stores else None
 
 
 def store_of_run(run: Path, kept: StoreRecord) -> Path:
@@ -232,7 +235,9 @@ def alike_by_name(
     place = find_store(run.store, directory, tuple(trained.items())) if named else None
     with suppress(StoreError):  # what lies there now may be another store, or damaged
         store = None if place is None else EventStore(place, check_files=False)
-        there = {} if store is None else {it.event: it for it in store.events() if it.sha256 == trained.get(it.event)}
+        there = (
+            {} if store is None else {one.event: one for one in store.events() if one.sha256 == trained.get(one.event)}
+        )
         for record in named:
             if store is not None and record.event in there:
                 alike.pop(record.event, None)

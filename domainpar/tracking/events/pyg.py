@@ -276,7 +276,7 @@ def _names(entries: Mapping[str, Any], name: str, columns: int, place: EventPlac
     names = entries.get(f"{name}_names")
     if names is None:
         return tuple(f"{name}{i}" for i in range(columns))
-    if not isinstance(names, list | tuple) or not {type(it) for it in names} <= {str} or len(set(names)) != columns:
+    if not isinstance(names, list | tuple) or not {type(text) for text in names} <= {str} or len(set(names)) != columns:
         raise place.problem(f"{name}_names is {names}, expected {columns} texts, each another one, for {name}")
     return tuple(names)
 
@@ -314,10 +314,10 @@ def _labels(
     of_nodes: dict[str, Array] = {}
     of_graph: dict[str, int | float] = {}
     for entry, value in entries.items():
-        found = _LABEL.fullmatch(str(entry))
-        if found is None or value is None or (found["of"] == "edge" and found["name"]):
+        match = _LABEL.fullmatch(str(entry))
+        if match is None or value is None or (match["of"] == "edge" and match["name"]):
             continue
-        of, name = found["of"], found["name"] or "y"
+        of, name = match["of"], match["name"] or "y"
         rows = {"edge": num_edges, "node": num_nodes, "graph": 1}
         if of is None and name != "y" and not _may_be_label(value, (num_nodes, 1)):
             continue  # of a name that begins alike, as other entries may
@@ -325,12 +325,12 @@ def _labels(
         values = values.reshape(1) if values.ndim == 0 else values
         values = values[:, 0] if values.shape[1:] == (1,) else values
         if of is None:
-            fitting = [it for it, count in rows.items() if len(values) == count and (name == "y" or it != "edge")]
+            fitting = [kind for kind, count in rows.items() if len(values) == count and (name == "y" or kind != "edge")]
             if len(fitting) > 1:
                 what = f"{entry} has {len(values)} values, one for each {' and one for each '.join(fitting)}"
-                raise place.problem(what, f"name it {' or '.join(f'{it}_{entry}' for it in fitting)}")
+                raise place.problem(what, f"name it {' or '.join(f'{kind}_{entry}' for kind in fitting)}")
             of = fitting[0] if fitting else "edge"
-        expected = "one label per edge, per node, or one of the graph," if found["of"] is None else f"one per {of},"
+        expected = "one label per edge, per node, or one of the graph," if match["of"] is None else f"one per {of},"
         columns = () if of == "edge" or values.ndim == 1 else ("labels",)
         check_array(place, entry, values, (rows[of], *columns), expected, "remove it to go without labels")
         if of == "edge":

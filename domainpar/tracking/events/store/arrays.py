@@ -81,7 +81,10 @@ def _zipped(arrays: Mapping[str, Array], attributes: Mapping[str, Any]) -> bytes
     for name, values in arrays.items():
         num_chunks = max(1, -(-len(values) // ROWS_PER_CHUNK))  # of one size: little is filled up
         layouts[name] = ArrayLayout(values.shape, str(values.dtype), max(1, -(-len(values) // num_chunks)))
-    described = {"schema_version": SCHEMA_VERSION, "arrays": {name: it._asdict() for name, it in layouts.items()}}
+    described = {
+        "schema_version": SCHEMA_VERSION,
+        "arrays": {name: layout._asdict() for name, layout in layouts.items()},
+    }
     # Written to memory first, so that the order and the dates of the members do not depend on timing.
     members: dict[str, Any] = {}
     group = zarr.create_group(MemoryStore(members), attributes={**attributes, **described})
