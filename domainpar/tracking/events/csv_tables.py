@@ -48,8 +48,9 @@ def read_table(
     """
     place = EventPlace(event, path)
     try:
-        content = _content(path)
-        columns = _columns(content)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = bytes(file.read())
+        columns = [str(name).strip() for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
         if missing := table.missing(columns, needed):
             what = f"no column {', '.join(missing)}; found {columns}, expected {[*table.must, *needed]}"
             problem = MissingColumns(what, _why_missing(columns, missing), event=event, file=path)
@@ -66,15 +67,6 @@ def read_table(
         what = f"{len(repeated.drop_duplicates())} values of {', '.join(keys)} appear more than once"
         raise place.problem(f"{what}, the first is {', '.join(map(str, first))} in rows {at}")
     return values
-
-
-def _content(path: Path) -> bytes:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return bytes(file.read())
-
-
-def _columns(content: bytes) -> list[str]:
-    return [str(name).strip() for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
 
 
 def _check_fields(content: bytes, place: EventPlace) -> None:

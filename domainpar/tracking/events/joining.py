@@ -154,11 +154,6 @@ class Boxes:
         return np.stack([self.src[at[order]], self.dst[at[order]]], axis=1), box_of_kind, bounds
 
 
-def quantities(cylinder: FloatArray, edge_index: IntArray) -> FloatArray:
-    """The `QUANTITIES` of pairs of hits, `dst` at the larger radius, float64 [E, 5]."""
-    return np.asarray(_quantities(cylinder, edge_index))
-
-
 def kinds(values: FloatArray, z0_limits: FloatArray, slope_limits: FloatArray) -> IntArray:
     """Kind of pairs of hits with these quantities (see `Boxes`), int64 [E]."""
     of_z0 = np.searchsorted(z0_limits, np.abs(values[:, Z0]), side="right")
@@ -202,7 +197,8 @@ def grouped(ends: Any, num_hits: int) -> Any:
 
 
 @compiled
-def _quantities(cylinder: Any, edge_index: Any) -> Any:
+def quantities(cylinder: Any, edge_index: Any) -> Any:
+    """The `QUANTITIES` of pairs of hits, `dst` at the larger radius, float64 [E, 5]."""
     values = np.empty((edge_index.shape[1], 5))
     for e in range(edge_index.shape[1]):
         src, dst = edge_index[0, e], edge_index[1, e]

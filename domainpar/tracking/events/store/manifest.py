@@ -301,7 +301,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         sha256 = manifest.pop("content_sha256")
         if sha256 != (digest := _digest(manifest)):
             raise ValueError(f"sha256 of its content is {digest} but it says {sha256}; it was damaged or edited")
-        manifest["events"] = tuple(_record(item) for item in manifest["events"])
+        manifest["events"] = records = read_as(tuple[EventRecord, ...], manifest["events"])
+        for what, name in ((what, getattr(record, what)) for record in records for what in ("event", "path")):
+            # An event's name becomes part of names of files, and a path would lead out of the store.
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{what} {name[:80]!r} is not a plain name")
         drawn = manifest.get("split_settings")
         manifest["split_settings"] = None if drawn is None else dict(drawn)
         manifest["standard"] = Standard.from_json(manifest["standard"])
@@ -319,12 +323,3 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _digest(manifest: dict[str, Any]) -> str:
     """Hash of all that a manifest says, however it is laid out."""
     return sha256_of(json.dumps(manifest, sort_keys=True).encode())
-
-
-def _record(item: dict[str, Any]) -> EventRecord:
-    record = read_as(EventRecord, item)
-    for what, name in (("event", record.event), ("path", record.path)):
-        # An event's name becomes part of names of files, and a path would lead out of the store.
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{what} {name[:80]!r} is not a plain name")
-    return record
