@@ -111,7 +111,8 @@ def test_the_file_keeps_the_contract_of_acts_on_events_of_any_size(run, store, e
     assert json.loads(told["node_features"]) == list(events.feature_names)
     assert json.loads(told["edge_features"]) == list(events.edge_feature_names)
     assert json.loads(told["node_features_divided_by"]) == [None] * len(events.feature_names), "nobody told"
-    assert json.loads(told["edge_features_formula"]) == list(events.formulas["edge_features"])
+    formulas = [formula for _, formula in events.feature_definitions["edge_features"]]
+    assert json.loads(told["edge_features_formula"]) == formulas
     assert len(json.loads(told["node_features_formula"])) == len(events.feature_names)
     saved = json.loads((run / "run.json").read_text())["saved"]
     assert told["parameters_sha256"] == saved[told["step"]], "of the weights that are in the file"
