@@ -21,7 +21,7 @@ from domainpar.tracking.display.run_files import RunFiles, Tracking
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.performance.counts import fitted
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses
-from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, match, memberships
+from domainpar.tracking.reco.performance.matching import Overlaps, TrackCuts, find_overlaps, match, memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK
 from partitioners import Sectors, group, number_of_sectors, sectors_of_tiles
 
@@ -287,8 +287,8 @@ def match_tracks(
     target[row] = event.target[row]
     lost = np.zeros(num_particles, np.int64)
     lost[row] = reasons_of_losses(overlaps, event.truth, cuts, edges)[style][here]
-    majority, shared = _most(overlaps.track, overlaps.particle, overlaps.shared, overlaps.num_tracks)
-    tracks, counts = _most(overlaps.particle, overlaps.track, overlaps.shared, overlaps.num_particles)
+    majority, shared = _most(overlaps, overlaps.track, overlaps.particle, overlaps.num_tracks)
+    tracks, counts = _most(overlaps, overlaps.particle, overlaps.track, overlaps.num_particles)
     best_track, best_shared = np.full(num_particles, -1, np.int64), np.zeros(num_particles, np.int64)
     best_track[row], best_shared[row] = tracks[here], counts[here]
     # One place more than there are particles: a track without any has the majority -1, which is the last.
@@ -308,10 +308,9 @@ def match_tracks(
     return Matches(to_table[majority], shared, kind, best_track, best_shared, target, found, lost)
 
 
-def _most(owner: IntArray, other: IntArray, counts: IntArray, num_owners: int) -> tuple[IntArray, IntArray]:
+def _most(overlaps: Overlaps, owner: IntArray, other: IntArray, num_owners: int) -> tuple[IntArray, IntArray]:
     """Of each owner the other that it shares most with, and the number; -1 and 0 where it shares nothing."""
-    order = np.lexsort((other, -counts, owner))
-    owners, first = np.unique(owner[order], return_index=True)
+    pair = overlaps.best_pairs(owner)
     which, shared = np.full(num_owners, -1, np.int64), np.zeros(num_owners, np.int64)
-    which[owners], shared[owners] = other[order][first], counts[order][first]
+    which[owner[pair]], shared[owner[pair]] = other[pair], overlaps.shared[pair]
     return which, shared

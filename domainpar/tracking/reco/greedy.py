@@ -17,7 +17,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import chi2_of, room
-from domainpar.tracking.reco.segments import long_enough
+from domainpar.tracking.reco.segments import long_enough, root_of, roots
 
 BESIDE = 25.0
 """Largest distance of two hits of a track on one surface, in mm."""
@@ -102,14 +102,6 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
 
 
 @compiled
-def _root(parent: Any, hit: int) -> int:
-    while parent[hit] != hit:
-        parent[hit] = parent[parent[hit]]  # halving the path keeps later searches short
-        hit = parent[hit]
-    return int(hit)
-
-
-@compiled
 def _grow(
     inner: Any, outer: Any, hits: Any, distance: Any, surface: Any, places: Any, field: Any, room: Any, max_chi2: float
 ) -> Any:
@@ -118,7 +110,7 @@ def _grow(
     following = np.full(num_hits, -1)  # the hits of a track as a list that begins with its root
     members, away = np.empty(MOST_HITS, np.int64), np.empty(MOST_HITS)
     for s in range(len(inner)):
-        first, second = _root(parent, inner[s]), _root(parent, outer[s])
+        first, second = root_of(parent, inner[s]), root_of(parent, outer[s])
         together = size[first] + size[second]
         if first == second or together > MOST_HITS:
             continue
@@ -139,9 +131,7 @@ def _grow(
         parent[second] = first
         following[last[first]] = second
         last[first], size[first] = last[second], together
-    for hit in range(num_hits):
-        parent[hit] = _root(parent, hit)
-    return parent
+    return roots(parent)
 
 
 @compiled

@@ -109,21 +109,26 @@ def _best_of_each_pair(low: Any, high: Any, logits: Any, num_hits: int) -> Any:
 @compiled
 def components(first: Any, second: Any, num_hits: int) -> Any:
     """The smallest hit that each hit is connected to along pairs of hits, int64 [num_hits]; itself where nothing is."""
-    # Union-find. A root is never larger than what hangs below it, so it is the smallest of its component.
     parent = np.arange(num_hits)
     for i in range(len(first)):
-        a, b = first[i], second[i]
-        while parent[a] != a:
-            # Halving the path keeps later searches short.
-            parent[a] = parent[parent[a]]
-            a = parent[a]
-        while parent[b] != b:
-            parent[b] = parent[parent[b]]
-            b = parent[b]
-        if a < b:
-            parent[b] = a
-        else:
-            parent[a] = b
-    for hit in range(num_hits):
+        a, b = root_of(parent, first[i]), root_of(parent, second[i])
+        # A root is never larger than what hangs below it, so it is the smallest of its component.
+        parent[max(a, b)] = min(a, b)
+    return roots(parent)
+
+
+@compiled
+def root_of(parent: Any, hit: int) -> int:
+    """The root of a hit in a forest of union and find."""
+    while parent[hit] != hit:
+        parent[hit] = parent[parent[hit]]  # halving the path keeps later searches short
+        hit = parent[hit]
+    return int(hit)
+
+
+@compiled
+def roots(parent: Any) -> Any:
+    """The root of each hit, in the place of its parent; no parent is larger than its children."""
+    for hit in range(len(parent)):
         parent[hit] = parent[parent[hit]]  # what is smaller already points at its root
     return parent

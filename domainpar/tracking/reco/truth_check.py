@@ -17,7 +17,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.helix import fit_helices
-from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, matchable_tracks
+from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, pure_pairs
 from domainpar.tracking.reco.performance.truth import EventTruth
 from domainpar.tracking.reco.perigee import Perigees
 
@@ -95,9 +95,7 @@ def matched(
 ) -> tuple[IntArray, IntArray]:
     """Rows of the tracks of which enough hits are of one target particle, and the ids of these particles."""
     overlaps = find_overlaps(track_id, truth.particle_id, shared)
-    pure = cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
-    pure &= matchable_tracks(overlaps, cuts)[overlaps.track]
-    pure &= truth.targets_among(overlaps.particle_ids, target)[overlaps.particle]
+    pure = pure_pairs(overlaps, cuts) & truth.targets_among(overlaps.particle_ids, target)[overlaps.particle]
     return overlaps.track[pure], overlaps.particle_ids[overlaps.particle[pure]]
 
 

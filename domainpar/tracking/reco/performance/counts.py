@@ -32,10 +32,17 @@ from domainpar.tracking.reco.performance.matching import (
     count_majorities,
     find_overlaps,
     match,
-    matchable_tracks,
+    pure_pairs,
     trackml_score,
 )
-from domainpar.tracking.reco.performance.truth import EventTruth, directions, production_vertices, true_perigees
+from domainpar.tracking.reco.performance.truth import (
+    NUM_COLUMNS,
+    EventTruth,
+    cells,
+    directions,
+    production_vertices,
+    true_perigees,
+)
 from partitioners import Sectors
 
 TRUE_WEIGHTS, EQUAL_WEIGHTS, BOTH_WEIGHTS = "truth", "one per labelled hit", "truth in some events only"
@@ -241,7 +248,7 @@ def count_tracks(
         raise ValueError(f"a track id is {track_id.min()}; tracks are numbered from 0, and -1 means no track.")
     overlaps = find_overlaps(track_id, truth.particle_id, shared_hits)
     of_first = overlaps if shared_hits is None else find_overlaps(track_id, truth.particle_id)
-    matchable = matchable_tracks(overlaps, cuts)
+    matchable = overlaps.track_hits >= cuts.min_hits
     target, of_any_pt = (
         truth.targets_among(overlaps.particle_ids, conditions) for conditions in (cuts.target, cuts.target_without_pt)
     )
@@ -264,7 +271,6 @@ def count_tracks(
             )
             for name, bins in bins_of_quantities.items()
         }
-    pure = matchable[overlaps.track] & cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
     # NaN, for what is unknown, compares false: such a particle is not of interest.
     of_interest = (
         (_num_surfaces(overlaps, truth) >= MIN_LAYERS) & (np.abs(eta) < MAX_ABS_ETA) & (pt >= cuts.majority_pt)
@@ -288,7 +294,7 @@ def count_tracks(
         weights=EQUAL_WEIGHTS if truth.weight is None else TRUE_WEIGHTS,
         binned=binned,
         residual_edges=RESIDUALS,
-        layers=count_layers(overlaps, truth, pure & target[overlaps.particle]),
+        layers=count_layers(overlaps, truth, pure_pairs(overlaps, cuts) & target[overlaps.particle]),
     )
 
 
@@ -358,138 +364,89 @@ def bin_all(
 ) -> dict[str, Bins]:
     """The bins of all particles and tracks, for each quantity of `EDGES`.
 
-    Particles are binned by their true pT and eta, given here, [P]; by the phi of their hit nearest to the production
-    vertex, since few tables of particles hold a direction; by the distance of that vertex from the beam line
-    and its z; by |d0| and z0 of their helix, where its direction is known; by their hits, and by the share of these on
-    the track with most of them, and of that track's hits that are theirs; by the density of hits near theirs; by their
-    holes; and by the smallest border distance of their hits. Tracks are binned by the helix fitted to their hits
-    (`fitted`), by their hits, by the share of their majority particle among these, and of its hits on them, by the
-    density around them, by their holes, and by the smallest border distance.
+    Particles are binned by their true pT and eta, [P]; by the phi of their hit nearest to the production vertex, since
+    few tables of particles hold a direction; by the distance of that vertex from the beam line and its z; by |d0| and
+    z0 of their helix, where its direction is known. Tracks are binned by the helix fitted to their hits (`fitted`).
+    Both are binned by their hits, by `_shares`, and by `_around`.
     """
     vertex = rows_of_table(truth.particles, overlaps.particle_ids, "vertex").T
     d0, z0 = true_perigees(truth, overlaps.particle_ids)[:, :2].T
-    shares = _shares(overlaps)
     of_particles = {
         "pt": pt,
         "eta": eta,
-        "phi": _phi_of_first_hits(overlaps, truth),
         "radius": np.hypot(*vertex[:2]),
         "d0": np.abs(d0),
         "z0": z0,
         "vz": vertex[2],
         "hits": overlaps.particle_hits,
-        **shares["particle"],
-        "density": np.full(overlaps.num_particles, np.nan),
-        "holes": np.full(overlaps.num_particles, np.nan),
-        "border": _smallest(truth.border, overlaps.particle_of_hit, overlaps.num_particles),
+        **_shares(overlaps, overlaps.particle, overlaps.num_particles),
     }
-    unknown = dict.fromkeys(("radius", "vz", "density", "holes"), np.full(overlaps.num_tracks, np.nan))
-    of_tracks = {**helices, **unknown, "hits": overlaps.track_hits, **shares["track"]}
+    of_tracks = {**helices, "hits": overlaps.track_hits, **_shares(overlaps, overlaps.track, overlaps.num_tracks)}
     if truth.position is not None:
         density = _density(truth.position)
-        of_particles["density"] = _mean(density, overlaps.particle_of_hit, overlaps.num_particles)
-        hits, member = np.flatnonzero(overlaps.particle_of_hit >= 0), overlaps.member
-        of_particles["holes"] = _holes(
-            overlaps.particle_of_hit[hits],
-            hits,
-            _distance_from_vertex(hits, overlaps, truth),
-            truth,
-            overlaps.num_particles,
-        )
-        of_tracks["holes"] = _holes(
-            overlaps.track_of_member,
-            member,
-            np.linalg.norm(truth.position[member], axis=1),
-            truth,
-            overlaps.num_tracks,
-        )
-        of_tracks["density"] = _mean(density[overlaps.member], overlaps.track_of_member, overlaps.num_tracks)
-    border = None if truth.border is None else truth.border[overlaps.member]
-    of_tracks["border"] = _smallest(border, overlaps.track_of_member, overlaps.num_tracks)
+        hit = np.flatnonzero(overlaps.particle_of_hit >= 0)
+        particle, position = overlaps.particle_of_hit[hit], truth.position[hit]
+        away = np.linalg.norm(position - production_vertices(truth, overlaps.particle_ids)[particle], axis=1)
+        of_particles |= _around(particle, hit, away, density, truth, overlaps.num_particles)
+        phi_of_hit = directions(position)[1]
+        order = np.lexsort((phi_of_hit, -away, particle))
+        of_particles["phi"] = np.empty(overlaps.num_particles)
+        of_particles["phi"][particle[order]] = phi_of_hit[order]  # of several, the last one stays: the nearest
+        on = overlaps.track_of_member >= 0
+        hit, track = overlaps.member[on], overlaps.track_of_member[on]
+        away = np.linalg.norm(truth.position[hit], axis=1)
+        of_tracks |= _around(track, hit, away, density, truth, overlaps.num_tracks)
+    unknown_particles, unknown_tracks = np.full(overlaps.num_particles, np.nan), np.full(overlaps.num_tracks, np.nan)
     return {
-        name: Bins(edges, bins_of(of_particles[name], edges), bins_of(of_tracks[name], edges))
+        name: Bins(
+            edges,
+            bins_of(of_particles.get(name, unknown_particles), edges),
+            bins_of(of_tracks.get(name, unknown_tracks), edges),
+        )
         for name, edges in EDGES.items()
     }
 
 
-def _shares(overlaps: Overlaps) -> dict[str, dict[str, FloatArray]]:
-    """Purity and completeness of each track with regard to the particle that has most of its hits, and of each particle
-    with regard to the track that has most of its hits; of several that with the fewest others; else 0."""
-    of_track, of_particle = overlaps.track_hits[overlaps.track], overlaps.particle_hits[overlaps.particle]
-    shares: dict[str, dict[str, FloatArray]] = {}
-    for whose, count in (("track", overlaps.num_tracks), ("particle", overlaps.num_particles)):
-        mine = getattr(overlaps, whose)
-        order = np.lexsort((of_track + of_particle, -overlaps.shared, mine))
-        pair = order[np.diff(mine[order], prepend=-1) > 0]
-        shares[whose] = {}
-        for name, hits in (("purity", of_track), ("completeness", of_particle)):
-            shares[whose][name] = np.asarray(
-                np.bincount(mine[pair], overlaps.shared[pair] / hits[pair], count), np.float64
-            )
-    return shares
+def _shares(overlaps: Overlaps, owner: IntArray, count: int) -> dict[str, FloatArray]:
+    """Purity and completeness of the best pair of each track, or of each particle; of several of that with the fewest
+    other hits; 0 without a pair. Arguments as of `Overlaps.best_pairs`, and the number of owners."""
+    hits = {"purity": overlaps.hits_of_tracks, "completeness": overlaps.hits_of_particles}
+    pair = overlaps.best_pairs(owner, hits["purity"] + hits["completeness"])
+    return {name: np.bincount(owner[pair], overlaps.shared[pair] / of[pair], count) for name, of in hits.items()}
 
 
 def _density(position: FloatArray) -> FloatArray:
-    """Hits in the same cell of eta and phi as each hit, itself counted, as seen from the origin, float64 [N].
-
-    Cells are 0.1 wide in eta, and 63 go round in phi.
-    """
-    eta, phi = directions(position)
-    around = np.floor((phi + math.pi) * 63 / (2 * math.pi)).astype(np.int64)
-    _, cell, hits = np.unique(
-        np.floor(10 * eta).astype(np.int64) * 64 + around, return_inverse=True, return_counts=True
-    )  # fmt: skip
+    """Hits in the same cell of eta and phi as each hit, itself counted, as seen from the origin, float64 [N]."""
+    row, column = cells(*directions(position))
+    _, cell, hits = np.unique(row * NUM_COLUMNS + column, return_inverse=True, return_counts=True)
     return np.asarray(hits[cell], np.float64)
 
 
-def _mean(values: FloatArray, row_of_hit: IntArray, count: int) -> FloatArray:
-    """The mean over the hits of each row, each of which has some."""
-    counted = row_of_hit >= 0
-    rows = row_of_hit[counted]
-    return np.bincount(rows, values[counted], count) / np.bincount(rows, minlength=count)
+def _around(
+    row: IntArray, hit: IntArray, away: FloatArray, density: FloatArray, truth: EventTruth, count: int
+) -> dict[str, FloatArray]:
+    """What is around the hits of each track, or of each particle, float64 [count].
 
+    `density`: mean over its hits. `holes`: layers that it crosses between two of its hits without a hit; NaN where
+    layers are unknown. `border`: the smallest distance of a hit from a border, if that was measured.
 
-def _smallest(values: FloatArray | None, row_of_hit: IntArray, count: int) -> FloatArray:
-    """The smallest value among the hits of each row; NaN without values."""
-    smallest = np.full(count, np.nan if values is None else np.inf)
-    if values is not None:
-        counted = row_of_hit >= 0
-        np.minimum.at(smallest, row_of_hit[counted], values[counted].astype(np.float64))
-    return smallest
-
-
-def _phi_of_first_hits(overlaps: Overlaps, truth: EventTruth) -> FloatArray:
-    """phi of the hit of each particle that is nearest to its production vertex, or to the origin if that is unknown."""
-    phi = np.full(overlaps.num_particles, np.nan)
-    if truth.position is None:
-        return phi
-    hits = np.flatnonzero(overlaps.particle_of_hit >= 0)
-    particle = overlaps.particle_of_hit[hits]
-    phi_of_hit = directions(truth.position[hits])[1]
-    order = np.lexsort((phi_of_hit, -_distance_from_vertex(hits, overlaps, truth), particle))
-    phi[particle[order]] = phi_of_hit[order]  # of several, the last one stays: the nearest
-    return phi
-
-
-def _distance_from_vertex(hits: IntArray, overlaps: Overlaps, truth: EventTruth) -> FloatArray:
-    """Distance of hits of particles from where these were produced, or from the origin if that is unknown, in mm."""
-    assert truth.position is not None
-    vertices = production_vertices(truth, overlaps.particle_ids)[overlaps.particle_of_hit[hits]]
-    distance: FloatArray = np.linalg.norm(truth.position[hits] - vertices, axis=1)
-    return distance
-
-
-def _holes(row_of_hit: IntArray, hits: IntArray, distance: FloatArray, truth: EventTruth, count: int) -> FloatArray:
-    """Layers that the hits of each row pass over: crossed between two of them, without a hit. NaN: unknown layers.
-
-    Hits follow each other by distance.
+    Args:
+        row: Track or particle of each of its hits, int64 [n].
+        hit: These hits, int64 [n].
+        away: Distance in mm from where it begins, by which its hits follow each other, [n].
+        density: Density at each hit of the event, [N].
+        truth: The truth of the event, with positions.
+        count: Number of tracks or particles.
     """
     assert truth.position is not None
-    order = np.lexsort((truth.surface[hits], distance, row_of_hit))
-    order = order[row_of_hit[order] >= 0]
-    row, along = row_of_hit[order], hits[order]
-    follows = np.append(False, row[1:] == row[:-1])[: len(row)]
+    order = np.lexsort((truth.surface[hit], away, row))
+    along, surface = row[order], truth.surface[hit[order]]
+    follows = np.append(False, along[1:] == along[:-1])[: len(along)]
     holes = np.zeros(count)
-    np.add.at(holes, row, detector.layers_passed(truth.surface[along], truth.position[along], follows))
-    holes[row[~np.isin(truth.surface[along], detector.known_surfaces())]] = np.nan
-    return holes
+    np.add.at(holes, along, detector.layers_passed(surface, truth.position[hit[order]], follows))
+    holes[along[~np.isin(surface, detector.known_surfaces())]] = np.nan
+    values = {"density": np.bincount(row, density[hit], count) / np.bincount(row, minlength=count), "holes": holes}
+    if truth.border is not None:
+        values["border"] = np.full(count, np.inf)
+        np.minimum.at(values["border"], row, truth.border[hit].astype(np.float64))
+    return values

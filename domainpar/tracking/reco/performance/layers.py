@@ -42,12 +42,9 @@ def count_layers(overlaps: Overlaps, truth: EventTruth, matched: BoolArray) -> d
         truth: Its truth.
         matched: Whether the track of each pair is pure for its particle, and this is a target, bool [K].
     """
-    track, particle = overlaps.track[matched], overlaps.particle[matched]
-    # One row more each: that of hits on no track, and of noise, which do not match each other.
-    particle_of_track = np.full(overlaps.num_tracks + 1, -2)
-    particle_of_track[track] = particle
-    tracks_of_particle = np.bincount(particle, minlength=overlaps.num_particles + 1)
-    held = particle_of_track[overlaps.track_of_member] == overlaps.particle_of_hit[overlaps.member]
+    # One row more each: that of noise, and of hits in no pair.
+    tracks_of_particle = np.bincount(overlaps.particle[matched], minlength=overlaps.num_particles + 1)
+    held = np.append(matched, False)[overlaps.pair_of_member]
     off = np.full((len(held), 2), np.nan)
     if truth.position is not None:
         from domainpar.tracking.reco.residuals import residuals  # its compiled code is loaded when tracks are fitted

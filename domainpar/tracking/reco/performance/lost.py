@@ -180,7 +180,7 @@ def reasons_of_losses(
 
 def _holds_most(overlaps: Overlaps, cuts: TrackCuts) -> BoolArray:
     """Whether a track, of any length, has as many of each particle's hits as have to agree, bool [P]."""
-    complete = cuts.agree(overlaps.shared, overlaps.particle_hits[overlaps.particle])
+    complete = cuts.agree(overlaps.shared, overlaps.hits_of_particles)
     return np.bincount(overlaps.particle[complete], minlength=overlaps.num_particles) > 0
 
 

@@ -94,6 +94,7 @@ class Overlaps:
         particle_of_hit: Row of the particle of each hit, -1 for noise, int64 [N].
         member: Each hit once, then for each further track that it lies on once more, int64 [N + S].
         track_of_member: Row of the track of each of these, -1 for none, int64 [N + S].
+        pair_of_member: Row of the pair of each, -1 on no track or of no particle, int64 [N + S].
         track: Row of the track of each pair, int64 [K]. Pairs ascend in (track, particle).
         particle: Row of the particle of each pair, int64 [K].
         shared: Hits they share, at least 1, int64 [K].
@@ -105,6 +106,7 @@ class Overlaps:
     particle_of_hit: IntArray
     member: IntArray
     track_of_member: IntArray
+    pair_of_member: IntArray
     track: IntArray
     particle: IntArray
     shared: IntArray
@@ -116,6 +118,27 @@ class Overlaps:
     @property
     def num_particles(self) -> int:
         return len(self.particle_hits)
+
+    @property
+    def hits_of_tracks(self) -> IntArray:
+        """Hits of the track of each pair, int64 [K]."""
+        return self.track_hits[self.track]
+
+    @property
+    def hits_of_particles(self) -> IntArray:
+        """Hits of the particle of each pair, int64 [K]."""
+        return self.particle_hits[self.particle]
+
+    def best_pairs(self, owner: IntArray, *ties: IntArray) -> IntArray:
+        """The pair of each track, or of each particle, that shares most hits; of equals the smallest of `ties`, then
+        the first.
+
+        Args:
+            owner: `track` or `particle`.
+            ties: A number for each pair, [K].
+        """
+        order = np.lexsort((*ties, -self.shared, owner))
+        return order[np.diff(owner[order], prepend=-1) > 0]
 
     @property
     def unlabelled_hits(self) -> IntArray:
@@ -136,10 +159,9 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray, shared_hits: IntArr
     _, track_of_member, track_hits = _rows(track_of_member, track_of_member >= 0)
     particle_ids, particle_of_hit, particle_hits = _rows(particle_id, particle_id != 0)
     particle_of_member = particle_of_hit[member]
-    both = (track_of_member >= 0) & (particle_of_member >= 0)
     # A pair as one number; an event of noise alone has no particles.
-    key = track_of_member[both] * max(1, len(particle_ids)) + particle_of_member[both]
-    pairs, shared = np.unique(key, return_counts=True)
+    pair = track_of_member * max(1, len(particle_ids)) + particle_of_member
+    pairs, pair_of_member, shared = _rows(pair, (track_of_member >= 0) & (particle_of_member >= 0))
     track, particle = np.divmod(pairs, max(1, len(particle_ids)))
     return Overlaps(
         particle_ids=particle_ids,
@@ -148,6 +170,7 @@ def find_overlaps(track_id: IntArray, particle_id: IntArray, shared_hits: IntArr
         particle_of_hit=particle_of_hit,
         member=member,
         track_of_member=track_of_member,
+        pair_of_member=pair_of_member,
         track=track,
         particle=particle,
         shared=shared,
@@ -256,10 +279,8 @@ class Matching:
 
 def match(overlaps: Overlaps, cuts: TrackCuts) -> dict[str, Matching]:
     """Match tracks to particles, in each of `STYLES`."""
-    matchable = matchable_tracks(overlaps, cuts)
-    long_enough = matchable[overlaps.track]
-    pure = long_enough & cuts.agree(overlaps.shared, overlaps.track_hits[overlaps.track])
-    complete = long_enough & cuts.agree(overlaps.shared, overlaps.particle_hits[overlaps.particle])
+    matchable, pure = overlaps.track_hits >= cuts.min_hits, pure_pairs(overlaps, cuts)
+    complete = matchable[overlaps.track] & cuts.agree(overlaps.shared, overlaps.hits_of_particles)
     # Of as many hits of one particle, these tracks would be pure.
     unlabelled = cuts.agree(overlaps.unlabelled_hits, overlaps.track_hits)
 
@@ -277,9 +298,10 @@ def match(overlaps: Overlaps, cuts: TrackCuts) -> dict[str, Matching]:
     }
 
 
-def matchable_tracks(overlaps: Overlaps, cuts: TrackCuts) -> BoolArray:
-    """Whether each track has enough hits to count, bool [T]."""
-    return np.asarray(overlaps.track_hits >= cuts.min_hits)
+def pure_pairs(overlaps: Overlaps, cuts: TrackCuts) -> BoolArray:
+    """Whether the track of each pair is matchable, and enough of its hits are the particle's, bool [K]."""
+    hits = overlaps.hits_of_tracks
+    return np.asarray((hits >= cuts.min_hits) & cuts.agree(overlaps.shared, hits))
 
 
 # --- majorities ------------------------------------------------------------------------------------------------------
@@ -315,16 +337,15 @@ class MajorityCounts(Model, frozen=True):
 def count_majorities(overlaps: Overlaps, of_interest: BoolArray) -> MajorityCounts:
     """Count clusters by what their majority particle has of them, given which particles are of interest, bool [P]."""
     # The pair of each track with the particle of most of its hits, then without those that noise has more of.
-    order = np.lexsort((overlaps.particle, -overlaps.shared, overlaps.track))
-    pair = order[np.diff(overlaps.track[order], prepend=-1) > 0]
+    pair = overlaps.best_pairs(overlaps.track)
     track, particle = overlaps.track[pair], overlaps.particle[pair]
     counted = overlaps.shared[pair] > overlaps.unlabelled_hits[track]
     counted &= overlaps.track_hits[track] >= MIN_CLUSTER_HITS
     pair = pair[counted & of_interest[particle]]
     # Shares are compared as products of integers: no rounding at 50, 75 and 99 %.
-    shared = overlaps.shared[pair]
-    hits = overlaps.track_hits[overlaps.track[pair]]
-    of_particle = overlaps.particle_hits[overlaps.particle[pair]]
+    shared, hits, of_particle = (
+        of[pair] for of in (overlaps.shared, overlaps.hits_of_tracks, overlaps.hits_of_particles)
+    )
     return MajorityCounts(
         clusters=len(pair),
         particles=int(of_interest.sum()),
@@ -351,11 +372,7 @@ def trackml_score(overlaps: Overlaps, weight: FloatArray) -> float | None:
     total = math.fsum(weight.tolist())
     if total == 0:
         return None
-    good = (2 * overlaps.shared > overlaps.track_hits[overlaps.track]) & (
-        2 * overlaps.shared > overlaps.particle_hits[overlaps.particle]
-    )
-    # One more row: that of hits on no track, which have no good particle.
-    particle_of_track = np.full(overlaps.num_tracks + 1, -2)
-    particle_of_track[overlaps.track[good]] = overlaps.particle[good]
-    counted = particle_of_track[overlaps.track_of_member] == overlaps.particle_of_hit
-    return math.fsum(weight[counted].tolist()) / total
+    twice = 2 * overlaps.shared
+    good = (twice > overlaps.hits_of_tracks) & (twice > overlaps.hits_of_particles)
+    # The row -1, of hits in no pair, is the one appended.
+    return math.fsum(weight[np.append(good, False)[overlaps.pair_of_member]].tolist()) / total

@@ -14,6 +14,7 @@ from domainpar.common.compiling import compiled
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
+from domainpar.tracking.events.joining import grouped
 from domainpar.tracking.events.store import StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import NO_PARTICLES, target_particles
 from domainpar.tracking.events.truth_order import places_along_particles, rows_of_table
@@ -23,7 +24,6 @@ from partitioners import Sectors
 if TYPE_CHECKING:
     from domainpar.tracking.reco.hit_table import TrackHits
 
-HITS_PER_LEAF = 8
 TWO_PI = 2 * np.pi
 
 
@@ -173,10 +173,14 @@ def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDA
     eta, phi = directions(position)
     distance = np.full(len(eta), np.inf, np.float32)
     if len(eta) and (sector != sector[0]).any():
-        # Along a curve that visits neighbours soon after each other, so that a range of it lies in a small box.
-        hit = np.argsort(_places_on_curve(eta, phi), kind="stable")
-        _, sector = np.unique(sector[hit], return_inverse=True)
-        distance[hit] = np.sqrt(_nearest_of_others(*_tree(eta[hit], phi[hit], sector)))
+        row, column = cells(eta, phi)
+        row -= row.min()
+        cell, num_cells = row * NUM_COLUMNS + column, NUM_COLUMNS * (int(row.max()) + 1)
+        low, high = np.full(num_cells, sector.max()), np.full(num_cells, sector.min())
+        np.minimum.at(low, cell, sector)
+        np.maximum.at(high, cell, sector)
+        first, hits = grouped(cell, num_cells)
+        distance[:] = np.sqrt(_nearest_of_others(eta, phi, sector, row, column, first, hits, low, high))
     return distance
 
 
@@ -187,75 +191,45 @@ def directions(position: FloatArray) -> tuple[FloatArray, FloatArray]:
     return np.arcsinh(z / np.maximum(np.hypot(x, y), 1e-3)), np.arctan2(y, x)
 
 
-def _tree(eta: FloatArray, phi: FloatArray, sector: IntArray) -> tuple[Any, ...]:
-    """A binary tree of ranges of hits on a curve; at least one hit, and no leaf is empty.
+CELL = 0.0997
+"""Width of a cell in rad, at least: 63 go round in phi. In eta they are 0.1 wide."""
 
-    Node 0 is everything, nodes 2 i + 1 and 2 i + 2 are the halves of node i; the last half of the nodes are leaves.
+NUM_COLUMNS = 64
+"""Cells around: the last one holds the directions of phi = pi alone, and has no width."""
 
-    Returns:
-        eta and phi along the curve, float64 [N, 2]; sector along the curve, int64 [N]; first hit of each leaf, and N,
-        int64 [leaves + 1]; least and largest eta, least and largest phi of each node, float64 [nodes, 4]; the one
-        sector that all hits of a node belong to, -1 where there are several, int64 [nodes].
+
+def cells(eta: FloatArray, phi: FloatArray) -> tuple[IntArray, IntArray]:
+    """The cell of each direction: its row along eta, and its column around, in [0, `NUM_COLUMNS`), int64 [N] each."""
+    return np.floor(10 * eta).astype(np.int64), np.floor((phi + np.pi) * 63 / TWO_PI).astype(np.int64)
+
+
+@compiled
+def _nearest_of_others(
+    eta: Any, phi: Any, sector: Any, row: Any, column: Any, first: Any, hits: Any, low: Any, high: Any
+) -> Any:
+    """Squared distance of each hit to the nearest one of another sector, float64 [N].
+
+    Args:
+        eta, phi, sector, row, column: Of each hit, [N].
+        first, hits: Hits of each cell (`grouped`).
+        low, high: Smallest and largest sector in each cell, [cells].
     """
-    depth = max(0, int(np.log2(len(eta) / HITS_PER_LEAF)))
-    boxes, only = [], []
-    for level in range(depth + 1):
-        first = np.arange(2**level) * len(eta) >> level
-        least, most = np.minimum.reduceat, np.maximum.reduceat
-        boxes.append(np.stack([least(eta, first), most(eta, first), least(phi, first), most(phi, first)], axis=1))
-        low, high = least(sector, first), most(sector, first)
-        only.append(np.where(low == high, low, -1))
-    leaves = np.append(first, len(eta))
-    return np.stack([eta, phi], axis=1), sector, leaves, np.concatenate(boxes), np.concatenate(only)
-
-
-def _places_on_curve(eta: FloatArray, phi: FloatArray) -> npt.NDArray[np.uint64]:
-    """Place of each hit on the Z-order curve: the bits of its eta and phi in 16 bits each, one after the other."""
-    place = np.zeros(len(eta), np.uint64)
-    for values, shift in ((eta, 1), (phi, 0)):
-        extent = float(np.ptp(values))
-        bits = ((values - values.min()) * (65535 / extent if extent > 0 else 0.0)).astype(np.uint64)
-        # Each bit moves to every other place, in halves, quarters and eighths of the word.
-        for step, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
-            bits = (bits | bits << np.uint64(step)) & np.uint64(mask)
-        place |= bits << np.uint64(shift)
-    return place
-
-
-@compiled
-def _from_box(box: Any, eta: float, phi: float) -> float:
-    """Squared distance of a point to a box, 0 inside."""
-    along_eta = max(box[0] - eta, eta - box[1], 0.0)
-    along_phi = max(box[2] - phi, phi - box[3], 0.0)
-    return float(along_eta * along_eta + along_phi * along_phi)
-
-
-@compiled
-def _nearest_of_others(point: Any, sector: Any, first: Any, box: Any, only: Any) -> Any:
-    """Squared distance of each point to the nearest one of another sector, float64 [N]."""
-    nearest, first_leaf = np.full(len(point), np.inf), len(box) // 2
-    stack = np.empty(64, np.int64)
-    for i in range(len(point)):
-        best = np.inf
-        for turn in (0.0, -TWO_PI, TWO_PI):  # the tree knows nothing of phi's turn: so the point is moved instead
-            eta, phi = point[i, 0], point[i, 1] + turn
-            stack[0] = 0
-            height = 1
-            while height:
-                height -= 1
-                node = stack[height]
-                if only[node] == sector[i] or _from_box(box[node], eta, phi) >= best:
-                    continue
-                if node >= first_leaf:
-                    leaf = node - first_leaf
-                    for j in range(first[leaf], first[leaf + 1]):
-                        if sector[j] != sector[i]:
-                            best = min(best, (point[j, 0] - eta) ** 2 + (point[j, 1] - phi) ** 2)
-                    continue
-                # The nearer half is looked at first: what it finds often rules out the other.
-                left, right = 2 * node + 1, 2 * node + 2
-                swap = _from_box(box[left], eta, phi) <= _from_box(box[right], eta, phi)
-                stack[height], stack[height + 1] = (right, left) if swap else (left, right)
-                height += 2
+    nearest, num_rows = np.full(len(eta), np.inf), len(low) // NUM_COLUMNS
+    for i in range(len(eta)):
+        # Rings of cells around that of the hit. Between it and those of a ring lie all rings but one, and a column that
+        # may have no width.
+        ring, best = 0, np.inf
+        while ring <= max(num_rows, NUM_COLUMNS) and (max(ring - 2, 0) * CELL) ** 2 < best:
+            for at in range(max(row[i] - ring, 0), min(row[i] + ring + 1, num_rows)):
+                on_the_ring = abs(at - row[i]) == ring
+                for around in range(column[i] - ring, column[i] + ring + 1, 1 if on_the_ring else 2 * ring):
+                    turn, of_turn = divmod(around, NUM_COLUMNS)
+                    cell, own_phi = at * NUM_COLUMNS + of_turn, phi[i] - turn * TWO_PI
+                    if low[cell] == high[cell] == sector[i]:
+                        continue
+                    for other in hits[first[cell] : first[cell + 1]]:
+                        if sector[other] != sector[i]:
+                            best = min(best, (eta[other] - eta[i]) ** 2 + (phi[other] - own_phi) ** 2)
+            ring += 1
         nearest[i] = best
     return nearest
