@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from domainpar.tracking.display.finders import QUANTITIES, Finder
 from domainpar.tracking.display.run_facts import ReportTable, short
 from domainpar.tracking.reco.performance.counts import BINS_OF_LOST
-from domainpar.tracking.reco.performance.layers import LayerCounts, median_and_width
+from domainpar.tracking.reco.performance.layers import LayerCounts, median_and_width_of_bins
 from domainpar.tracking.reco.performance.lost import REASONS
 from domainpar.tracking.reco.performance.matching import STYLES
 from domainpar.tracking.reco.performance.rates import ratio, wilson
@@ -74,7 +74,9 @@ def layer_table(finders: Sequence[Finder]) -> tuple[ReportTable, ...]:
             of_line = "layers", "", f"volume {volume}", "", finder.label, "layer", "1", layer, layer
             numbers.append((*of_line, "held hits", "1", *_share(counts.held, counts.hits)))
             for along, distances in (("across", counts.across), ("along", counts.along)):
-                for what, value in zip(("median distance", "width of distances"), median_and_width(distances) or ()):
+                for what, value in zip(
+                    ("median distance", "width of distances"), median_and_width_of_bins(distances) or ()
+                ):
                     numbers.append((*of_line, f"{what} {along}", "mm", value, "", "", "", sum(distances)))
     note = (
         "Layers by volume and layer; of target particles with a track most of whose hits are theirs. Held: hits on the "
@@ -91,5 +93,5 @@ def _share(part: int, whole: int) -> Numbers:
 
 
 def _spread(distances: Sequence[int]) -> str:
-    found = median_and_width(distances) if sum(distances) >= FEWEST else None
+    found = median_and_width_of_bins(distances) if sum(distances) >= FEWEST else None
     return "–" if found is None else f"{round(1000 * found[0]):+d} ± {round(1000 * found[1])}"

@@ -14,9 +14,10 @@ from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.performance.counts import EDGES, bins_of
+from domainpar.tracking.reco.performance.layers import median_and_width
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.truth import true_perigees
-from domainpar.tracking.reco.truth_check import matched, middle_and_width
+from domainpar.tracking.reco.truth_check import matched
 
 LABELS = {"d0": "d0 [mm]", "z0": "z0 [mm]", "phi": "φ [rad]", "theta": "θ [rad]", "qop": "(q/p) / (q/p)"}
 FEWEST = 20
@@ -88,7 +89,7 @@ def curve_of(values: FloatArray, bins: IntArray, edges: tuple[float, ...], middl
         of_bin = values[(bins == number) & np.isfinite(values)]
         whole[number] = len(of_bin)
         if len(of_bin) >= FEWEST:
-            median, width = middle_and_width(of_bin)
+            median, width = median_and_width(of_bin)
             value[number] = median if middle else width
             error[number] = (1.25 if middle else 0.96) * width / len(of_bin) ** 0.5
     return RateCurve(np.array(edges), np.full(len(whole), np.nan), whole, value, value - error, value + error)

@@ -8,7 +8,6 @@ charges turn clockwise seen from +z.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,83 +15,35 @@ import numpy as np
 from domainpar.common.compiling import compiled
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import Field, field_at
-from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
+from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import MIN_FITTED_HITS
 
 STEPS = 4
 """Steps from hit to hit in which a map of the field is followed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Helices:
-    """One helix a track, T rows. Where `fitted` is false, floats are NaN and the charge is 0.
+def fit_helices(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None) -> FloatArray:
+    """Fit all tracks of an event, each by its own hits in whatever order; all hits count alike.
 
-    Attributes:
-        pt: Transverse momentum in GeV, infinite for hits exactly on a line, float64 [T].
-        eta: Pseudorapidity, float64 [T].
-        phi: Direction of flight in the transverse plane at the point closest to the beam line, in [-pi, pi], float64
-            [T].
-        d0: Signed distance of that point (x0, y0) from the beam line in mm, float64 [T]: y0 cos(phi) - x0 sin(phi),
-            positive where the beam line lies to the right of the track.
-        z0: z of that point in mm, float64 [T].
-        charge: Sign of the charge, int8 [T]; 0 as well for hits exactly on a line.
-        fitted: Whether there is a fit, bool [T]: three hits apart from each other in the transverse plane.
-    """
-
-    pt: FloatArray
-    eta: FloatArray
-    phi: FloatArray
-    d0: FloatArray
-    z0: FloatArray
-    charge: IntArray
-    fitted: BoolArray
-
-    def __len__(self) -> int:
-        return len(self.pt)
-
-
-def fit_helices(
-    position: FloatArray, track_id: IntArray, num_tracks: int, field: float | FloatArray | Field = 2.0
-) -> Helices:
-    """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
-
-    All hits count alike.
+    Each track takes the mean of the field over its hits, and in a map the mean along its way, weighted as a circle's
+    curvature weighs it.
 
     Args:
-        position: x, y, z of each hit in mm, [N, 3].
-        track_id: Track of each hit, in [0, num_tracks), or -1 for none, [N].
-        num_tracks: Number of tracks T.
-        field: The field, or B_z in T, or a table of z in mm (increasing) and B_z, [K, 2]. Each track takes the mean
-            over its hits, and in a map the mean along its way, weighted as a circle's curvature weighs it.
+        hits, track_id, num_tracks, rows: As of `TrackHits.by_track`.
 
     Returns:
-        One row a track. A track of fewer than three hits is not fitted.
+        Charge times pT in GeV, infinite for hits exactly on a line; pseudorapidity; phi, d0 and z0 as `reco.perigee`
+        defines them; float64 [num_tracks, 5]. NaN without three hits apart from each other in the transverse plane.
 
     Raises:
-        ValueError: If shapes do not agree, a track id is out of range, or a position is not finite.
+        ValueError: As `TrackHits.by_track`.
     """
-    position = np.ascontiguousarray(position, np.float64)
-    track_id = np.asarray(track_id)
-    if position.ndim != 2 or position.shape[1] != 3:
-        raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each hit, (N, 3).")
-    if track_id.shape != (len(position),):
-        raise ValueError(f"track ids have shape {track_id.shape} for {len(position)} hits; give one to each hit.")
-    if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
-        raise ValueError(
-            f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
-            f"in [0, {num_tracks})."
-        )
-    broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
-    if len(broken):
-        raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
-    rows = np.lexsort((np.sum(position**2, axis=1), track_id))
-    ptr = np.searchsorted(track_id[rows], np.arange(num_tracks + 1))
-    curvature, phi, d0, z0, slope, mean_bz = _fit_all(position[rows], Field.of(field), ptr).T
-    fitted = np.isfinite(curvature)
+    rows, ptr, _ = hits.by_track(track_id, num_tracks, rows)
+    curvature, phi, d0, z0, slope, mean_bz = _fit_all(hits.positions[rows], Field.of(hits.field), ptr).T
     with np.errstate(divide="ignore"):  # a straight line has curvature 0
-        pt = GEV_PER_TESLA_MM * np.abs(mean_bz / curvature)
-    charge = np.where(fitted, -np.sign(np.where(fitted, curvature * mean_bz, 0.0)), 0.0).astype(np.int8)
-    return Helices(pt=pt, eta=np.arcsinh(slope), phi=phi, d0=d0, z0=z0, charge=charge, fitted=fitted)
+        pt = -GEV_PER_TESLA_MM * (mean_bz / curvature)
+    return np.column_stack([pt, np.arcsinh(slope), phi, d0, z0])
 
 
 @compiled

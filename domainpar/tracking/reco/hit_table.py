@@ -64,7 +64,7 @@ class TrackHits:
         position = None if self.position is None else self.position[kept]
         measured = None if self.measured is None else self.measured[kept]
         some = replace(self, position=position, surface=self.surface[kept], module=self.module[kept], measured=measured)
-        known = (name for name in ("_positions", "distance", "table") if name in vars(self))
+        known = (name for name in ("positions", "distance", "table") if name in vars(self))
         vars(some).update({name: vars(self)[name][kept] for name in known})
         return some
 
@@ -81,20 +81,23 @@ class TrackHits:
     @cached_property
     def distance(self) -> npt.NDArray[np.float64]:
         """Square of each hit's distance from the origin, float64 [N]."""
-        return np.asarray(np.sum(self._positions**2, axis=1))
+        return np.asarray(np.sum(self.positions**2, axis=1))
 
     @cached_property
-    def _positions(self) -> npt.NDArray[np.float64]:
+    def positions(self) -> npt.NDArray[np.float64]:
         """x, y, z, float64 [N, 3].
 
         Raises:
-            ValueError: If there are none, or not three to each hit.
+            ValueError: If there are none, not three to each hit, or one is not finite.
         """
         if self.position is None:
             raise ValueError("tracks are followed and fitted along helices, but their hits have no positions")
         position = np.ascontiguousarray(self.position, np.float64)
         if position.shape != (len(self), 3):
             raise ValueError(f"positions have shape {position.shape}; expected x, y, z of each of {len(self)} hits.")
+        broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
+        if len(broken):
+            raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
         return position
 
     @cached_property
@@ -106,14 +109,10 @@ class TrackHits:
         Raises:
             ValueError: If there are no positions, shapes do not agree, or a position is not finite.
         """
-        position = self._positions
         if np.shape(self.module) != (len(self),):
             raise ValueError(f"module has shape {np.shape(self.module)} for {len(self)} hits; give one to each hit.")
-        broken = np.flatnonzero(~np.isfinite(position).all(axis=1))
-        if len(broken):
-            raise ValueError(f"{len(broken)} positions are not finite, first at row {broken[0]}; remove these hits.")
         hits = np.zeros(len(self), HIT_DTYPE)
-        hits["x"], hits["y"], hits["z"] = position.T
+        hits["x"], hits["y"], hits["z"] = self.positions.T
         hits["r"], hits["phi"] = np.hypot(hits["x"], hits["y"]), np.arctan2(hits["y"], hits["x"])
         hits["module"] = self.module
         rows = self.surfaces.rows_of(*volumes_and_layers(self.surface))[0]
@@ -142,7 +141,7 @@ class TrackHits:
             ValueError: As `table`, or if hits lie on no known surface, or elsewhere than their surfaces.
         """
         hits, layout = self.table, self.surfaces
-        layout.surface_of(*volumes_and_layers(self.surface), self._positions)
+        layout.surface_of(*volumes_and_layers(self.surface), self.positions)
         # By all columns: the order of the user's hits must not decide anything.
         rows = np.lexsort((hits["module"], hits["r"], hits["z"], hits["phi"], hits["surface"]))
         return hits[rows], np.searchsorted(hits["surface"][rows], np.arange(len(layout.places) + 1)), rows
@@ -161,9 +160,35 @@ class TrackHits:
         if np.shape(track) != rows.shape:
             raise ValueError(f"track ids have shape {np.shape(track)} for {len(rows)} hits; give one to each hit.")
         # By azimuth where two are as far away: the order of the user's hits must not decide anything.
-        x, y, _ = self._positions[rows].T
+        x, y, _ = self.positions[rows].T
         order = np.lexsort((np.arctan2(y, x), self.distance[rows], track))
         return np.asarray(order[track[order] >= 0])
+
+    def by_track(
+        self, track: IntArray, num_tracks: int, rows: IntArray | None = None
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The hits of each track, outward from the origin, in whatever order they come.
+
+        Args:
+            track: Track of each hit, in [0, num_tracks), or -1 for none, [N], or of each of `rows`.
+            num_tracks: Number of tracks T.
+            rows: Hits, int64, where some lie on several tracks; by default each once.
+
+        Returns:
+            Rows of the hits, track after track, int64 [n]; the first of each track, and n, int64 [T + 1]; places of
+            these hits in `track`, int64 [n].
+
+        Raises:
+            ValueError: As `outward`, or if a track id is out of range.
+        """
+        if len(track) and not -1 <= track.min() <= track.max() < num_tracks:
+            raise ValueError(
+                f"track ids run from {track.min()} to {track.max()}; with {num_tracks} tracks they are -1 (none) or "
+                f"in [0, {num_tracks})."
+            )
+        places = self.outward(track, rows)
+        ptr = np.searchsorted(track[places], np.arange(num_tracks + 1))
+        return places if rows is None else rows[places], ptr, places
 
 
 @compiled

@@ -72,29 +72,19 @@ class Perigees:
 def fit_perigees(
     hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArray | None = None, passes: int = PASSES
 ) -> Perigees:
-    """Fit all tracks of an event, each by its own hits in whatever order; they are taken outward from the origin.
+    """Fit all tracks of an event, each by its own hits in whatever order.
 
     Args:
-        hits: The hits of the event, with positions.
-        track_id: Track of each, in [0, num_tracks), or -1 for none, [N].
-        num_tracks: Number of tracks T.
-        rows: Hits that `track_id` is of, where some lie on several tracks, [N + S]; by default each once.
+        hits, track_id, num_tracks, rows: As of `TrackHits.by_track`.
         passes: Each begins with the result of the one before. One is enough to tell tracks from each other.
 
     Returns:
         One row a track. Tracks of fewer than three hits, or that no circle goes through, are not fitted.
 
     Raises:
-        ValueError: If the hits have no positions, shapes do not agree, or a track id is out of range.
+        ValueError: As `TrackHits.by_track`.
     """
-    if len(track_id) and not -1 <= track_id.min() <= track_id.max() < num_tracks:
-        raise ValueError(
-            f"track ids run from {track_id.min()} to {track_id.max()}; with {num_tracks} tracks they are -1 (none) or "
-            f"in [0, {num_tracks})."
-        )
-    order = hits.outward(track_id, rows)
-    ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
-    rows = order if rows is None else rows[order]
+    rows, ptr, _ = hits.by_track(track_id, num_tracks, rows)
     begun, spread, chi2 = _fit_all(rows, ptr, hits.table, hits.places, Field.of(hits.field), room(), passes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is dropped below
         value, covariance = _parameters(begun), _carried_over(begun, spread)

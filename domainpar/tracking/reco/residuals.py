@@ -31,22 +31,20 @@ def residuals(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntArr
     One filter comes from inside and one from outside; what both predict at a hit is weighted by their errors.
 
     Args:
-        hits, track_id, num_tracks, rows: As for `perigee.fit_perigees`.
+        hits, track_id, num_tracks, rows: As of `TrackHits.by_track`.
 
     Returns:
         float64 [N, 2]; NaN on no track, and on one without a fit.
 
     Raises:
-        ValueError: As `fit_perigees`.
+        ValueError: As `TrackHits.by_track`.
     """
-    order = hits.outward(track_id, rows)
-    ptr = np.searchsorted(track_id[order], np.arange(num_tracks + 1))
-    sums = np.zeros((len(order), 2, 2))
-    about = hits.table, hits.places, Field.of(hits.field), room()
-    _predict(order if rows is None else rows[order], ptr, *about, sums)
+    rows, ptr, places = hits.by_track(track_id, num_tracks, rows)
+    sums = np.zeros((len(rows), 2, 2))
+    _predict(rows, ptr, hits.table, hits.places, Field.of(hits.field), room(), sums)
     off: npt.NDArray[np.float64] = np.full((len(track_id), 2), np.nan)
     with np.errstate(invalid="ignore"):
-        off[order] = sums[:, 0] / sums[:, 1]
+        off[places] = sums[:, 0] / sums[:, 1]
     return off
 
 

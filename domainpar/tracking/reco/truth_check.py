@@ -17,6 +17,8 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.performance.layers import median_and_width
 from domainpar.tracking.reco.performance.matching import TrackCuts, find_overlaps, pure_pairs
 from domainpar.tracking.reco.performance.truth import EventTruth
 from domainpar.tracking.reco.perigee import Perigees
@@ -72,9 +74,10 @@ def rows_of_hits(hits: Hits, field: Field) -> FloatArray:
     rows = rows[np.argsort(-pt[rows], kind="stable")[: min(MOST, -(-len(rows) // 2))]]
     number = np.full(len(ids), -1)
     number[rows] = np.arange(len(rows))
-    fits = fit_helices(hits.position, number[of_hit], len(rows), field)
+    nowhere = np.zeros(len(hits), np.int64)
+    fitted = fit_helices(TrackHits(hits.position, nowhere, nowhere, field), number[of_hit], len(rows))
     with np.errstate(divide="ignore"):
-        fitted = np.column_stack([fits.charge / fits.pt, fits.eta, fits.phi, fits.d0, fits.z0])
+        fitted[:, 0] = 1 / fitted[:, 0]
     return _joined(fitted, hits.particles, ids[rows])
 
 
@@ -99,24 +102,15 @@ def matched(
     return overlaps.track[pure], overlaps.particle_ids[overlaps.particle[pure]]
 
 
-def middle_and_width(values: FloatArray) -> tuple[float, float]:
-    """The median of those that are known, and half of their central 68.3 %; NaN without any."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return np.nan, np.nan
-    low, middle, high = np.quantile(known, [0.1587, 0.5, 0.8413])
-    return float(middle), float(high - low) / 2
-
-
 def summary(rows: FloatArray) -> str:
     """Medians and widths of pT over its true value, and of d0 and z0 less theirs, in words."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.abs(rows[:, 5] / rows[:, 0])
-    texts = [f"pT ratio {middle_and_width(ratio)[0]:.4f} ({middle_and_width(ratio)[1]:.2g})"]
+        ratio, width = median_and_width(np.abs(rows[:, 5] / rows[:, 0]))
+    texts = [f"pT ratio {ratio:.4f} ({width:.2g})"]
     for name in ("d0", "z0"):
         column = COLUMNS.index(name)
-        middle, width = middle_and_width(rows[:, column] - rows[:, 5 + column])
-        texts += [f"{name} {middle:+.3f} mm ({width:.2g})"] if np.isfinite(middle) else []
+        median, width = median_and_width(rows[:, column] - rows[:, 5 + column])
+        texts += [f"{name} {median:+.3f} mm ({width:.2g})"] if np.isfinite(median) else []
     return f"{', '.join(texts)}; medians (half of the central 68.3 %), {several(len(rows), 'target')}"
 
 
@@ -181,7 +175,7 @@ def _other_axes(rows: FloatArray) -> list[str]:
 
 def _other_field(rows: FloatArray, tesla: float | None) -> list[str]:
     """That curvatures tell other momenta than the table: another field, or another unit."""
-    middle, width = middle_and_width(rows[:, 0] / rows[:, 5])
+    middle, width = median_and_width(rows[:, 0] / rows[:, 5])
     error = 1.25 * width / len(rows) ** 0.5
     ratio = 1 / middle if middle else np.inf
     if not abs(middle) > SURE * error or abs(ratio - 1) <= PT_OFF or abs(middle - 1) <= SURE * error:
@@ -216,7 +210,7 @@ def _other_vertices(rows: FloatArray) -> list[str]:
     if len(rows) < FEWEST:
         return []
     x, y, error = _beam_of(rows, rows[:, 3] - rows[:, 8])
-    z, width = middle_and_width(rows[:, 4] - rows[:, 9])
+    z, width = median_and_width(rows[:, 4] - rows[:, 9])
     if np.hypot(x, y) <= max(BEAM_OFF, SURE * error) and abs(z) <= max(Z0_OFF, 3 * width):
         return []
     beside = ", ".join(map(_mm, (x, y, z)))
@@ -235,6 +229,6 @@ def _beam_of(rows: FloatArray, d0: FloatArray) -> tuple[float, float, float]:
     for _ in range(5):
         x, y = np.linalg.lstsq((slopes * weight[:, None])[kept], (d0 * weight)[kept], rcond=None)[0]
         left = (d0 - slopes @ (x, y)) * weight
-        width = middle_and_width(left)[1]
+        width = median_and_width(left)[1]
         kept = np.abs(left) <= 3 * width
     return float(x), float(y), width * float(2 / max(np.sum(weight[kept] ** 2), 1e-9)) ** 0.5

@@ -12,7 +12,7 @@ from small_run import simulated, write_run
 from domainpar.tracking.display.html import binned_numbers
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.display.sections import build_page
-from domainpar.tracking.reco.performance.layers import median_and_width
+from domainpar.tracking.reco.performance.layers import median_and_width_of_bins
 from domainpar.tracking.reco.performance.lost import REASONS
 from domainpar.tracking.reco.performance.matching import STYLES
 
@@ -76,9 +76,9 @@ def test_layers_have_the_hits_that_tracks_hold_and_how_far_these_lie_from_their_
         held, *distances = of_layer_here.to_dict("records")
         assert (int(held["part"]), int(held["whole"])) == (of_layer.held, of_layer.hits)
         found = [float(line["value"]) for line in distances]
-        assert found == [*median_and_width(of_layer.across), *median_and_width(of_layer.along)]
+        assert found == [*median_and_width_of_bins(of_layer.across), *median_and_width_of_bins(of_layer.along)]
         assert [line["unit"] for line in distances] == ["mm"] * 4
-    innermost = median_and_width(counts.layers["8.2"].across)
+    innermost = median_and_width_of_bins(counts.layers["8.2"].across)
     median, width = table.loc["8.2"]["network: across [µm]"].split(" ± ")
     assert (float(median), float(width)) == pytest.approx((1000 * innermost[0], 1000 * innermost[1]), abs=0.51)
 

@@ -11,6 +11,7 @@ from domainpar.tracking.events.detector import GEV_PER_TESLA_MM
 from domainpar.tracking.events.field import LARGEST, NODES, Field, read_field
 from domainpar.tracking.reco.ckf.detector_layout import PLACE_DTYPE
 from domainpar.tracking.reco.helix import fit_helices
+from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import AT_FIRST, HIT_DTYPE, STATE_DTYPE, fly, point, start
 
 
@@ -75,7 +76,10 @@ def test_fits_in_a_map_tell_the_momentum(axis):
     momentum = (0.9, 0.5, 2.5)
     hits = np.array([flown(solenoid, (0, 0, 10), momentum, 1, arc, axis) for arc in arcs])
     pt = np.hypot(*momentum[:2])
-    mapped, even = (float(fit_helices(hits, np.zeros(9, int), 1, field).pt[0]) / pt for field in (about(axis), 2.0))
+    nowhere = np.zeros(9, np.int64)
+    mapped, even = (
+        fit_helices(TrackHits(hits, nowhere, nowhere, field), nowhere, 1)[0, 0] / pt for field in (about(axis), 2.0)
+    )
     assert abs(mapped - 1) < 0.05 < 0.1 < abs(even - 1)
 
 

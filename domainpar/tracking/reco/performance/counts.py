@@ -352,11 +352,8 @@ def fitted(overlaps: Overlaps, truth: EventTruth) -> dict[str, FloatArray]:
         return dict.fromkeys(("pt", "eta", "phi", "d0", "z0"), np.full(overlaps.num_tracks, np.nan))
     from domainpar.tracking.reco.helix import fit_helices  # its compiled code is loaded when tracks are fitted only
 
-    of_members = truth.position[overlaps.member]
-    helices = fit_helices(of_members, overlaps.track_of_member, overlaps.num_tracks, truth.field)
-    return {
-        "pt": helices.pt, "eta": helices.eta, "phi": helices.phi, "d0": np.abs(helices.d0), "z0": helices.z0,
-    }  # fmt: skip
+    pt, eta, phi, d0, z0 = fit_helices(truth.hits, overlaps.track_of_member, overlaps.num_tracks, overlaps.member).T
+    return {"pt": np.abs(pt), "eta": eta, "phi": phi, "d0": np.abs(d0), "z0": z0}
 
 
 def bin_all(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from domainpar.common.models import Model
-from domainpar.tracking.events.graph import BoolArray, IntArray, volumes_and_layers
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, volumes_and_layers
 from domainpar.tracking.reco.performance.matching import Overlaps
 from domainpar.tracking.reco.performance.truth import EventTruth
 
@@ -69,13 +69,23 @@ def _histograms(layer: IntArray, distance: IntArray, num_layers: int) -> IntArra
     return np.bincount(layer * num_bins + bins, minlength=num_layers * num_bins).reshape(num_layers, num_bins)
 
 
-def median_and_width(counts: Sequence[int]) -> tuple[float, float] | None:
-    """Median of binned distances, and half of the interval that holds their central 68.3 %, in mm; None of none.
+ONE_SIGMA = np.array([0.1587, 0.5, 0.8413])
+"""Levels of the central 68.3 % and of the median."""
 
-    Within a bin they count as spread evenly.
-    """
+
+def median_and_width(values: FloatArray) -> tuple[float, float]:
+    """Median of the finite values, and half of the interval that holds their central 68.3 %; NaN without any."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return np.nan, np.nan
+    low, median, high = np.quantile(finite, ONE_SIGMA)
+    return float(median), float(high - low) / 2
+
+
+def median_and_width_of_bins(counts: Sequence[int]) -> tuple[float, float] | None:
+    """The same of distances in bins of `RESIDUALS`, in mm, spread evenly in each bin; None of none."""
     if not sum(counts):
         return None
     below = np.cumsum([0, *counts])
-    low, median, high = np.interp(np.array([0.1587, 0.5, 0.8413]) * below[-1], below, RESIDUALS)
+    low, median, high = np.interp(ONE_SIGMA * below[-1], below, RESIDUALS)
     return float(median), float(high - low) / 2

@@ -7,7 +7,7 @@ from drawn_tracks import EVERY, drawn
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.counts import count_tracks
-from domainpar.tracking.reco.performance.layers import RESIDUALS, median_and_width
+from domainpar.tracking.reco.performance.layers import RESIDUALS, median_and_width_of_bins
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.residuals import residuals
 
@@ -77,9 +77,9 @@ def test_medians_and_widths_come_from_the_bins():
     rng = np.random.default_rng(0)
     for middle, sigma in ((0.0, 0.02), (0.3, 0.1), (-1.0, 2.0)):
         values = np.clip(rng.normal(middle, sigma, 200_000), RESIDUALS[0], RESIDUALS[-1])
-        found = median_and_width(np.histogram(values, RESIDUALS)[0].tolist())
+        found = median_and_width_of_bins(np.histogram(values, RESIDUALS)[0].tolist())
         assert found == pytest.approx((middle, sigma), abs=0.08 * sigma)
-    assert median_and_width([0] * (len(RESIDUALS) - 1)) is None
+    assert median_and_width_of_bins([0] * (len(RESIDUALS) - 1)) is None
 
 
 def test_what_lies_beyond_the_last_bin_counts_in_it():
