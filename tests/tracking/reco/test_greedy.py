@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import plainly
 import pytest
 
 from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.detector import GEV_PER_TESLA_MM, field_of
+from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.greedy import MOST_HITS, link_greedily, refine
 from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import chi2_of, room
 from domainpar.tracking.reco.tracks import TrackOptions, build_tracks, finished
 
 RADII = np.array([32.0, 72.0, 116.0, 172.0, 260.0, 360.0, 500.0, 660.0])
@@ -99,6 +102,22 @@ def test_a_track_ends_at_the_most_hits_it_may_have():
     hits = TrackHits(helix(radii=radii), np.arange(1, len(radii) + 1), np.ones(len(radii), int))
     grown = link_greedily(np.arange(len(radii) - 1), np.arange(1, len(radii)), hits, 1.0)
     assert np.bincount(grown).max() == MOST_HITS
+
+
+@pytest.mark.parametrize("pt", [20.0, 2.0, 0.5, 0.3])
+def test_the_filter_weighs_hits_as_the_definition_of_chi2_does(pt):
+    rng, nowhere = np.random.default_rng(1), np.zeros(len(RADII), np.int64)
+    chi2 = []
+    for eta in np.repeat([0.0, 1.0, 2.0], 12):
+        position = helix(pt=pt, eta=eta) + rng.normal(0, 0.2, (len(RADII), 3))
+        hits = TrackHits(position, nowhere, nowhere)
+        outward, most = np.arange(len(RADII)), np.inf
+        by_filter = chi2_of(room()[0], outward, hits.table, hits.places, Field.of(2.0), most)
+        chi2.append((by_filter, plainly.off_helix(hits, outward)))
+    ratio = np.divide(*np.transpose(chi2))
+    # The filter scatters by the momentum that the hits so far tell, the definition by that of all.
+    assert 0.8 < ratio.min() < ratio.max() < 1.2
+    assert abs(np.median(ratio) - 1) < 0.03
 
 
 # --- refining --------------------------------------------------------------------------------------------------------
