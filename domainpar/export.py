@@ -44,12 +44,8 @@ THREADS = (1, 2, 4)
 """Numbers of threads that a file is tried with."""
 
 
-class Inputs(NamedTuple):
-    """The tables of one event, as torch tensors."""
-
-    x: Any
-    edge_index: Any
-    edge_attr: Any
+Inputs = dict[str, Any]
+"""The tables of one event that a network takes, by name, as torch tensors: x, edge_index and maybe edge_attr."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +98,7 @@ def export(config: ExportConfig) -> Path:
     out = Path(config.out or run / f"model.{config.format}")
     seen = {name for name, _ in kept.events["train"]} if kept.events else set()
     with store.open(_event(config, store, seen)) as event:
-        inputs = _inputs(event)
+        inputs = _inputs(event, module.takes_edge_features)
         exact = Exact.of(module, inputs, config.tolerance, event)
         ours = exact.compared("our network computes", _own_logits(network, event, trained))
         partial = out.with_name(f".partial-{out.name}")
@@ -118,7 +114,7 @@ def export(config: ExportConfig) -> Path:
         finally:
             partial.unlink(missing_ok=True)
     size, count = out.stat().st_size, sum(parameter.numel() for parameter in module.parameters())
-    takes = ", ".join(f"{name} {list(table.shape)}" for name, table in _given(module, inputs).items())
+    takes = ", ".join(f"{name} {list(table.shape)}" for name, table in inputs.items())
     print(f"exported: {out}, {size / 1024:,.0f} KiB, {count:,} parameters of step {state.step} ({config.checkpoint})")
     print(f"inputs  : {takes}, of any numbers of nodes and edges; output: logits [edges, 1]")
     print(f"checked : {_checked(exact, checked, ours)}")
@@ -150,10 +146,9 @@ class Exact(NamedTuple):
 
         from domainpar.tracking.networks.plain import in_float64
 
-        given = _given(module, inputs)
         with torch.no_grad():
-            rounded = module(**given)[:, 0].numpy()
-        exact = cls(in_float64(module, given)[:, 0].numpy(), 0.0, 0.0, event, inputs.edge_index)
+            rounded = module(**inputs)[:, 0].numpy()
+        exact = cls(in_float64(module, inputs)[:, 0].numpy(), 0.0, 0.0, event, inputs["edge_index"])
         # A few edges may all be right by chance: no network's last operation rounds by less than this.
         rounding = max(float(np.finfo(np.float32).eps), *exact.away(rounded)) if len(rounded) else 0.0
         return exact._replace(rounding=rounding, allowed=tolerance * rounding)
@@ -211,16 +206,18 @@ def _event(config: ExportConfig, store: "EventStore", seen: set[str]) -> Any:
     return next((record for record in records if record.event not in seen), records[0])
 
 
-def _inputs(event: "StoredEvent") -> Inputs:
-    """An event in the order of its store."""
+def _inputs(event: "StoredEvent", takes_edge_features: bool) -> Inputs:
+    """The tables of an event in the order of its store."""
     import numpy as np
     import torch
 
     nodes, edges = np.arange(event.num_nodes), np.arange(event.num_edges)
     ends = np.stack([event.read_edges(name, edges) for name in ("src", "dst")]).astype(np.int64)
-    features = event.read_nodes("features", nodes), event.read_edges("features", edges)
-    x, edge_attr = (torch.from_numpy(table.astype(np.float32)) for table in features)
-    return Inputs(x, torch.from_numpy(ends), edge_attr)
+    x, edge_attr = event.read_nodes("features", nodes), event.read_edges("features", edges)
+    tables = {"x": x.astype(np.float32), "edge_index": ends}
+    if takes_edge_features:
+        tables["edge_attr"] = edge_attr.astype(np.float32)
+    return {name: torch.from_numpy(table) for name, table in tables.items()}
 
 
 def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "TrainedFlags") -> "Floats":
@@ -237,11 +234,6 @@ def _own_logits(network: "EdgeClassifier", event: "StoredEvent", trained: "Train
     ids = torch.from_numpy(part.graph.plan.edge_ids)
     ours: Floats = torch.empty(event.num_edges).index_copy(0, ids, logits.float()).numpy()
     return ours
-
-
-def _given(module: "EdgeLogits", inputs: Inputs) -> dict[str, Any]:
-    """The tables that the module takes, by name."""
-    return dict(list(inputs._asdict().items())[: 3 if module.takes_edge_features else 2])
 
 
 def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str, step: int) -> dict[str, str]:
@@ -261,15 +253,6 @@ def _metadata(run: Path, store: "EventStore", module: "EdgeLogits", sha256: str,
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
-def _dynamic(module: "EdgeLogits", inputs: Inputs) -> dict[str, Any]:
-    """Which sizes may be others: those of nodes and of edges."""
-    import torch
-
-    nodes, edges = torch.export.Dim("nodes", min=1), torch.export.Dim("edges", min=1)
-    shapes = {"x": {0: nodes}, "edge_index": {1: edges}, "edge_attr": {0: edges}}
-    return {name: shapes[name] for name in _given(module, inputs)}
-
-
 Write = Callable[["EdgeLogits", Inputs, dict[str, str], Path], None]
 RunFile = Callable[[Path, Inputs, int], "Floats"]
 
@@ -282,9 +265,11 @@ def _program(module: "EdgeLogits", inputs: Inputs) -> Any:
     """
     import torch
 
-    shapes = _dynamic(module, inputs)
+    nodes, edges = torch.export.Dim("nodes", min=1), torch.export.Dim("edges", min=1)
+    variable = {"x": {0: nodes}, "edge_index": {1: edges}, "edge_attr": {0: edges}}
+    shapes = {name: variable[name] for name in inputs}
     try:
-        program = torch.export.export(module, (), _given(module, inputs), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # of a user's own code: anything
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Problem(f"the network cannot be exported: {first}", "torch.export has to follow its forward") from error
@@ -303,16 +288,15 @@ def _pt2() -> tuple[Write, RunFile]:
         write_whole(path, content.getvalue())
 
     def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
-        module: Any = torch.export.load(path).module()
-        taken = len(module.graph.find_nodes(op="placeholder"))
+        module = torch.export.load(path).module()
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
             with torch.no_grad():
-                found: Floats = module(**dict(list(inputs._asdict().items())[:taken]))[:, 0].numpy()
+                logits: Floats = module(**inputs)[:, 0].numpy()
         finally:
             torch.set_num_threads(before)
-        return found
+        return logits
 
     return write, run
 
@@ -336,27 +320,29 @@ def _onnx() -> tuple[Write, RunFile]:
 
     def write(module: "EdgeLogits", inputs: Inputs, metadata: dict[str, str], path: Path) -> None:
         program = sums_in_order(_program(module, inputs))
-        names = list(_given(module, inputs))
         try:
-            made: Any = torch.onnx.export(
-                program, input_names=names, output_names=["logits"], dynamo=True, verbose=False, external_data=False
+            exported: Any = torch.onnx.export(
+                program,
+                input_names=list(inputs),
+                output_names=["logits"],
+                dynamo=True,
+                verbose=False,
+                external_data=False,
             )
         except Exception as error:
             raise Problem(
                 f"the network has no ONNX: {str(error).strip().splitlines()[0]}", "try --format pt2"
             ) from error
-        _refuse_lost_sums(made.model)
-        made.model.metadata_props.update(metadata)
-        made.save(path, external_data=False)
+        _refuse_lost_sums(exported.model)
+        exported.model.metadata_props.update(metadata)
+        exported.save(path, external_data=False)
 
     def run(path: Path, inputs: Inputs, threads: int) -> "Floats":
-        how = onnxruntime.SessionOptions()
-        how.intra_op_num_threads = threads
-        session = onnxruntime.InferenceSession(path, how, providers=["CPUExecutionProvider"])
-        names = [given.name for given in session.get_inputs()]
-        feed = {name: table.numpy() for name, table in zip(names, inputs)}
-        found: Floats = session.run(None, feed)[0][:, 0]
-        return found
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        logits: Floats = session.run(None, {name: table.numpy() for name, table in inputs.items()})[0][:, 0]
+        return logits
 
     return write, run
 

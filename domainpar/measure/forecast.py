@@ -101,7 +101,7 @@ class PartMemory:
     widest: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def of_pieces(pieces: Sequence[Piece]) -> PartMemory:
+    def from_pieces(pieces: Sequence[Piece]) -> PartMemory:
         """The memory of two pieces: rows as in the larger one, and a line through what has none; of one, that is
         fixed."""
         few, many, weight = pieces[0], pieces[-1], pieces[-1].weight
@@ -110,7 +110,7 @@ class PartMemory:
         return replace(weight, fixed=max(weight.fixed - grows * many.edges, 0.0), rows=rows)
 
     @staticmethod
-    def of_record(record: Mapping[str, Any]) -> PartMemory:
+    def from_record(record: Mapping[str, Any]) -> PartMemory:
         """The memory that another rank weighed, from `asdict` of it."""
         layers, (of_node, of_edge) = record["layers"], record["widest"]
         kept = [(is_of_edges, of_row) for is_of_edges, of_row in layers]
@@ -162,7 +162,7 @@ def weigh(on_rank: Callable[..., Piece], pieces: Sequence[tuple[Any, ...]], rank
     `on_rank` is called with the world and what is listed of each piece.
     """
     of_ranks = [run_threads(on_rank, ranks, *piece, timeout=600.0) for piece in pieces]
-    return PartMemory.of_pieces([max(of_piece, key=lambda piece: piece.bytes) for of_piece in of_ranks])
+    return PartMemory.from_pieces([max(of_piece, key=lambda piece: piece.bytes) for of_piece in of_ranks])
 
 
 def weighed_pass(
@@ -195,7 +195,7 @@ class TensorMeter(UncompiledMode):
 
     Args:
         device: On which they are counted.
-        lengths: Those that are told apart.
+        lengths: Those that are counted apart.
 
     Attributes:
         peak: The most bytes that were there at once.
@@ -263,7 +263,7 @@ class Share:
         expected: Bytes it will hold at its peak, above `bare`.
         bare: Bytes its process holds before.
         where: The memory all this lies in: a machine, or one of its GPUs.
-        free: Bytes that nobody uses there.
+        free: Bytes that are free there.
         in_files: Bytes of tables that will lie in files.
         card: UUID of a GPU; empty for a machine.
     """
@@ -285,7 +285,7 @@ class Forecast:
 
     Attributes:
         shares: Nodes, edges and bytes of each rank.
-        seconds: Seconds that the slowest rank computes, without messages; None where only memory was asked for.
+        seconds: Seconds that the slowest rank computes, without messages; None where only memory was forecast.
         sample: Name of the event, if it is one.
         recompute_every: Iterations of a segment that is computed again; None: all are kept.
         leaner: The `recompute_every` that would take least; None where that is no less.

@@ -115,7 +115,7 @@ def forecast(model: nn.Module, part: GraphPart, *args: Any, **kwargs: Any) -> Fo
     learned = sum(it.numel() * it.element_size() for it in model.parameters() if it.requires_grad)
     beside = MOMENTS * learned if trains else 0
     on_cpu = {"fixed": OF_TORCH + beside, "times": GAPS} if device.type == "cpu" else {"fixed": beside}
-    expected = int(PartMemory.of_record(found).plus(**on_cpu).of(*sizes, 0))
+    expected = int(PartMemory.from_record(found).plus(**on_cpu).of(*sizes, 0))
     return forecast_of(transport, device, sizes, expected, held_bytes(device), seconds=slowest)
 
 

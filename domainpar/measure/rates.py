@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -27,14 +28,15 @@ def ring_exchange(transport: Transport, num_rows: int, device: torch.device) -> 
 def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 2) -> float:
     """The fewest seconds of a call on a device, of some; its first time, which warms up, is left out."""
     call()
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        if device.type == "cuda":  # calls return before the GPU is done
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return min(_nanoseconds(call, device) for _ in range(repeats)) / 1e9
+
+
+def _nanoseconds(call: Callable[[], object], device: torch.device) -> int:
+    began = time.perf_counter_ns()
+    call()
+    if device.type == "cuda":  # calls return before the GPU is done
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - began
 
 
 def median_seconds(call: Callable[[], object], seconds: float, transport: Transport, device: torch.device) -> float:
@@ -42,14 +44,7 @@ def median_seconds(call: Callable[[], object], seconds: float, transport: Transp
 
     Its first time, which warms up, is left out. It computes on the device; all ranks repeat it alike.
     """
-
-    def timed() -> int:
-        began = time.perf_counter_ns()
-        call()
-        if device.type == "cuda":  # calls return before the GPU is done
-            torch.cuda.synchronize(device)
-        return time.perf_counter_ns() - began
-
+    timed = partial(_nanoseconds, call, device)
     timed()
     # By the slowest rank's estimate, so that all ranks repeat it alike.
     estimate = max(largest_of_ranks(transport, min(timed(), timed())), 1)

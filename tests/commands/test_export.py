@@ -19,7 +19,7 @@ from marks import slow
 from random_store import write_random_store
 from test_infer import trained
 
-from domainpar.export import _FORMATS, THREADS, Exact, Inputs, _inputs, _program, export, main
+from domainpar.export import _FORMATS, THREADS, Exact, _inputs, _program, export, main
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.options import NetworkOptions
 from domainpar.runs.own_files import strangers_in_run
@@ -193,7 +193,8 @@ def whole_numbers(nodes=2_000, edges=60_000):
     """Tables of an event whose sums are whole, and so the same in any order."""
     random = torch.Generator().manual_seed(0)
     ends = torch.randint(0, nodes, (2, edges), generator=random)
-    return Inputs(torch.zeros(nodes, 1), ends, torch.randint(-9, 10, (edges, 1), generator=random).float())
+    edge_attr = torch.randint(-9, 10, (edges, 1), generator=random).float()
+    return {"x": torch.zeros(nodes, 1), "edge_index": ends, "edge_attr": edge_attr}
 
 
 class ByScatterAdd(Sums):
@@ -231,7 +232,7 @@ class ByAll(torch.nn.Module):
 
 def test_sums_of_whole_numbers_are_exact_with_any_number_of_threads(tmp_path):
     inputs, module = whole_numbers(), ByAll()
-    exact = module(*inputs)[:, 0].numpy()
+    exact = module(**inputs)[:, 0].numpy()
     write, run = _FORMATS["onnx"]()
     write(module, inputs, {}, tmp_path / "sums.onnx")
     for threads in THREADS:
@@ -300,9 +301,9 @@ def test_a_plain_form_that_is_another_network_is_refused_however_exact_the_file_
 def test_the_worst_edge_is_the_one_that_is_furthest_or_not_finite(store):
     events = EventStore(store)
     with events.open(events.events()[0]) as event:
-        inputs, count = _inputs(event), event.num_edges
+        inputs, count = _inputs(event, True), event.num_edges
         logits = np.linspace(-1, 1, count)
-        exact, found = Exact(logits, 1e-6, 1e-5, event, inputs.edge_index), logits.astype(np.float32)
+        exact, found = Exact(logits, 1e-6, 1e-5, event, inputs["edge_index"]), logits.astype(np.float32)
         assert exact.compared("it makes", found) < 1e-7
         found[7] += 1e-3
         with pytest.raises(ValueError, match="at edge 7 "):
@@ -370,6 +371,6 @@ class AsksTheHost(torch.nn.Module):
 
 
 def test_a_call_that_cannot_be_traced_is_said():
-    inputs = Inputs(torch.randn(4, 2), torch.randint(0, 4, (2, 5)), torch.randn(5, 1))
+    inputs = {"x": torch.randn(4, 2), "edge_index": torch.randint(0, 4, (2, 5))}
     with pytest.raises(ValueError, match="cannot be exported"):
         _program(AsksTheHost(), inputs)

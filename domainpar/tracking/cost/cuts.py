@@ -40,7 +40,7 @@ class Tiling:
         edge_index: Edges of the event, [2, E].
         tiles: The tiles.
         tile_of_node: Tile of each node, [N].
-        label, particle_id: Of each edge and each node, where they are known and asked for.
+        label, particle_id: Of each edge and each node, where they are known and read.
     """
 
     partitioner: str

@@ -54,7 +54,7 @@ class Costs:
         self._seconds += record["seconds_compute"][self.world.rank]
         self._steps += 1
 
-    def of_epoch(self) -> dict[str, Any]:
+    def epoch_costs(self) -> dict[str, Any]:
         """The costs since `begin`, of training steps alone; the same on every rank. *Collective*."""
         speed = (self._of_edge or 0.0) * self._edges / self._seconds if self._seconds else 0.0
         ranks = gather(self.world.transport, [self._inside, speed])

@@ -30,7 +30,7 @@ from domainpar.tracking.networks.catalogue import message_of
 from domainpar.tracking.part_loading import Sector, load_part
 
 EDGES_OF_ONE = 8_000
-"""Of the piece that tells the memory of stages: all that grows in them has rows."""
+"""Of the piece that stages are weighed on: all that grows in them has rows."""
 
 
 def sectors_of(record: EventRecord, ranks: int = 1, sizes: Sequence[int] = EDGES_OF_PIECES) -> list[Sector]:
@@ -103,7 +103,7 @@ def _kinds(graph: LocalGraph) -> Kinds:
     # Rows are sent for about as many ghosts as there are. Some tensors hold those edges alone that a rank counts.
     kinds: dict[int, tuple[int, ...]] = {}
     kinds |= {len(plan.send_rows): (GHOST,), plan.num_ghosts: (GHOST,), len(graph.tiles.pair_rows): (PAIR,)}
-    # Without a ghost these two are one, since nothing tells what a ghost takes: as much as a node.
+    # Without a ghost these two are one, since a ghost takes as much as a node.
     kinds |= {plan.num_owned: (OWNED,), plan.num_local: (OWNED, GHOST)}
     kinds |= {int(plan.edge_owned.sum()): (EDGE,), plan.num_edges: (EDGE,)}
     return {length: dict.fromkeys(kind, 1.0) for length, kind in kinds.items() if length > 1}

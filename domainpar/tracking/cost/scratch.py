@@ -31,16 +31,16 @@ class Traffic(NamedTuple):
 
 
 def traffic(world: World) -> Traffic | None:
-    """Bytes that all processes of the ranks have had from disks and given to them; None where it is not told.
+    """Bytes that all processes of the ranks have read from disks and written to them; None where they are not counted.
     *Collective*."""
     process = psutil.Process()
     counted = process.io_counters() if hasattr(process, "io_counters") else None
-    own = None if counted is None else (counted.read_bytes, counted.write_bytes)
-    of_ranks = gather(world.transport, [os.uname().nodename, process.pid, own])
-    of_processes = {(host, pid): own for host, pid, own in of_ranks}.values()  # ranks may be threads of one
+    number = None if counted is None else (counted.read_bytes, counted.write_bytes)
+    of_ranks = gather(world.transport, [os.uname().nodename, process.pid, number])
+    of_processes = {(host, pid): number for host, pid, number in of_ranks}.values()  # ranks may be threads of one
     if None in of_processes:
         return None
-    return Traffic(*(sum(own[i] for own in of_processes) for i in (0, 1)))
+    return Traffic(*map(sum, zip(*of_processes)))
 
 
 def refusal(folder: Path, device: torch.device, on_stages: bool) -> Problem | None:
@@ -67,19 +67,19 @@ def refusal(folder: Path, device: torch.device, on_stages: bool) -> Problem | No
 
 def shortage(folder: Path, forecast: Forecast) -> Problem | None:
     """Why the tables of this machine's ranks do not fit into a folder; None if they do."""
-    here = os.uname().nodename
-    wanted = sum(share.in_files for share in forecast.shares if share.where == here)
+    host = os.uname().nodename
+    wanted = sum(share.in_files for share in forecast.shares if share.where == host)
     free = shutil.disk_usage(folder).free
     if wanted <= free:
         return None
     return Problem(
-        f"--scratch {folder} has {byte_size(free)} free, and the ranks on {here} will want {byte_size(wanted)}",
+        f"--scratch {folder} has {byte_size(free)} free, and the ranks on {host} will want {byte_size(wanted)}",
         "make room there, name another folder, or use --recompute-every auto",
     )
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of file system that a folder is in, as the system calls it; empty if it does not tell."""
+    """The kind of file system that a folder is in, as the system calls it; empty if that is unknown."""
     resolved = folder.resolve()
     around = [
         partition for partition in psutil.disk_partitions(all=True) if resolved.is_relative_to(partition.mountpoint)

@@ -15,7 +15,6 @@ import numpy as np
 from domainpar.common.problems import Problem
 from domainpar.common.words import between, several, some_of
 from domainpar.tracking.events import detector
-from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray, surface_numbers
 from domainpar.tracking.events.store import Settings
 from domainpar.tracking.events.truth_order import rows_of_table
@@ -42,7 +41,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, kw_only=True)
 class EventFacts:
-    """The contents of one event; plain values, so that it travels as JSON. None where the source does not tell.
+    """The contents of one event; plain values, so that it travels as JSON. None where the source does not say.
 
     Attributes:
         event: Its name.
@@ -110,7 +109,7 @@ def facts_of(
         edge_index: `src` and `dst` of each candidate edge, [2, E].
         label: 1 for true ones, [E]; None when there is no truth.
         unfiltered: See `Source`.
-        settings: Those it was prepared with, which tell the field.
+        settings: Those it was prepared with, with the field.
         target: Conditions on target particles.
     """
     surfaces, surface = np.unique(surface_numbers(hits.volume, hits.layer), return_inverse=True)
@@ -126,7 +125,10 @@ def facts_of(
     if hits.particle_id is not None:
         truth = EventTruth(hits.particle_id, surface, position=hits.position, particles=hits.particles)
         values |= _particle_facts(truth, target)
-        values |= _against_hits(hits, detector.field_of(settings or {}, hits.volume, hits.layer))
+        field = detector.field_of(settings or {}, hits.volume, hits.layer)
+        rows = rows_of_hits(hits, field).tolist()
+        values["rows"] = [[value if np.isfinite(value) else None for value in row] for row in rows]  # as JSON has it
+        values["tesla"] = Frame.of(field, {}).tesla
         held = count_segments(truth, edge_index, {} if values["targets"] is None else target)
         if held is not None:
             values |= {"segments": held.segments, "in_graph": held.in_graph}
@@ -156,19 +158,13 @@ def _position_facts(position: FloatArray, surfaces: IntArray, surface: IntArray)
     }
 
 
-def _against_hits(hits: Hits, field: Field) -> dict[str, Any]:
-    rows = rows_of_hits(hits, field)
-    plain = [[value if np.isfinite(value) else None for value in row] for row in rows.tolist()]  # as JSON has it
-    return {"rows": plain, "tesla": Frame.of(field, {}).tesla}
-
-
 def _particle_facts(truth: EventTruth, target: Mapping[str, Any]) -> dict[str, Any]:
     particle_id, particles = truth.particle_id, truth.particles
     seen, count = np.unique(particle_id[particle_id != 0], return_counts=True)
     values: dict[str, Any] = {"noise": int(np.sum(particle_id == 0)), "seen": len(seen)}
     try:
         values["targets"] = int(np.sum(truth.targets_among(seen, target)))
-    except ValueError:  # the table does not tell what a target is
+    except ValueError:  # the table lacks a quantity of the conditions
         values["targets"] = None
     pt, nhits = (rows_of_table(particles, seen, name) for name in ("pt", "nhits"))
     momenta = pt[np.isfinite(pt)].astype(np.float32)  # as tables hold it
@@ -344,8 +340,8 @@ def _odd_truth(event: EventFacts, target: str) -> Iterator[_Oddity]:
 
 def _held(facts: Sequence[EventFacts]) -> tuple[int, int]:
     """Segments of targets that are candidate edges, and all."""
-    known = [event for event in facts if event.true_edges is not None and event.targets is not None]
-    return sum(event.in_graph or 0 for event in known), sum(event.segments or 0 for event in known)
+    labelled = [event for event in facts if event.true_edges is not None and event.targets is not None]
+    return sum(event.in_graph or 0 for event in labelled), sum(event.segments or 0 for event in labelled)
 
 
 def _few(facts: Sequence[EventFacts]) -> list[str]:
@@ -353,9 +349,9 @@ def _few(facts: Sequence[EventFacts]) -> list[str]:
     held, all_of_them = _held(facts)
     lost = f"{all_of_them - held:,} of {all_of_them:,} true segments of target particles are no candidate edges"
     few = f"{lost} ({held / max(all_of_them, 1):.1%} are): no network finds them"
-    known = [event for event in facts if event.unfiltered is not None]
+    filtered = [event for event in facts if event.unfiltered is not None]
     segments, before, left = (
-        sum(getattr(event, of) for event in known) for of in ("segments", "unfiltered", "in_graph")
+        sum(getattr(event, name) for event in filtered) for name in ("segments", "unfiltered", "in_graph")
     )
     lines = [few] if held < FEW_SEGMENTS * all_of_them else []
     if not before or left >= (1 - MOST_FILTERED) * before:

@@ -17,7 +17,7 @@ LEAST_HITS, SOFTEST, HARDEST = 8, 0.3, 5.0
 """Hits of a track that is cut in halves, at least; and its pT in GeV: halves of harder ones are all but straight."""
 
 SHORTEST = 100.0
-"""Transverse distance in mm from the first to the last hit of a half, at least: pixel hits alone tell no momentum."""
+"""Transverse distance in mm from the first to the last hit of a half, at least: pixel hits measure no momentum."""
 
 ETAS, RATIOS = (1.0, 1.5, 2.0, 2.5), np.linspace(0.0, 2.0, 101)
 """Edges of the bins of |eta|, nearer to 0 a field changes little along a track, and of the ratios of momenta."""

@@ -3,7 +3,7 @@ Along other segments, tracks that are grown may share hits.
 
 So a wrong segment joins two particles only where both lie on one helix, and no score has to be cut high. A particle
 leaves one hit on a module, and its hits on one surface lie beside each other, where modules overlap: what is joined
-must look like that. No vertex is asked for.
+must look like that. A vertex is not needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_HITS = 64
 """Hits of a track at most: hits are ordered outward, so that it never turns back."""
 
 FEWEST_HITS = 4
-"""Hits that tell whether a helix goes through them: it goes through any three."""
+"""Fewest hits whose chi2 means something: a helix goes through any three."""
 
 
 def link_greedily(inner: IntArray, outer: IntArray, hits: TrackHits, max_chi2: float) -> IntArray:
@@ -93,11 +93,11 @@ def share(track_id: IntArray, inner: IntArray, outer: IntArray, hits: TrackHits,
     _, first = np.unique(track[offered] * len(hits) + hit[offered], return_index=True)
     offered = offered[np.sort(first)]
     offered = offered[np.argsort(track[offered], kind="stable")]
-    own = np.argsort(track_id, kind="stable")
+    by_track = np.argsort(track_id, kind="stable")
     numbers = np.arange(track_id.max(initial=-1) + 2)
     about = hits.table, hits.distance, hits.surface, hits.places, Field.of(hits.field), room()
-    first_own, first_offer = np.searchsorted(track_id[own], numbers), np.searchsorted(track[offered], numbers)
-    taken = offered[_share(own, first_own, hit[offered], first_offer, *about, max_chi2)]
+    first_own, first_offer = np.searchsorted(track_id[by_track], numbers), np.searchsorted(track[offered], numbers)
+    taken = offered[_share(by_track, first_own, hit[offered], first_offer, *about, max_chi2)]
     return np.stack([hit[taken], track[taken]], axis=1)[np.lexsort((track[taken], hit[taken]))]
 
 

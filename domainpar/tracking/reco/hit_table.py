@@ -64,8 +64,8 @@ class TrackHits:
         position = None if self.position is None else self.position[kept]
         measured = None if self.measured is None else self.measured[kept]
         some = replace(self, position=position, surface=self.surface[kept], module=self.module[kept], measured=measured)
-        known = (name for name in ("positions", "distance", "table") if name in vars(self))
-        vars(some).update({name: vars(self)[name][kept] for name in known})
+        computed = (name for name in ("positions", "distance", "table") if name in vars(self))
+        vars(some).update({name: vars(self)[name][kept] for name in computed})
         return some
 
     @cached_property
@@ -123,11 +123,13 @@ class TrackHits:
         _set_axes(hits, self.places, geometry.surfaces, geometry.groups, geometry.modules, self.surfaces.of_modules)
         if self.measured is not None:
             measured = np.asarray(self.measured, np.float64)
-            told = np.isfinite(measured[:, :6]).all(axis=1)
-            hits["u"][told], hits["v"][told] = measured[told, :3], measured[told, 3:6]
-            told = ~np.isnan(measured[:, 6:]).any(axis=1)
-            hits["var_u"][told], hits["var_v"][told] = np.minimum(measured[told, 6:], UNMEASURED).T ** 2
-            hits["thickness"][told] = 0.0
+            has_axes = np.isfinite(measured[:, :6]).all(axis=1)
+            hits["u"][has_axes], hits["v"][has_axes] = measured[has_axes, :3], measured[has_axes, 3:6]
+            has_errors = ~np.isnan(measured[:, 6:]).any(axis=1)
+            hits["var_u"][has_errors], hits["var_v"][has_errors] = (
+                np.minimum(measured[has_errors, 6:], UNMEASURED).T ** 2
+            )
+            hits["thickness"][has_errors] = 0.0
         hits["w"] = np.cross(hits["u"], hits["v"])
         return hits
 

@@ -1,4 +1,4 @@
-"""One Kalman filter: a track's point, direction, slope and curvature with their covariances, moved and told by hits.
+"""One Kalman filter: a track's point, direction, slope and curvature with their covariances, moved from hit to hit.
 
 R. Fruehwirth, Nucl. Instrum. Meth. A 262 (1987) 444, with the five deviations (place across the flight, direction,
 curvature, z, slope). Seeds begin with it, the CKF and `extend_tracks` follow with it, and it fits at the beam line.
@@ -44,7 +44,7 @@ HIT_DTYPE = np.dtype(
     + [(name, "f8", 3) for name in ("u", "v", "w")]
     + [("module", "i8"), ("surface", "i8")]
 )
-"""A measurement: its place in mm, the variances in mm^2 along two axes u and v on its module, where one cell tells it,
+"""A measurement: its place in mm, the variances in mm^2 along two axes u and v on its module, measured by one cell,
 its sensor's thickness in mm (0: the errors go by no number of cells), the axes and their normal w."""
 
 STATE_DTYPE = np.dtype(
@@ -173,7 +173,7 @@ def _seen(state: Any, hit: Any) -> Any:
 
 @compiled
 def _narrowed(variance: float, span: float, sharing: float) -> float:
-    """Variance of a position by cells, of `variance` where one tells it: a track that spans several is seen better."""
+    """Variance of a position by cells, of `variance` by one cell: a track that spans several is measured better."""
     pitch_squared = 12 * variance
     cells = min(abs(span) / np.sqrt(pitch_squared), 1.0)
     return pitch_squared * ((1 - cells) ** 2 / 12 + cells * sharing**2 / 3)  # type: ignore[no-any-return]
@@ -272,10 +272,10 @@ def filter_hits(state: Any, rows: Any, hits: Any, places: Any, side: int, field:
             if hit.surface != behind or np.isnan(places[behind].coordinate):
                 pass_material(state, places[behind], side)
         approach(state, hit.x, hit.y, 1.0, field)
-        known = state.cov[0, 0] < LOST
+        is_known = state.cov[0, 0] < LOST
         chi2 += take(state, hit, field)
         # So written that NaN ends it as well.
-        if not (known and chi2 <= most):
+        if not (is_known and chi2 <= most):
             return np.inf
     return chi2
 
@@ -295,7 +295,7 @@ def chi2_of(state: Any, outward: Any, hits: Any, places: Any, field: Any, most: 
 
 @compiled
 def start(state: Any, a: Any, b: Any, c: Any, places: Any, side: int, field: Any) -> None:
-    """Put a state on the last of three hits of a flight, outward (1) or inward (-1), as all three tell it."""
+    """Put a state on the last of three hits of a flight, outward (1) or inward (-1), filtered with all three."""
     begin(state, a, b, c, field)
     take(state, a, field)
     approach(state, b.x, b.y, 1.0, field)
@@ -306,9 +306,10 @@ def start(state: Any, a: Any, b: Any, c: Any, places: Any, side: int, field: Any
     state.surfaces = 3
 
 
-def room(count: int = 1) -> npt.NDArray[np.void]:
-    """Room for states, which the caller of a kernel owns: a record keeps no array alive in compiled code.
+def room(shape: int | tuple[int, ...] = 1) -> npt.NDArray[np.void]:
+    """Room for states, `STATE_DTYPE` of a shape, which the caller of a kernel owns: in compiled code a record keeps no
+    array alive.
 
-    Of one made there, numba frees the array once the record is taken out, and its memory is used again.
+    Of an array that a kernel makes, numba frees the memory once the record is taken out, and uses it again.
     """
-    return np.zeros(count, STATE_DTYPE)
+    return np.zeros(shape, STATE_DTYPE)

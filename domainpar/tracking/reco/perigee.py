@@ -76,7 +76,7 @@ def fit_perigees(
 
     Args:
         hits, track_id, num_tracks, rows: As of `TrackHits.by_track`.
-        passes: Each begins with the result of the one before. One is enough to tell tracks from each other.
+        passes: Each begins with the result of the one before. One is enough to compare tracks.
 
     Returns:
         One row a track. Tracks of fewer than three hits, or that no circle goes through, are not fitted.
@@ -88,10 +88,10 @@ def fit_perigees(
     begun, spread, chi2 = _fit_all(rows, ptr, hits.table, hits.places, Field.of(hits.field), room(), passes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is dropped below
         value, covariance = _parameters(begun), _carried_over(begun, spread)
-    known = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
+    is_finite = np.isfinite(value).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(chi2)
     # Hits of no particle may leave a filter without a positive variance.
-    unknown = ~(known & (np.einsum("tii->ti", covariance) > 0).all(axis=1))
-    value[unknown], covariance[unknown], chi2[unknown] = np.nan, np.nan, np.nan
+    bad = ~(is_finite & (np.einsum("tii->ti", covariance) > 0).all(axis=1))
+    value[bad], covariance[bad], chi2[bad] = np.nan, np.nan, np.nan
     return Perigees(value, covariance, chi2, 2 * np.diff(ptr) - 5)
 
 

@@ -1,4 +1,4 @@
-"""The distance of each hit from what the other hits of its track tell."""
+"""The distance of each hit from the track that the other hits of its track give."""
 
 from __future__ import annotations
 

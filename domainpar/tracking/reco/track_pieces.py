@@ -17,7 +17,6 @@ from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.kalman import (
     MIN_FITTED_HITS,
-    STATE_DTYPE,
     approach,
     bend_at,
     chi2_of,
@@ -105,7 +104,7 @@ class Pieces(NamedTuple):
     Attributes:
         rows: Hits of all pieces, outward in each, int64 [n].
         table: One row a piece, `PIECE_DTYPE` [P].
-        ends: The state of each at its first hit and at its last, as all its hits tell, `STATE_DTYPE` [P, 2].
+        ends: The state of each at its first hit and at its last, fitted to all its hits, `STATE_DTYPE` [P, 2].
     """
 
     rows: IntArray
@@ -142,15 +141,15 @@ def _fitted(rows: IntArray, track: IntArray, hits: TrackHits) -> Pieces:
     enough = last - first + 1 >= MIN_FITTED_HITS
     table = np.zeros(np.count_nonzero(enough), PIECE_DTYPE)
     table["first"], table["last"] = first[enough], last[enough]
-    ends = np.zeros((len(table), 2), STATE_DTYPE)
+    ends = room((len(table), 2))
     _fit_ends(table, rows, hits.table, hits.places, Field.of(hits.field), ends)
     slope, variance = ends["slope"][:, 0], ends["cov"][:, 0, 4, 4]
-    known = np.isfinite(slope) & np.isfinite(ends["k"]).all(axis=1) & (variance > 0)
+    has_fit = np.isfinite(slope) & np.isfinite(ends["k"]).all(axis=1) & (variance > 0)
     table["eta"] = np.arcsinh(slope)
-    table["spread"] = SIGMAS * np.sqrt(np.where(known, variance, 0.0) / (1 + slope * slope))
+    table["spread"] = SIGMAS * np.sqrt(np.where(has_fit, variance, 0.0) / (1 + slope * slope))
     table["begin"], table["end"] = (np.sqrt(hits.distance[rows[table[name]]]) for name in ("first", "last"))
     table["track"], table["fresh"] = track[rows[table["first"]]], True
-    table, ends = table[known], ends[known]
+    table, ends = table[has_fit], ends[has_fit]
     order = np.lexsort((table["begin"], table["eta"]))
     return Pieces(rows, table[order], ends[order])
 

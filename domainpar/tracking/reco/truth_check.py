@@ -33,13 +33,13 @@ MOST, FEWEST = 100, 20
 """Rows of an event that are kept; and rows of all events from which on they say something."""
 
 PT_OFF, BEAM_OFF, Z0_OFF = 0.05, 0.1, 1.0
-"""Largest deviation of the ratio of pT from 1; and of the beam line, and of z0, in mm: what lies beyond is told."""
+"""Largest deviation of the ratio of pT from 1; and of the beam line, and of z0, in mm: what lies beyond is reported."""
 
 SURE = 5.0
 """Standard errors from which on a deviation is none of chance."""
 
 MEV = (500.0, 2000.0)
-"""A momentum over the one that the curvature tells, where MeV stand for GeV."""
+"""A momentum over that of the curvature, where MeV stand for GeV."""
 
 STRONGEST = 10.0
 """No field is taken for one that is so many times as strong."""
@@ -118,8 +118,8 @@ def mistakes(rows: FloatArray, frame: Frame) -> list[str]:
     """What does not fit in rows of many events, a sentence with the likely cause and its remedy each."""
     if len(rows) < FEWEST:
         return []
-    if found := _other_axes(rows):
-        return found
+    if other_axes := _other_axes(rows):
+        return other_axes
     return [*_other_field(rows, frame.tesla), *(_other_vertices(rows) or _other_beam(rows, frame.beam_line))]
 
 
@@ -156,12 +156,12 @@ def _other_axes(rows: FloatArray) -> list[str]:
         for order in permutations(range(3))
         for signs in product((1, -1), repeat=3)
     }
-    own = alike[(0, 1, 2), (1, 1, 1)]
-    if own >= ALIKE[0]:
+    as_written = alike[(0, 1, 2), (1, 1, 1)]
+    if as_written >= ALIKE[0]:
         return []
     (order, signs), best = max(alike.items(), key=lambda item: item[1])
     if best < ALIKE[1]:
-        angle = np.degrees(np.arccos(own))
+        angle = np.degrees(np.arccos(as_written))
         return [
             f"{WRONG}: a quarter of {several(len(rows), 'particle')} go {angle:.0f} degrees or more off the direction "
             "in the table of particles; is that of another event, or are columns of it, or of hits, in disorder?"
@@ -169,12 +169,13 @@ def _other_axes(rows: FloatArray) -> list[str]:
     names = ", ".join("-" * (sign < 0) + "xyz"[axis] for axis, sign in zip(order, signs))
     return [
         f"{WRONG}: x, y, z of hits look like {names} of the momenta (cosines of three quarters of "
-        f"{several(len(rows), 'particle')} above {best:.3f}, as they are above {own:.3f}); write both in one frame"
+        f"{several(len(rows), 'particle')} above {best:.3f}, as they are above {as_written:.3f}); write both in one "
+        "frame"
     ]
 
 
 def _other_field(rows: FloatArray, tesla: float | None) -> list[str]:
-    """That curvatures tell other momenta than the table: another field, or another unit."""
+    """That curvatures give other momenta than the table: another field, or another unit."""
     middle, width = median_and_width(rows[:, 0] / rows[:, 5])
     error = 1.25 * width / len(rows) ** 0.5
     ratio = 1 / middle if middle else np.inf
@@ -197,10 +198,10 @@ def _other_beam(rows: FloatArray, beam_line: Sequence[float]) -> list[str]:
     x, y, error = _beam_of(rows, rows[:, 3])
     if np.hypot(x, y) <= max(BEAM_OFF, SURE * error):
         return []
-    told = f"{_mm(x + beam_line[0])},{_mm(y + beam_line[1])}"
+    place = f"{_mm(x + beam_line[0])},{_mm(y + beam_line[1])}"
     return [
         f"tracks come from x {_mm(x)}, y {_mm(y)} mm, by their d0 against phi, not from the beam line of the store; "
-        f"prepare --beam-line={told}"
+        f"prepare --beam-line={place}"
     ]
 
 

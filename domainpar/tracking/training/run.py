@@ -181,7 +181,7 @@ def _steps(
                 state = replace(state, step=state.step + 1, step_in_epoch=state.step_in_epoch + 1)
                 trainer.world.set_deadline(upkeep.timeout)  # the first step may take longer
                 if state.step_in_epoch >= len(steps):
-                    record["epoch_costs"] = costs.of_epoch()
+                    record["epoch_costs"] = costs.epoch_costs()
                 run_log.write({"split": "train", "epoch": epoch, "step": state.step, **record}, samples)
                 advance(1, "" if record["loss"] is None else f"loss {record['loss']:.4f}")
                 may_save = state.step_in_epoch < len(steps) and state.step < total

@@ -209,4 +209,4 @@ def weight_of(
     of_torch = not isinstance(model, OnStages) and world.device.type == "cpu"
     gaps = GAPS if of_torch and keeps_freed else 1.0
     data = DATA_BYTES if trains else LOADING_BYTES
-    return PartMemory.of_record(found).plus(OF_TORCH if of_torch else 0, data, gaps)
+    return PartMemory.from_record(found).plus(OF_TORCH if of_torch else 0, data, gaps)

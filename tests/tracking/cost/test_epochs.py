@@ -65,7 +65,7 @@ def test_operations_are_those_that_are_counted_around_every_step(store):
             record = trainer.step([sample], number)
         meter.add(record)
         total, seconds = total + flops.total, seconds + record["seconds_compute"][0]
-    (found,) = meter.of_epoch()["flops_per_second"]
+    (found,) = meter.epoch_costs()["flops_per_second"]
     assert found == pytest.approx(total / seconds, rel=0.05)  # events differ a little in nodes for each edge
 
 
@@ -78,7 +78,7 @@ def test_what_happens_between_steps_is_not_charged(monkeypatch):
             now[0] += 0.5
         meter.add({"local_edges": [5], "seconds_compute": [0.5]})
         now[0] += 20  # a trace is written, say
-    assert meter.of_epoch()["seconds"] == 1.0
+    assert meter.epoch_costs()["seconds"] == 1.0
 
 
 def test_costs_in_words():

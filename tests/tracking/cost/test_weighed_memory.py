@@ -218,9 +218,9 @@ def test_the_memory_that_pieces_tell_grows_with_the_model(store, larger):
 
 def test_what_has_no_rows_is_a_line_through_the_pieces():
     few, many = (Piece(edges, 0, PartMemory(700 + 3 * edges, PerRow(5, 1, 10, 2))) for edges in (100, 400))
-    weight = PartMemory.of_pieces([few, many])
+    weight = PartMemory.from_pieces([few, many])
     assert weight.of(50, 20, 1000, 60) == 700 + 50 * 5 + 20 * 1 + 1000 * 13 + 60 * 2
     assert weight.of(50, 20, 1000) == weight.of(50, 20, 1000, 70)
     more = weight.plus(9, 72, 2.0)
     assert more.of(50, 20, 1000, 60) == 9 + 2 * weight.of(50, 20, 1000, 60) + 72 * 1070
-    assert PartMemory.of_pieces([many]).of(0, 0, 800) == 700 + 3 * 400 + 10 * 800, "of one nothing else grows"
+    assert PartMemory.from_pieces([many]).of(0, 0, 800) == 700 + 3 * 400 + 10 * 800, "of one nothing else grows"

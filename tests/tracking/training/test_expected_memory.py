@@ -83,8 +83,8 @@ def test_what_a_network_took_on_two_pieces_is_scaled(store, tmp_path, monkeypatc
 
 def test_pieces_of_an_event_grow_and_are_shared(store, monkeypatch):
     opened, seen = EventStore(store), []
-    of_pieces = PartMemory.of_pieces
-    monkeypatch.setattr(PartMemory, "of_pieces", staticmethod(lambda found: seen.append(found) or of_pieces(found)))
+    from_pieces = PartMemory.from_pieces
+    monkeypatch.setattr(PartMemory, "from_pieces", staticmethod(lambda found: seen.append(found) or from_pieces(found)))
     model = build_model("acorn2", 3, 6, NetworkOptions(hidden=16, graph_iters=2))
     for ranks in (1, 2):
         pieces.weighed(model, opened, opened.events()[0], ranks=ranks)

@@ -36,7 +36,7 @@ MATERIAL_OF_VOLUME = {
 }  # fmt: skip
 """Of a surface of ACTS's generic detector in radiation lengths, so that pulls of muons of 1, 10 and 100 GeV are as wide
 as they should be. Its silicon is .0173 in the pixels to .0402, of which Fatras's scattering has .56 within its middle
-68 %, and the sum of many layers more; beryllium at a radius of 200 mm, which no hit tells of, is in the strips'."""
+68 %, and the sum of many layers more; beryllium at a radius of 200 mm, which has no hits, is in the strips'."""
 
 MOST_ASTRAY = 0.01
 """Share of the hits of a surface that may lie elsewhere."""
@@ -88,7 +88,7 @@ class Layout:
 
         Args:
             volume, layer: Of each hit, [N].
-            position: x, y, z in mm, [N, 3]; None: nobody asks where the hits lie on their surfaces.
+            position: x, y, z in mm, [N, 3]; None: hits are not compared with their surfaces.
 
         Raises:
             ValueError: If a hit lies on none of them; if more than `MOST_ASTRAY` of the hits of a surface, and at least
@@ -109,14 +109,14 @@ class Layout:
             return rows
         places, x, y, z = self.places[rows], *np.asarray(position, np.float64).T
         away = np.abs(np.where(places["is_barrel"], np.hypot(x, y), z) - places["coordinate"])
-        there, astray = np.bincount(rows), np.bincount(rows, away > ASTRAY).astype(np.int64)
-        wrong = np.flatnonzero((astray > MOST_ASTRAY * there) & (astray >= FEWEST))
+        counts, astray = np.bincount(rows), np.bincount(rows, away > ASTRAY).astype(np.int64)
+        wrong = np.flatnonzero((astray > MOST_ASTRAY * counts) & (astray >= FEWEST))
         if len(wrong):
             worst = wrong[astray[wrong].argmax()]
             on_it = np.flatnonzero(rows == worst)
             raise ValueError(
                 f"hits of volume {volume[on_it[0]]} layer {layer[on_it[0]]} lie {np.median(away[on_it]):.3g} mm from "
-                f"where {whose} has their surface, {astray[worst]} of {there[worst]} more than {ASTRAY:g} mm "
+                f"where {whose} has their surface, {astray[worst]} of {counts[worst]} more than {ASTRAY:g} mm "
                 f"({len(wrong)} of {layers} layers lie elsewhere); {needed}"
             )
         return rows
@@ -150,14 +150,14 @@ def trackml(flown: bool = False) -> Layout:
 
 
 def layout_of(settings: Mapping[str, Any]) -> Layout:
-    """The surfaces that the settings of a store tell; those of TrackML where they tell none."""
-    if (given := settings.get("surfaces")) is None:
+    """The surfaces in the settings of a store; without any, those of TrackML."""
+    if (surfaces := settings.get("surfaces")) is None:
         return trackml(settings.get("source", "simulate") != "simulate")
-    return _given(tuple(tuple(row) for row in given))
+    return _layout_of_rows(tuple(tuple(row) for row in surfaces))
 
 
 @lru_cache(maxsize=4)
-def _given(rows: Sequence[Any]) -> Layout:
+def _layout_of_rows(rows: Sequence[Any]) -> Layout:
     """The surfaces of a file; neighbours are those that straight lines from the beam cross one after the other."""
     surfaces = [SurfaceRow(*row) for row in rows]
     places = np.zeros(len(surfaces), PLACE_DTYPE)

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.reco.ckf.candidates import follow_seeds
-from domainpar.tracking.reco.ckf.finder import MAX_SHARED, resolve, room, scene_of
+from domainpar.tracking.reco.ckf.finder import MAX_SHARED, WAYS, resolve, scene_of
 from domainpar.tracking.reco.hit_table import TrackHits
+from domainpar.tracking.reco.kalman import room
 from domainpar.tracking.reco.segments import number_tracks
 
 MIN_SURFACES, MAX_HOLES = 3, 2
-"""Of a track that a network began: fewer surfaces will do than of seeds that nobody vouches for."""
+"""Fewest surfaces, and most holes, of a track that a network began; it is more certain than a seed."""
 
 
 def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArray:
@@ -43,7 +44,8 @@ def extend_tracks(track_id: IntArray, hits: TrackHits, min_hits: int) -> IntArra
     track_of = np.full(len(table), -1, np.int64)
     scene = scene_of(table, ptr, track_of < 0, Field.of(hits.field), hits.surfaces)
     # Each of them: what an inner seed with a false hit leads to holds the outer seeds, too, and they find the true one.
-    starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, room(), True)
+    ways = room((2, WAYS + 1))
+    starts, rows, quality = follow_seeds(_seeds(begun, table), scene, min_hits, MIN_SURFACES, MAX_HOLES, ways, True)
     # The tracks as they were come after these, but before those that suit their hits so badly that none has more.
     kept = np.argsort(begun, kind="stable")
     kept = kept[begun[kept] >= 0]

@@ -24,7 +24,7 @@ from domainpar.tracking.reco.ckf.crossing import Scene
 from domainpar.tracking.reco.ckf.detector_layout import Layout
 from domainpar.tracking.reco.ckf.seeds import find_seeds
 from domainpar.tracking.reco.hit_table import TrackHits
-from domainpar.tracking.reco.kalman import STATE_DTYPE
+from domainpar.tracking.reco.kalman import room
 from domainpar.tracking.reco.segments import number_tracks
 
 # Chosen on simulated events, as the searches below.
@@ -106,9 +106,8 @@ def find_tracks(
         limits = curvature, angle, search.d0, reach_of(beam_spot, search.z0)
         chains = layout.everywhere if search.everywhere else layout.prompt
         seeds = np.concatenate([find_seeds(chain, scene, *limits) for chain in chains])
-        starts, rows, quality = follow_seeds(
-            seeds, scene, search.min_hits, MIN_SURFACES, search.max_holes, room(), False
-        )
+        limits_of_tracks = search.min_hits, MIN_SURFACES, search.max_holes
+        starts, rows, quality = follow_seeds(seeds, scene, *limits_of_tracks, room((2, WAYS + 1)), False)
         best_first = np.argsort(-quality, kind="stable")
         count = resolve(starts, rows, best_first, track_of, count, MAX_SHARED, search.min_hits)
     track_id = np.empty_like(track_of)
@@ -144,11 +143,6 @@ def scene_of(hits: npt.NDArray[np.void], ptr: IntArray, free: BoolArray, field: 
         field=field,
         gate=GATE,
     )
-
-
-def room() -> npt.NDArray[np.void]:
-    """Room for the ways on that `follow_seeds` keeps at once."""
-    return np.zeros((2, WAYS + 1), STATE_DTYPE)
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def find_seeds(chain: Any, scene: Any, curvature: float, angle: float, d0: float
                 # The straight line to the beam, with room for what bends and scatters.
                 if not scene.free[j] or b.r <= a.r or abs(a.z - a.r * (b.z - a.z) / (b.r - a.r)) > 1.1 * z0 + 2.0:
                     continue
-                # Filled as far as there is room; the number tells how much is needed.
+                # Filled as far as there is room; the number is that of all hits.
                 more = _third_hits(i, j, chain[2], scene, curvature, angle, d0, z0, ranges_c, thirds)
                 if more > len(thirds):
                     thirds = np.empty(2 * more, np.int64)

@@ -24,7 +24,7 @@ class LayerCounts(Model, frozen=True):
     Attributes:
         hits: The particles' hits, once for each such track.
         held: Those of them that lie on the track.
-        across, along: Held hits by their distance from what the others of their track tell (`residuals`), in bins of
+        across, along: Held hits by their distance from the track of the others (`residuals`), in bins of
             `RESIDUALS`; hits without a fit are in none.
     """
 

@@ -343,9 +343,8 @@ def count_majorities(overlaps: Overlaps, of_interest: BoolArray) -> MajorityCoun
     counted &= overlaps.track_hits[track] >= MIN_CLUSTER_HITS
     pair = pair[counted & of_interest[particle]]
     # Shares are compared as products of integers: no rounding at 50, 75 and 99 %.
-    shared, hits, of_particle = (
-        of[pair] for of in (overlaps.shared, overlaps.hits_of_tracks, overlaps.hits_of_particles)
-    )
+    shared, hits = overlaps.shared[pair], overlaps.hits_of_tracks[pair]
+    of_particle = overlaps.hits_of_particles[pair]
     return MajorityCounts(
         clusters=len(pair),
         particles=int(of_interest.sum()),

@@ -38,8 +38,8 @@ class EventTruth:
         position: x, y, z of each hit in mm, [N, 3]; None without a geometry.
         particles: The particle table; None when unknown.
         border: Distance of each hit to the nearest hit of another sector (`distance_to_other_sectors`), float32 [N],
-            infinite where there is none; None when no sectors were asked for, or without positions.
-        border_sectors: The sectors that were asked for: 8, or "8x2".
+            infinite where there is none; None without sectors or positions.
+        border_sectors: The sectors, 8 or "8x2".
         field: That bent the particles, as of `TrackHits`.
         layout, measured: The surfaces, and errors of hits, as of `TrackHits`.
     """
@@ -103,7 +103,7 @@ def truth_of(event: StoredEvent, border_sectors: Sectors | None = None) -> Event
             mode would cut the event into; None: do not.
 
     Returns:
-        None if the source did not tell the particle of each hit.
+        None if the source has no particle of each hit.
 
     Raises:
         ValueError: If the event cannot be read, or `border_sectors` are none.
@@ -147,7 +147,7 @@ def true_perigees(truth: EventTruth, particle_ids: IntArray) -> FloatArray:
     """
     if truth.particles is None or truth.particles.phi is None:
         return np.full((len(particle_ids), 5), np.nan)
-    from domainpar.tracking.reco.perigee import flown_back  # its compiled code is loaded when it is asked for only
+    from domainpar.tracking.reco.perigee import flown_back  # its compiled code is loaded when it is needed only
 
     columns = [rows_of_table(truth.particles, particle_ids, name) for name in ("phi", "pt", "eta", "charge")]
     vertex = rows_of_table(truth.particles, particle_ids, "vertex")
