@@ -46,16 +46,16 @@ def _work(config: EstimateConfig) -> int:
     torch.set_num_threads(1)
     watch_compiling(talks=True)
     try:
-        found = estimated(config)
+        estimates = estimated(config)
     except ValueError as error:  # nothing was done yet
         if (problem := as_problem(error)) is None:
             raise
         raise ConfigError(problem.what, problem.hint, event=problem.event, file=problem.file) from error
-    rows = [_row(one, found[0].seconds) for one in found]
+    rows = [_row(estimate, estimates[0].seconds) for estimate in estimates]
     print(*text_table(list(rows[0]), [list(row.values()) for row in rows], words=0), sep="\n")
     if config.json is not None:
-        write_whole(Path(config.json), (json.dumps([asdict(one) for one in found], indent=1) + "\n").encode())
-    best = min((one for one in found if one.fits), key=lambda one: one.seconds, default=None)
+        write_whole(Path(config.json), (json.dumps([*map(asdict, estimates)], indent=1) + "\n").encode())
+    best = min((row for row in estimates if row.fits), key=lambda row: row.seconds, default=None)
     if best is None:
         print("none of them fits: share each event among more machines, or take a smaller network")
         return 1
@@ -88,14 +88,14 @@ def estimated(config: EstimateConfig) -> list["Estimate"]:
         sep="\n",
         flush=True,
     )
-    most, found = min(len(cores_here()), config.most_ranks), []
+    most, estimates = min(len(cores_here()), config.most_ranks), []
     for ranks in sorted({most, *(2**power for power in range(most.bit_length()))}):
         for domain_size in dict.fromkeys((ranks, 1)):
             if domain_size <= work.tiling.tiles.num_tiles:
                 with PROGRESS_LOG.doing(f"steps of {several(ranks, 'rank')}, {domain_size} to an event"):
                     lines = [Line(*line) for line in _lines_of(training, store, ranks, domain_size)]
-                found += work.estimates(training, ranks, domain_size, lines)
-    return found
+                estimates += work.estimates(training, ranks, domain_size, lines)
+    return estimates
 
 
 def _lines_of(config: TrainingFlags, store: Path, ranks: int, domain_size: int) -> list[list[float]]:
@@ -105,19 +105,19 @@ def _lines_of(config: TrainingFlags, store: Path, ranks: int, domain_size: int) 
 
     transport: Any = "threads" if ranks == 1 else "mpi" if find_mpiexec() else "gloo"
     how = {"transport": transport, "domain_size": domain_size, "timeout": 600.0}
-    found: list[list[float]] = run_ranks(step_lines, ranks, config, store, **how)[0]
-    return found
+    lines: list[list[float]] = run_ranks(step_lines, ranks, config, store, **how)[0]
+    return lines
 
 
-def _row(one: "Estimate", alone: float) -> dict[str, str]:
+def _row(estimate: "Estimate", alone: float) -> dict[str, str]:
     return {
-        "ranks": str(one.ranks),
-        "to an event": str(one.domain_size),
-        "recompute": "-" if one.recompute_every is None else f"every {one.recompute_every}",
-        "s per step": f"{one.seconds:.3g}",
-        "x 1 rank": f"{alone / one.seconds:.2f}",
-        "memory of a rank": byte_size(one.bytes_of_rank),
-        "": "" if one.fits else "does not fit",
+        "ranks": str(estimate.ranks),
+        "to an event": str(estimate.domain_size),
+        "recompute": "-" if estimate.recompute_every is None else f"every {estimate.recompute_every}",
+        "s per step": f"{estimate.seconds:.3g}",
+        "x 1 rank": f"{alone / estimate.seconds:.2f}",
+        "memory of a rank": byte_size(estimate.bytes_of_rank),
+        "": "" if estimate.fits else "does not fit",
     }
 
 

@@ -104,8 +104,10 @@ def export(config: ExportConfig) -> Path:
         partial = out.with_name(f".partial-{out.name}")
         try:
             write(module, inputs, metadata, partial)
-            found = {f"with {several(number, 'thread')}": run_file(partial, inputs, number) for number in THREADS}
-            checked = [exact.compared(f"{how} the file computes", logits) for how, logits in found.items()]
+            checked = [
+                exact.compared(f"with {several(number, 'thread')} the file computes", run_file(partial, inputs, number))
+                for number in THREADS
+            ]
             os.replace(partial, out)
         except OSError as error:
             if error.filename in (None, str(partial)):  # else it is another file, such as one of torch's compiler
@@ -153,14 +155,14 @@ class Exact(NamedTuple):
         rounding = max(float(np.finfo(np.float32).eps), *exact.away(rounded)) if len(rounded) else 0.0
         return exact._replace(rounding=rounding, allowed=tolerance * rounding)
 
-    def away(self, found: "npt.NDArray[np.floating]") -> "npt.NDArray[np.float64]":
+    def away(self, logits: "npt.NDArray[np.floating]") -> "npt.NDArray[np.float64]":
         """Difference of each logit over 1 + |logit|; infinite where it is not finite."""
         import numpy as np
 
-        away = np.abs(found - self.logits) / (1 + np.abs(self.logits))
+        away = np.abs(logits - self.logits) / (1 + np.abs(self.logits))
         return np.where(np.isfinite(away), away, np.inf)
 
-    def compared(self, who: str, found: "Floats") -> float:
+    def compared(self, program: str, logits: "Floats") -> float:
         """How far logits are away.
 
         Raises:
@@ -168,30 +170,30 @@ class Exact(NamedTuple):
         """
         import numpy as np
 
-        if found.shape != self.logits.shape:
-            raise self.event.place.problem(f"{who} logits of shape {found.shape} for {len(self.logits)} edges")
-        if not len(found):
+        if logits.shape != self.logits.shape:
+            raise self.event.place.problem(f"{program} logits of shape {logits.shape} for {len(self.logits)} edges")
+        if not len(logits):
             return 0.0
-        away = self.away(found)
+        away = self.away(logits)
         worst = int(np.argmax(away))
         if not (np.isfinite(away[worst]) and away[worst] <= self.allowed):
             src, dst = self.ends[:, worst].tolist()
             raise self.event.place.problem(
-                f"{who} other logits: largest difference over 1 + |logit| {away[worst]:.1e} at edge {worst} ({src} -> "
-                f"{dst}): {found[worst]:.6g} for {self.logits[worst]:.6g} in float64; rounding to float32 makes "
-                f"{self.rounding:.1e} here, and allowed are {self.allowed:.1e}",
+                f"{program} other logits: largest difference over 1 + |logit| {away[worst]:.1e} at edge {worst} "
+                f"({src} -> {dst}): {logits[worst]:.6g} for {self.logits[worst]:.6g} in float64; rounding to float32 "
+                f"makes {self.rounding:.1e} here, and allowed are {self.allowed:.1e}",
                 "of rounding alone: a larger --tolerance; else please tell us",
             )
         return float(away[worst])
 
 
-def _checked(exact: Exact, found: Sequence[float], ours: float) -> str:
+def _checked(exact: Exact, differences: Sequence[float], ours: float) -> str:
     """What was compared, in words."""
     if not len(exact.logits):
         return f"event {exact.event.event_id} has no edges: nothing to compare"
     return (
         f"{len(exact.logits):,} edges of event {exact.event.event_id} with {', '.join(map(str, THREADS))} threads; "
-        f"largest difference from float64 over 1 + |logit| {max(found):.1e}, of our own logits {ours:.1e}; "
+        f"largest difference from float64 over 1 + |logit| {max(differences):.1e}, of our own logits {ours:.1e}; "
         f"allowed {exact.allowed:.1e}"
     )
 
@@ -302,7 +304,9 @@ def _pt2() -> tuple[Write, RunFile]:
 
 
 def _onnx() -> tuple[Write, RunFile]:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would write into the home, and tell of one that is closed
+    os.environ.setdefault(
+        "ORT_DISABLE_TELEMETRY", "1"
+    )  # it would write into the home, and complain of one that is closed
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -350,8 +354,8 @@ def _onnx() -> tuple[Write, RunFile]:
 def _refuse_lost_sums(model: Any) -> None:
     """Refuse a form of sums in which threads of ONNX runtime add to one number at the same time."""
     for node in (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes()):
-        how = node.attributes.get("reduction")
-        if node.op_type == "ScatterND" and how is not None and how.as_string() != "none":
+        reduction = node.attributes.get("reduction")
+        if node.op_type == "ScatterND" and reduction is not None and reduction.as_string() != "none":
             raise Problem(
                 f"the network adds to rows in a form that ONNX runtime loses numbers in ({node.name or node.op_type})",
                 "sum by index_add or scatter_add rather than by index_put(accumulate=True), or take --format pt2",

@@ -48,8 +48,8 @@ def check_launcher(launcher: Launcher, size: int) -> Finding:
     """The launcher of these ranks."""
     if launcher.kind == "none":
         tools = {name: shutil.which(name) for name in ("mpiexec", "torchrun", "srun")}
-        there = [name for name, path in tools.items() if path] or ["none"]
-        text = f"one process alone; launchers in the PATH: {', '.join(there)}"
+        launchers = [name for name, path in tools.items() if path] or ["none"]
+        text = f"one process alone; launchers in the PATH: {', '.join(launchers)}"
         return works("launcher", text, alone_in_job(), kind="none", **tools)
     text = f"{launcher.command} ({launcher.kind}) started {several(size, 'rank')}, as {launcher.size_variable} says"
     return works("launcher", text, kind=launcher.kind, size=size)
@@ -70,20 +70,20 @@ def check_mpi(launcher: Launcher) -> Finding:
         ask = [sys.executable, "-c", ASK_FOR_LIBRARY]
         ended = run_limited(ask, timeouts.LAUNCHER_ANSWER, [own_path()], OF_LAUNCHERS)
         if ended.code is None:  # the library may be there or not
-            found = f"a Python that asks mpi4py for its library had not ended after {ended.seconds:.0f} s"
+            what = f"a Python that asks mpi4py for its library had not ended after {ended.seconds:.0f} s"
             slow = "is the disk of this installation slow, or the processor emulated? start once more, or with torchrun"
-            return failed("MPI", f"{found}: {ended.last_lines}", slow)
+            return failed("MPI", f"{what}: {ended.last_lines}", slow)
         if ended.code != 0:
             raise RuntimeError(ended.last_lines)
     except (ImportError, RuntimeError) as error:
         advice = "pip install mpich, or load the MPI module of your site and set MPI4PY_LIBMPI; or start with torchrun"
         return failed("MPI", f"mpi4py finds no MPI library: {error}", advice)
-    library, there = ended.output.strip().splitlines()[-1], mpiexecs()
-    none = "" if there else "pip install mpich brings an mpiexec; or load the MPI module of your site"
-    text = f"mpi4py uses {library}; {', '.join(there) or 'no mpiexec'}"
+    library, programs = ended.output.strip().splitlines()[-1], mpiexecs()
+    none = "" if programs else "pip install mpich brings an mpiexec; or load the MPI module of your site"
+    text = f"mpi4py uses {library}; {', '.join(programs) or 'no mpiexec'}"
     if library.startswith("Open MPI"):
         text += "".join(f"; {why}: mpiexec {flag}" for flag, why in open_mpi_flags(os.geteuid() == 0).items())
-    return works("MPI", text, none, library=library, mpiexecs=there)
+    return works("MPI", text, none, library=library, mpiexecs=programs)
 
 
 def open_mpi_flags(is_superuser: bool) -> dict[str, str]:

@@ -69,12 +69,12 @@ def check_versions() -> Finding:
     wrong, versions = [], package_versions()
     for name, least in needed_versions().items():
         # The first three numbers, without a build such as `+cpu`.
-        there, wanted = (
+        present, wanted = (
             [int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3]]
             for version in (versions.get(name, ""), least)
         )
-        if there < wanted:
-            wrong.append(f"{name} {versions[name]} < {least}" if there else f"missing: {name}")
+        if present < wanted:
+            wrong.append(f"{name} {versions[name]} < {least}" if present else f"missing: {name}")
     if wrong:
         return failed("versions", "; ".join(wrong), "pip install domainpar in an environment of its own", **versions)
     words = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -181,7 +181,7 @@ def check_gpus(local_ranks: int, seen: Sequence[VisibleGpus]) -> Finding:
         return works("GPUs", text, "install torch built for CUDA, or look at CUDA_VISIBLE_DEVICES", build=build)
     names = ", ".join(f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
     # Some launchers show each rank one of the machine's, another one to each.
-    count = len({uuid for one in seen if one.host == platform.node() for uuid in one.uuids})
+    count = len({uuid for rank in seen if rank.host == platform.node() for uuid in rank.uuids})
     text = f"{build}; {several(count, 'GPU')} for {several(local_ranks, 'rank')} here: {names}"
     text += f" ({several(len(gpus), 'GPU')} seen by this rank)" if len(gpus) != count else ""
     text += f" (no more: {why})" if why else ""

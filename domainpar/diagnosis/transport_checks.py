@@ -64,7 +64,9 @@ def check_transport(transport: Transport, seconds: float, device: torch.device |
     """Test a sum and messages from a device, and measure for some seconds. *Collective*."""
     check, device = f"transport {transport.name}", torch.device(device)
     if transport.size == 1:
-        return skipped(check, "one rank alone has nobody to talk to", "start several: mpiexec -n 2 ..., torchrun ...")
+        return skipped(
+            check, "one rank alone has no other to exchange with", "start several: mpiexec -n 2 ..., torchrun ..."
+        )
     try:
         figures = transport_rates(proved(transport, device), seconds, device)
     except Refused as refused:
@@ -169,13 +171,13 @@ def check_sums(halo: Halo) -> Finding:
     filled, sums = halo.fill_ghosts(owned), halo.sum_to_owners(ghosts)
     # Whole numbers far below 2^53, so that float64 adds them without rounding.
     spoilt = int((~filled.isfinite()).sum() + (~sums.isfinite()).sum())
-    there, back = (int(product.nan_to_num().sum()) for product in (filled * ghosts, owned * sums))
-    totals = torch.tensor([there, back, spoilt], dtype=torch.int64)
+    filling, summing = (int(product.nan_to_num().sum()) for product in (filled * ghosts, owned * sums))
+    totals = torch.tensor([filling, summing, spoilt], dtype=torch.int64)
     halo.transport.all_reduce(totals)
-    there, back, spoilt = totals.tolist()
-    text = f"<fill x, y> = {there}, <x, sum y> = {back}" + (f", {spoilt} numbers not finite" if spoilt else "")
-    if there == back and not spoilt:
-        return works("halo: sums", f"{text}: adjoint, exactly", product=there)
+    filling, summing, spoilt = totals.tolist()
+    text = f"<fill x, y> = {filling}, <x, sum y> = {summing}" + (f", {spoilt} numbers not finite" if spoilt else "")
+    if filling == summing and not spoilt:
+        return works("halo: sums", f"{text}: adjoint, exactly", product=filling)
     return failed("halo: sums", f"{text}: the way back is not the adjoint of the way there", ADVICE)
 
 

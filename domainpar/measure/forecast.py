@@ -177,8 +177,8 @@ def weighed_pass(
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     with TensorMeter(device, kinds) as meter, counted() as flops:
-        made = run()
-    del made
+        result = run()
+    del result
     beside = max(0, torch.cuda.max_memory_allocated(device) - before - meter.peak) if is_on_gpu else 0
     rows, widest = [0.0] * len(PerRow._fields), [0] * len(PerRow._fields)
     for length, of in kinds.items():
@@ -217,12 +217,11 @@ class TensorMeter(UncompiledMode):
         if not self.are_plain(types):
             return NotImplemented
         result = function(*args, **(kwargs or {}))
-        known = set(map(_memory_of, _with_memory((args, kwargs or {}))))
         is_table = function.overloadpacket is torch.ops.aten.set_  # in memory of our own: `empty_table`
-        known = set() if is_table else known
+        earlier = set() if is_table else set(map(_memory_of, _with_memory((args, kwargs or {}))))
         for tensor in _with_memory(result):
             address = _memory_of(tensor)
-            if tensor.device.type == self._kind and address not in known and address not in self._alive:
+            if tensor.device.type == self._kind and address not in earlier and address not in self._alive:
                 # A table may lie in a block that was there, and is somewhat larger.
                 size = tensor.nbytes if is_table else tensor.untyped_storage().nbytes()
                 rows = next((length for length in tensor.shape if length in self._lengths), 0)
@@ -242,7 +241,7 @@ class TensorMeter(UncompiledMode):
 
 
 def _with_memory(values: Any) -> list[Tensor]:
-    return [it for it in tree_leaves(values) if isinstance(it, Tensor) and it.layout is torch.strided]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
 def _memory_of(tensor: Tensor) -> int:

@@ -112,7 +112,7 @@ def forecast(model: nn.Module, part: GraphPart, *args: Any, **kwargs: Any) -> Fo
 
     found = gather(transport, on_all(transport, lambda: weight() if transport.rank == fullest else None))[fullest]
     slowest = max(gather(transport, on_all(transport, seconds)))
-    learned = sum(it.numel() * it.element_size() for it in model.parameters() if it.requires_grad)
+    learned = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     beside = MOMENTS * learned if trains else 0
     on_cpu = {"fixed": OF_TORCH + beside, "times": GAPS} if device.type == "cpu" else {"fixed": beside}
     expected = int(PartMemory.from_record(found).plus(**on_cpu).of(*sizes, 0))
@@ -180,11 +180,9 @@ class _PieceRun(NamedTuple):
         def both() -> object:
             with torch.set_grad_enabled(self.trains):
                 result = model(*args, **kwargs)
-                tensors = [it for it in flat(result) if isinstance(it, Tensor) and it.requires_grad]
+                tensors = [value for value in flat(result) if isinstance(value, Tensor) and value.requires_grad]
                 if tensors:
-                    torch.stack(
-                        [(it.abs() if it.is_complex() else it).square().mean() for it in tensors]
-                    ).sum().backward()
+                    torch.stack([(x.abs() if x.is_complex() else x).square().mean() for x in tensors]).sum().backward()
             return result
 
         return _Passes(both, sum(piece.axes[kind].length for kind in sets.edges), _kinds(piece))
@@ -203,8 +201,12 @@ def _kinds(piece: GraphPart) -> Kinds:
     found: dict[int, dict[int, float]] = {}
     nodes, edges = ([piece.axes[kind] for kind in kinds] for kinds in (piece.sets.nodes, piece.sets.edges))
     owned, ghosts, all_edges = (
-        max(sum(of), 1)
-        for of in ([it.length for it in nodes], [it.num_ghosts for it in nodes], [it.length for it in edges])
+        max(sum(counts), 1)
+        for counts in (
+            [axis.length for axis in nodes],
+            [axis.num_ghosts for axis in nodes],
+            [axis.length for axis in edges],
+        )
     )
     for axis in nodes:
         assert axis.halo is not None, "each kind of nodes has one"

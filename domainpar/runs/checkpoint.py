@@ -95,15 +95,15 @@ class Checkpoints(CheckpointFiles):
         """Fill a model, and its optimiser, from the files of a checkpoint; a Problem if they are another network's."""
         weights, tensors = tensors_from_bytes(files["model.safetensors"]), _model_tensors(model)
         state = json.loads(files["state.json"])
-        there, needed = (
+        saved, needed = (
             {name: (tuple(value.shape), value.dtype) for name, value in held.items()} for held in (weights, tensors)
         )
         # Compared before anything is copied: a network is filled whole or not at all.
-        for tensor in sorted(needed.keys() | there.keys()):
-            if needed.get(tensor) != there.get(tensor):
+        for tensor in sorted(needed.keys() | saved.keys()):
+            if needed.get(tensor) != saved.get(tensor):
                 raise Problem(
                     f"checkpoint {self.place(name)} belongs to another network: {tensor} is "
-                    f"{there.get(tensor, 'not there')}, this network has {needed.get(tensor, 'no such parameter')}",
+                    f"{saved.get(tensor, 'not there')}, this network has {needed.get(tensor, 'no such parameter')}",
                     "give the flags the run was trained with",
                 )
         with torch.no_grad():

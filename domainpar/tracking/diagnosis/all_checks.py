@@ -150,7 +150,7 @@ def diagnose(config: DoctorConfig) -> int:
         The exit code: 0 when nothing failed, 1 otherwise.
 
     Raises:
-        SystemExit: With code 2 if a file cannot be written where it is asked for.
+        SystemExit: With code 2 if a file cannot be written where it is to lie.
     """
     set_up_allocator()
     try:
@@ -201,8 +201,8 @@ def _without_world(config: DoctorConfig, refused: ValueError) -> int:
     # No launcher: MPI is then looked at in a process of its own, safely.
     places, seen = machine.places_of(alone), [VisibleGpus.here()]
     subject = Subject(config, Launcher("none", ""), True, alone, places, seen)
-    own = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
-    _show_and_write(config, [failed("ranks", reason["what"], advice), *own])
+    findings = subject.own_findings({"MPI": OF_THE_LAUNCHER["MPI"], **OF_THE_MACHINE})
+    _show_and_write(config, [failed("ranks", reason["what"], advice), *findings])
     return 1
 
 

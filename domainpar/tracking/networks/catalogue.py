@@ -105,10 +105,13 @@ def build_model(name: str, node_features: int, edge_features: int, options: Netw
         if isinstance(published, InteractionGNN):
             return InteractionsOnStages(published.to(options.dtype), options.recompute_every, options.products)
         return _on_events(published, options)
-    known: dict[str, Any] = vars(options) | {"node_features": node_features, "edge_features": edge_features}
-    if options.heads != (EDGE,) or _names_outputs(name):  # a factory that takes anything may not know of them
-        known["outputs"] = {head.name: head.columns for head in options.heads}
-    return _on_events(_own(name, {option: known[option] for option in OF_FACTORIES if option in known}), options)
+    arguments: dict[str, Any] = {
+        **vars(options),
+        "node_features": node_features,
+        "edge_features": edge_features,
+        "outputs": {head.name: head.columns for head in options.heads},
+    }
+    return _on_events(_own(name, arguments), options)
 
 
 def _on_events(module: nn.Module, options: NetworkOptions) -> OnEvents:
@@ -128,20 +131,22 @@ _FLAGS = {
 }
 
 
-def _own(name: str, options: dict[str, Any]) -> nn.Module:
-    """The module that a user's factory makes.
+def _own(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """The module that a user's factory makes, called with those of some arguments that it takes.
 
     Raises:
         ValueError: If it cannot be found or called, or makes something else.
     """
 
-    def made(factory: Callable[..., Any]) -> Any:
-        used = taken(factory)
+    def build(factory: Callable[..., Any]) -> Any:
+        options = taken(factory)
+        if arguments["outputs"] == {EDGE.name: EDGE.columns} and "outputs" not in inspect.signature(factory).parameters:
+            options = tuple(option for option in options if option != "outputs")  # one that takes anything may not know
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options["seed"])
-            return factory(**{option: value for option, value in options.items() if option in used})
+            torch.manual_seed(arguments["seed"])
+            return factory(**{option: arguments[option] for option in options})
 
-    module = use_own_code("model", name, OF_FACTORIES, made)
+    module = use_own_code("model", name, OF_FACTORIES, build)
     if not isinstance(module, nn.Module):
         raise ValueError(f"model {name!r} made a {type(module).__name__}; a factory returns a torch.nn.Module.")
     return module
@@ -182,14 +187,6 @@ def taken(factory: Callable[..., Any], options: Sequence[str] = OF_FACTORIES) ->
     parameters = inspect.signature(factory).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return tuple(option for option in options if takes_all or option in parameters)
-
-
-def _names_outputs(name: str) -> bool:
-    """Whether a user's factory names the argument `outputs`."""
-    try:
-        return "outputs" in inspect.signature(_factory(name)).parameters
-    except (Exception, SystemExit):  # `build_model` says what is wrong with it
-        return False
 
 
 def options_of(name: str) -> tuple[str, ...]:

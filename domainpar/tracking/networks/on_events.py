@@ -79,7 +79,7 @@ class OnEvents(EdgeClassifier):
         """As of any network.
 
         Raises:
-            ValueError: If nothing tells one iteration of the module from the next, or one computed twice would be
+            ValueError: If the module has no iterations apart from each other, or one computed twice would be
                 counted twice: with what to do instead.
         """
         if every is not None and (why := self._why_all_is_kept()):
@@ -305,9 +305,17 @@ def wanted_arguments(module: nn.Module) -> tuple[str, ...]:
     parameters = inspect.signature(module.forward).parameters
     if list(parameters) == ["data"]:
         return ("data",)
-    named = [it for it in parameters.values() if it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)]
-    needed = [it for it in named if it.default is it.empty]
-    if strange := [it.name for it in needed if it.name not in KNOWN or it.kind is it.POSITIONAL_ONLY]:
+    named = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    needed = [parameter for parameter in named if parameter.default is parameter.empty]
+    if strange := [
+        parameter.name
+        for parameter in needed
+        if parameter.name not in KNOWN or parameter.kind is parameter.POSITIONAL_ONLY
+    ]:
         raise ValueError(
             f"the model's forward needs {', '.join(strange)}; here it can have {', '.join(KNOWN)} by name, or all in "
             "one argument 'data'. Use domainpar.parallelize in a program of your own for other arguments."

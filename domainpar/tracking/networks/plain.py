@@ -38,24 +38,23 @@ class EdgeLogits(nn.Module):
             edge_index: `src` and `dst` of each edge, int64 [2, E].
             edge_attr: Edge features, [E, edge features]; None if it takes none.
         """
-        given = (x, edge_index) if edge_attr is None else (x, edge_index, edge_attr)
-        result = self.module(*given)
+        result = self.module(x, edge_index) if edge_attr is None else self.module(x, edge_index, edge_attr)
         logits: Tensor = result[EDGE.name] if isinstance(result, dict) else result
         return logits.reshape(-1, 1)
 
 
-def in_float64(module: EdgeLogits, given: Mapping[str, Tensor]) -> Tensor:
+def in_float64(module: EdgeLogits, tables: Mapping[str, Tensor]) -> Tensor:
     """Logits as if all was computed in float64, [E, 1], also where the module names float32 itself.
 
     Args:
         module: The module, in float32; it is left as it is.
-        given: Its arguments, by name.
+        tables: Its arguments, by name.
     """
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad(), _InFloat64():  # type: ignore[no-untyped-call]
-            logits: Tensor = module(**given)
+            logits: Tensor = module(**tables)
     finally:
         torch.set_default_dtype(usual)
     return logits
@@ -65,10 +64,10 @@ class _InFloat64(TorchDispatchMode):
     """Every call of torch gets float64 for float32."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wider(it: Any) -> Any:
-            if isinstance(it, Tensor) and it.dtype == torch.float32:
-                return it.double()
-            return torch.float64 if it is torch.float32 else it
+        def wider(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dtype == torch.float32:
+                return value.double()
+            return torch.float64 if value is torch.float32 else value
 
         return func(*tree_map(wider, args), **tree_map(wider, kwargs or {}))
 

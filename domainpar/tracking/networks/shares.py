@@ -90,10 +90,10 @@ class _Here(torch.autograd.Function):
         learned = [at for at, result in enumerate(ctx.results) if result.requires_grad]
         if not learned:
             return None, None, *(None for _ in ctx.parameters)
-        results, given = zip(*((ctx.results[at], Placed(grads[at], ctx.places[at])) for at in learned))
+        results, of_results = zip(*((ctx.results[at], Placed(grads[at], ctx.places[at])) for at in learned))
         with ctx.ranks.backward():
-            gradients = torch.autograd.grad(results, ctx.parameters, given, allow_unused=True)
-        return None, None, *(None if it is None else share_of(it, ctx.ranks) for it in gradients)
+            gradients = torch.autograd.grad(results, ctx.parameters, of_results, allow_unused=True)
+        return None, None, *(None if gradient is None else share_of(gradient, ctx.ranks) for gradient in gradients)
 
 
 class GradientShares:
@@ -123,14 +123,15 @@ class GradientShares:
             int64 [].
         """
         exist = transport.all_gather(bytes(parameter.grad is not None for parameter in self._parameters))
-        trained = [it for it, exists in zip(self._parameters, map(max, zip(*exist, strict=True))) if exists]
-        sums = sum_exactly([torch.zeros_like(it) if it.grad is None else it.grad for it in trained], transport)
+        exists = map(max, zip(*exist, strict=True))
+        trained = [parameter for parameter, has_gradient in zip(self._parameters, exists) if has_gradient]
+        sums = sum_exactly([torch.zeros_like(p) if p.grad is None else p.grad for p in trained], transport)
         if sums is None:
             return torch.ones((), dtype=torch.int64, device="cpu")
         for parameter, total in zip(trained, sums):
             # Rounded to the parameter's type, in which a finite sum may have become infinite.
             parameter.grad = total.to(parameter.dtype)
-        gradients = [it.grad for it in trained if it.grad is not None and it.numel()]
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None and parameter.numel()]
         if not gradients:
             return self.rejected_now()
         return (~torch.stack(list(torch._foreach_norm(gradients, float("inf")))).isfinite()).sum()

@@ -46,14 +46,6 @@ def fit_helices(hits: TrackHits, track_id: IntArray, num_tracks: int, rows: IntA
     return np.column_stack([pt, np.arcsinh(slope), phi, d0, z0])
 
 
-@compiled
-def _arc(ahead: float, left: float, rho: float) -> float:
-    """Arc length to a point, given in the directions of the circle's closest point to the beam line."""
-    angle = np.arctan2(rho * ahead, 1 + rho * left)
-    # The quotient is lost to rounding where the circle is nearly straight.
-    return float(angle / rho if abs(angle) > 1e-6 else ahead / (1 + rho * left))
-
-
 # --- one track -------------------------------------------------------------------------------------------------------
 # A circle is kappa |p|^2 + n.p + delta = 0 with n = (-sin phi, cos phi), the left of the direction phi at the point
 # closest to the origin: negative kappa turns left.
@@ -70,7 +62,7 @@ def _fit_all(position: Any, field: Any, ptr: Any) -> Any:
             continue
         fitted, rho, phi, d = _fit_circle(position[hits])
         if fitted:
-            z0, slope = _fit_line(_along_circle(position[hits], rho, phi, d), position[hits, 2])
+            z0, slope = _fit_line(position[hits], rho, phi, d)
             fits[track] = -rho, phi, -d, z0, slope, _mean_bending(position[hits], slope, field)
     return fits
 
@@ -145,19 +137,16 @@ def _fit_circle(position: Any) -> Any:
 
 
 @compiled
-def _along_circle(position: Any, rho: float, phi: float, d: float) -> Any:
-    """Arc length of each hit from the point of the circle closest to the beam line."""
+def _fit_line(position: Any, rho: float, phi: float, d: float) -> Any:
+    """(z, dz/ds) of the straight line of z over the arc length s from the circle's point closest to the beam line."""
     sine, cosine = np.sin(phi), np.cos(phi)
-    arc = np.empty(len(position))
+    arc, z = np.empty(len(position)), position[:, 2]
     for i in range(len(position)):
         x, y = position[i, 0] - d * sine, position[i, 1] + d * cosine
-        arc[i] = _arc(x * cosine + y * sine, y * cosine - x * sine, rho)
-    return arc
-
-
-@compiled
-def _fit_line(arc: Any, z: Any) -> Any:
-    """z at arc 0 and the slope of the straight line."""
+        ahead, left = x * cosine + y * sine, y * cosine - x * sine
+        angle = np.arctan2(rho * ahead, 1 + rho * left)
+        # The quotient is lost to rounding where the circle is nearly straight.
+        arc[i] = angle / rho if abs(angle) > 1e-6 else ahead / (1 + rho * left)
     share = 1 / len(arc)
     mean_arc, mean_z = np.sum(share * arc), np.sum(share * z)
     spread = np.sum(share * (arc - mean_arc) ** 2)
