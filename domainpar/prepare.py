@@ -104,7 +104,7 @@ def prepare_store(config: PrepareConfig, world: "World", facts: "list[EventFacts
             return asdict(facts_of(hits, edges, label, source.unfiltered, settings, target))
 
         def useless() -> "Problem | None":
-            problem = too_few_segments(facts, source.settings, config.least_segments, target)
+            problem = too_few_segments(facts, source.settings, config.least_segments)
             if problem is not None and world.is_root:
                 PROGRESS_LOG.say("\n".join(described(facts, source.settings, target)))
             return problem

@@ -186,20 +186,20 @@ def described(facts: Sequence[EventFacts], settings: Settings, target: Mapping[s
         settings: Those it was prepared with.
         target: Conditions on the target particles that were counted.
     """
-    lines = [*_hits(facts), *_particles(facts, _text(target)), *_edges(facts)]
+    conditions = TrackCuts(target=target).target_text
+    lines = [*_hits(facts), *_particles(facts, conditions), *_edges(facts)]
     if unlabelled := [event for event in facts if event.true_edges is None]:
         names = some_of([event.event for event in unlabelled])
         lines.append(f"truth of edges: none in {len(unlabelled)} of {several(len(facts), 'event')}: {names}")
-    return [*lines, *(f"WARNING: {text}" for text in _warnings(facts, settings, _text(target)))]
+    oddities = _oddity_lines(facts, lambda event: _odd_truth(event, conditions))
+    return [*lines, *(f"WARNING: {text}" for text in (*_causes(facts, settings), *oddities, *_few(facts)))]
 
 
-def too_few_segments(
-    facts: Sequence[EventFacts], settings: Settings, least: float, target: Mapping[str, Any] = DEFAULT_TARGET
-) -> Problem | None:
+def too_few_segments(facts: Sequence[EventFacts], settings: Settings, least: float) -> Problem | None:
     """Why events have hardly an edge to find tracks with, with the likeliest cause; None where they have enough.
 
     Args:
-        facts, settings, target: As for `described`.
+        facts, settings: As for `described`.
         least: Share of the segments of targets that must be candidate edges; 0: none at all will do.
     """
     held, segments = _held(facts)
@@ -216,10 +216,6 @@ def too_few_segments(
     )
     causes = [*_causes(facts, settings), of_edges]
     return Problem(f"{what}: {causes[0]}", "--least-segments 0 makes the store all the same")
-
-
-def _text(target: Mapping[str, Any]) -> str:
-    return TrackCuts(target=target).target_text
 
 
 def _hits(facts: Sequence[EventFacts]) -> list[str]:
@@ -386,10 +382,6 @@ def _causes(facts: Sequence[EventFacts], settings: Settings) -> list[str]:
         return [*lines, *places]
     frame = Frame(next(event.tesla for event in facts if event.rows), settings.get("beam_line", (0.0, 0.0)))
     return [*lines, *mistakes(np.array(rows, float), frame)]
-
-
-def _warnings(facts: Sequence[EventFacts], settings: Settings, target: str) -> list[str]:
-    return [*_causes(facts, settings), *_oddity_lines(facts, lambda event: _odd_truth(event, target)), *_few(facts)]
 
 
 def _oddity_lines(facts: Sequence[EventFacts], odd: Callable[[EventFacts], Iterator[_Oddity]]) -> list[str]:
