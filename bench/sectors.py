@@ -36,7 +36,7 @@ from domainpar.tracking.events.store import EventStore, WholeEvent
 from domainpar.tracking.part_loading import sector_of_tiles
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
-from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, majority_rates, ratio
+from domainpar.tracking.reco.performance.rates import METRICS, ratio
 from domainpar.tracking.reco.performance.truth import truth_of
 
 CUTS, SEEDS = ("whole", "8", "64", "2", "32", "mixed", "8x4", "16x4"), (0, 1, 2)
@@ -134,15 +134,15 @@ def rates(store: EventStore, runs: Path) -> dict[tuple[str, str], list[Rates]]:
 
 
 def _rates(counts: TrackCounts) -> Rates:
-    two_way, near = counts.styles["two_way"], counts.binned["two_way"]["border"]
+    near = counts.binned["two_way"]["border"]
     found, targets, fakes, tracks = (sum(of[:2]) for of in (near.reconstructed, near.targets, near.fakes, near.tracks))
     of = {
-        "efficiency": efficiency(two_way),
+        "efficiency": METRICS["efficiency"].value(counts, "two_way"),
         "near": ratio(found, targets),
-        "fake rate": fake_rate(two_way),
+        "fake rate": METRICS["fake_rate"].value(counts, "two_way"),
         "fakes near": ratio(fakes, tracks),
-        "duplicates, atlas": duplicate_rate(counts.styles["atlas"]),
-        "perfect": majority_rates(counts.majority)["perfect"],
+        "duplicates, atlas": METRICS["duplicate_rate"].value(counts, "atlas"),
+        "perfect": METRICS["perfect"].value(counts, "two_way"),
     }
     return {name: float("nan") if value is None else value for name, value in of.items()}
 

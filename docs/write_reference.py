@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that come from the code: flags.md, names.md and features.md.
+"""Write what comes from the code: the pages flags.md, names.md and features.md of docs/reference/, tables of others.
 
 python docs/write_reference.py [DIRECTORY] (default: docs/reference)
 """
@@ -14,6 +14,8 @@ import domainpar
 from domainpar.__main__ import COMMANDS
 from domainpar.tracking.events.features import table
 from domainpar.tracking.events.source_table import page as sources
+from domainpar.tracking.reco.performance.rates import definitions as track_metrics
+from domainpar.tracking.training.metrics import definitions as metrics
 
 
 def flags() -> str:
@@ -85,12 +87,13 @@ def features() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_sources(page: str) -> str:
-    """docs/your_data.md with the table of the sources anew."""
-    start, end = page.index("| `--source` |"), page.index("\n\n", page.index("| `--source` |"))
-    return page[:start] + "\n".join(sources()) + page[end:]
+def with_table(page: str, table: list[str]) -> str:
+    """A page with a table anew, which is found by its heading."""
+    start = page.index(table[0])
+    return page[:start] + "\n".join(table) + page[page.index("\n\n", start) :]
 
 
+TABLES = {"your_data.md": sources, "tracks.md": track_metrics, "reference/files.md": metrics}
 PAGES = {"flags.md": flags, "names.md": names, "features.md": features}
 
 if __name__ == "__main__":
@@ -98,5 +101,6 @@ if __name__ == "__main__":
     for page, write in PAGES.items():
         (directory / page).write_text(write(), encoding="utf-8")
         print(directory / page)
-    data = Path(__file__).parent / "your_data.md"
-    data.write_text(with_sources(data.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, table_of in TABLES.items():
+        path = Path(__file__).parent / name
+        path.write_text(with_table(path.read_text(encoding="utf-8"), table_of()), encoding="utf-8")

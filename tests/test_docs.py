@@ -82,6 +82,9 @@ def test_the_pages_of_flags_and_names_are_up_to_date():
     for page, write in module.PAGES.items():
         kept = (ROOT / "docs/reference" / page).read_text(encoding="utf-8")
         assert kept == write(), f"python docs/write_reference.py writes docs/reference/{page} anew"
+    for page, table in module.TABLES.items():
+        kept = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert kept == module.with_table(kept, table()), f"python docs/write_reference.py writes a table of {page} anew"
 
 
 def commands(text):

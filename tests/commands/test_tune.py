@@ -20,7 +20,7 @@ from domainpar.tracking.events.construct import Cuts, build_graph
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.reco.performance.counts import TrackCounts
-from domainpar.tracking.reco.performance.rates import efficiency
+from domainpar.tracking.reco.performance.rates import METRICS
 from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.tracks import REASONS, TrackOptions
 from domainpar.tracking.scoring import tuning
@@ -146,9 +146,9 @@ def test_cuts_are_judged_with_shared_hits_where_tracks_have_them(place, monkeypa
     found = []
     for shared_hits in (False, True):
         listed, _ = inferred(place, place / str(shared_hits), **flags, shared_hits=shared_hits)
-        counts = TrackCounts.read(listed["tracks"]["performance"]["val"]["network"]).styles["one_way"]
+        counts = TrackCounts.read(listed["tracks"]["performance"]["val"]["network"])
         found.append(kept(place)["greedy"]["efficiency"])
-        assert found[-1] == efficiency(counts)
+        assert found[-1] == METRICS["efficiency"].value(counts, "one_way")
     assert found[0] < found[1]  # more particles have all of their hits on one track
 
 

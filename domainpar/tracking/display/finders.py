@@ -15,42 +15,28 @@ from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Se
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
 from domainpar.tracking.reco.performance.counts import TrackCounts
-from domainpar.tracking.reco.performance.rates import CKF, FINDERS, NETWORK, PERFECT_SCORES, wilson
+from domainpar.tracking.reco.performance.rates import (
+    CKF,
+    FINDERS,
+    METRICS,
+    NETWORK,
+    PERFECT_SCORES,
+    BinnedRate,
+    in_order,
+    wilson,
+)
 
-RATES = {
-    "efficiency": (
-        "track-efficiency",
-        "track efficiency",
-        "Fraction of the target particles that a track reconstructs, against the true quantity of the particle. "
-        "Against pT the condition on pT is left out, so that the turn-on shows.",
-        "Efficiency",
-    ),
-    "fake_rate": (
-        "track-fakes",
-        "fake rate",
-        "Fraction of the tracks that match no particle, without unlabelled ones, against the quantity of the helix "
-        "fitted to the track; local hit density: the mean over its hits; distance to a border: the smallest of them. "
-        "Only tracks count whose fitted pT a target may have; against pT, all tracks count.",
-        "Fakes",
-    ),
-    "duplicate_rate": (
-        "track-duplicates",
-        "duplicates per found target",
-        "Further tracks of target particles that already have one, per target particle that was found.",
-        "Duplicates",
-    ),
-    "share": (
-        "track-quality",
-        "share of the tracks",
-        "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
-        "are of the particle with most of them; and by completeness, the share of that particle's hits on them.",
-        "Length and purity",
-    ),
-}
-"""Rates: name of the chart, label of its axis, caption, heading."""
-
-ZERO = {"fake_rate": "no fakes in any bin", "duplicate_rate": "no duplicates in any bin"}
-"""Rates of which panels that are zero everywhere are not drawn, and why."""
+QUALITY = BinnedRate(
+    "track-quality",
+    "share of the tracks",
+    "Length and purity",
+    "Tracks whose fitted pT is one that targets may have, by their hits; by purity, the share of their hits that "
+    "are of the particle with most of them; and by completeness, the share of that particle's hits on them.",
+    lambda of: (of.tracks, (sum(of.tracks),) * len(of.tracks)),
+    of_tracks=True,
+)
+RATES = {metric.binned.chart: metric.binned for metric in METRICS.values() if metric.binned} | {QUALITY.chart: QUALITY}
+"""What is shown in bins, by the names of the charts."""
 
 QUANTITIES = {
     "pt": "p_T [GeV]",
@@ -117,8 +103,8 @@ class RateCurve:
 
 def finders_of(run: RunFiles, splits: Sequence[str], other: RunFiles | None = None) -> list[Finder]:
     """All finders of tracks in the events of some splits, and the network of another run beside them."""
-    ours = run.pooled(splits)
-    names = [name for name in FINDERS if name in ours] + [name for name in ours if name not in FINDERS]
+    ours = in_order(run.pooled(splits))
+    names = [*ours]
     # The network comes first, then that of the other run: they are compared.
     how = run.in_legend(run.how_scored, other)
     further = itertools.cycle((Colour.GREEN, Colour.PURPLE, Colour.SKY, Colour.BLACK))
@@ -137,24 +123,19 @@ def finder_label(name: str, how: str) -> str:
     return f"network, {how}" if name == "network" and how else FINDERS.get(name, name)
 
 
-def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> RateCurve:
+def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: BinnedRate) -> RateCurve:
     """One rate in bins.
 
     Args:
         style: One of `styles.STYLES`.
-        quantity: One of `QUANTITIES`. Efficiency and duplicates go by the true particle, fakes by the fitted track.
+        quantity: One of `QUANTITIES`.
         rate: One of `RATES`.
     """
     binned = counts.binned[style][quantity]
-    part, whole = {
-        "efficiency": (binned.reconstructed, binned.targets),
-        "fake_rate": (binned.fakes, binned.tracks),
-        "duplicate_rate": (binned.duplicated, binned.reconstructed),
-        "share": (binned.tracks, (sum(binned.tracks),) * len(binned.tracks)),
-    }[rate]
+    part, whole = rate.counted(binned)
     intervals = []
     for k, n in zip(part, whole, strict=True):
-        if rate == "duplicate_rate" and n:  # no share: one particle may have several
+        if n and not rate.is_share:  # one particle may have several
             interval: tuple[float, float] | None = max(0.0, k / n - math.sqrt(k) / n), k / n + math.sqrt(k) / n
         else:
             interval = wilson(k, n) if n else None
@@ -163,11 +144,11 @@ def rate_curve(counts: TrackCounts, style: str, quantity: str, rate: str) -> Rat
     return RateCurve(np.array(binned.edges), np.array(part, np.float64), np.array(whole, np.float64), value, low, high)
 
 
-def quantities_of(rate: str) -> tuple[str, ...]:
-    """The quantities that a rate is shown against: a fake has no vertex."""
-    if rate == "share":
+def quantities_of(rate: BinnedRate) -> tuple[str, ...]:
+    """The quantities that a rate is shown against: a track alone has no vertex."""
+    if rate is QUALITY:
         return QUALITIES
-    left_out = ("purity", "completeness", *(("radius", "vz") if rate == "fake_rate" else ()))
+    left_out = ("purity", "completeness", *(("radius", "vz") if rate.of_tracks else ()))
     return tuple(name for name in QUANTITIES if name not in left_out)
 
 
@@ -175,20 +156,30 @@ def track_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder]
     """A chart of each rate in each style of matching; where the network of another run is among the finders, one of
     both networks, and of perfect scores, near the borders of sectors."""
     charts = []
-    for rate, (name, _, caption, heading) in RATES.items():
-        caption += f" Bins with fewer than {FEWEST} are left out."
+    for rate in RATES.values():
         for style in styles:
             panels = _panels(finders, style, quantities_of(rate), rate)
-            if rate not in ("fake_rate", "share") and "pt" in run.tracking.cuts.target:
+            if not rate.of_tracks and "pt" in run.tracking.cuts.target:
                 panels[0] = replace(panels[0], title="without the condition on p_T")
-            title = title_of(run, splits, finders, style)
-            of_rate = Chart(name, title, tuple(panels), heading=heading, caption=caption, variant=style)
-            charts.append(replace(of_rate, zero=ZERO.get(rate, "")))
+            charts.append(
+                Chart(
+                    rate.chart,
+                    title_of(run, splits, finders, style),
+                    tuple(panels),
+                    heading=rate.heading,
+                    caption=f"{rate.caption} Bins with fewer than {FEWEST} are left out.",
+                    variant=style,
+                    zero=rate.zero,
+                )
+            )
     if any(finder.other for finder in finders):
         compared = [finder for finder in finders if finder.name in (NETWORK, PERFECT_SCORES)]
         # More than half of a particle's hits are on one track only: where that is asked for, there are no duplicates.
-        rates = [rate for rate in list(RATES)[:3] if styles[0] == "atlas" or rate != "duplicate_rate"]
-        of_borders = tuple(replace(_panels(compared, styles[0], ("border",), rate)[0], name=rate) for rate in rates)
+        of_borders = tuple(
+            replace(_panels(compared, styles[0], ("border",), metric.binned)[0], name=name)
+            for name, metric in METRICS.items()
+            if metric.binned and (styles[0] == "atlas" or not metric.duplicates)
+        )
         title = title_of(run, splits, finders, styles[0])
         charts.append(Chart(BORDERS, title, of_borders, columns=len(of_borders), on_page=False))
     return charts
@@ -204,7 +195,7 @@ def title_of(run: RunFiles, splits: Sequence[str], finders: Sequence[Finder], st
     )
 
 
-def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], rate: str) -> list[Panel]:
+def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], rate: BinnedRate) -> list[Panel]:
     """A rate against some quantities, with one scale for all; against pT from zero, so that the turn-on shows."""
     curves = {name: [rate_curve(finder.counts, style, name, rate) for finder in finders] for name in quantities}
     panels = []
@@ -215,33 +206,33 @@ def _panels(finders: Sequence[Finder], style: str, quantities: Sequence[str], ra
             place = measured.index(finder) if finder in measured else 0
             series.append(series_of(finder, curve, quantity, place, len(measured)))
         # Purities and lengths have little in common.
-        low, high = _limits({quantity: of_finders} if rate == "share" else curves, rate)
-        y = ChartAxis(RATES[rate][1], 0.0 if quantity == "pt" else low, high)
-        panels.append(Panel(quantity, tuple(series), axis_of(quantity, of_finders[0].edges, rate, series), y))
+        low, high = _limits({quantity: of_finders} if rate is QUALITY else curves, rate)
+        y = ChartAxis(rate.axis, 0.0 if quantity == "pt" else low, high)
+        panels.append(Panel(quantity, tuple(series), axis_of(quantity, of_finders[0].edges, series, rate), y))
     return panels
 
 
-def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: str) -> tuple[float, float]:
+def _limits(curves: Mapping[str, Sequence[RateCurve]], rate: BinnedRate) -> tuple[float, float]:
     """From zero to a little above all values, and the intervals of bins with enough in them; an efficiency from the
     tenth below these to 1."""
-    drawn = [curve for quantity, each in curves.items() if quantity != "pt" or rate != "efficiency" for curve in each]
+    drawn = [curve for quantity, each in curves.items() if quantity != "pt" or not rate.near_one for curve in each]
     ends = [(curve.value[curve.whole >= FEWEST], curve.value[curve.whole >= FEWEST]) for curve in drawn]
     ends += [(curve.low[curve.whole >= ENOUGH], curve.high[curve.whole >= ENOUGH]) for curve in drawn]
-    if rate != "efficiency":
+    if not rate.near_one:
         highest = 1.15 * max(float(np.max(high, initial=0.0)) for _, high in ends)
-        return 0.0, max(highest if rate == "duplicate_rate" else min(highest, 1.05), 0.02)
+        return 0.0, max(min(highest, 1.05) if rate.is_share else highest, 0.02)
     lowest = min(float(np.min(low, initial=1.0)) for low, _ in ends)
     return float(np.floor(10 * lowest - 0.2) / 10) if lowest > 0.15 else 0.0, 1.05
 
 
-def axis_of(quantity: str, edges: FloatArray, rate: str, series: Sequence[Series]) -> ChartAxis:
+def axis_of(quantity: str, edges: FloatArray, series: Sequence[Series], rate: BinnedRate | None = None) -> ChartAxis:
     """The axis over the bins in which something is drawn, and one more at both ends. It says whose the quantity is:
     fakes have no true particle."""
     label = QUANTITIES[quantity]
     if quantity not in ("density", "holes", "border", *QUALITIES):
-        label = f"{'fitted' if rate == 'fake_rate' else 'true'} {label}"
+        label = f"{'fitted' if rate and rate.of_tracks else 'true'} {label}"
     y = np.stack([one.y for one in series])
-    drawn = np.flatnonzero((np.isfinite(y) & ((y != 0) | (rate != "share"))).any(axis=0))
+    drawn = np.flatnonzero((np.isfinite(y) & ((y != 0) | (rate is not QUALITY))).any(axis=0))
     begin, end = (max(drawn[0] - 1, 0), drawn[-1] + 3) if len(drawn) else (0, len(edges))
     borders, edges = _borders(edges, quantity)[begin:end], edges[begin:end]
     ticks = log_ticks(float(borders[0]), float(borders[-1])) if quantity in LOGARITHMIC else ()

@@ -120,7 +120,7 @@ def resolution_charts(run: RunFiles, splits: Sequence[str], finders: Sequence[Fi
                     y = ChartAxis(y.label, -max(1.0, far), max(1.0, far))
                 elif chart == "track-resolution":
                     y = log_axis(words + label, values)
-                x = axis_of(quantity, np.array(edges), "efficiency", series)
+                x = axis_of(quantity, np.array(edges), series)
                 panels.append(Panel(f"{name}-{quantity}", tuple(series), x, y))
         more = f" {several(left_out, 'more event')} not counted here." if left_out else ""
         line, words = title.partition(", 68.3 %")[0], caption + ABOUT + more

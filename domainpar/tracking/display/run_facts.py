@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from domainpar.runs.records import RunRecord, StoreRecord, Table
 from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
 from domainpar.tracking.events.own_events import training_overlap
+from domainpar.tracking.training.metrics import EDGE_METRICS, LABEL_METRICS, Metric
 
 STATES = {
     "done": "done",
@@ -30,9 +31,6 @@ STATES = {
 LAST, BEST = "in training, last", "in training, best"
 """The two validations that are shown: the last, and that of the best checkpoint."""
 
-AREAS = {"edge_auc_pooled": "pooled", "edge_auc_mean": "mean over events"}
-"""Words for the two areas under the ROC curve: that of training, and that of `infer`."""
-
 
 @dataclass(frozen=True)
 class ReportTable:
@@ -43,6 +41,7 @@ class ReportTable:
     note: str = ""  # a remark below it
     words: int = 1  # number of columns, the first ones, that hold words; the others hold numbers
     numbers: tuple[tuple[object, ...], ...] = ()  # what it is made of, as lines of `html.HEADING`
+    meanings: Mapping[str, str] = field(default_factory=dict)  # of headings: shown to who points at them
 
     @classmethod
     def of(
@@ -51,10 +50,11 @@ class ReportTable:
         note: str = "",
         words: int = 1,
         numbers: Sequence[tuple[object, ...]] = (),
+        meanings: Mapping[str, str] | None = None,
     ) -> tuple[ReportTable, ...]:
         """The table of some rows, each its cells by the headings; no table of no rows."""
         cells = tuple(tuple(row.values()) for row in rows)
-        return (cls(tuple(rows[0]), cells, note, words, tuple(numbers)),) if rows else ()
+        return (cls(tuple(rows[0]), cells, note, words, tuple(numbers), meanings or {}),) if rows else ()
 
 
 def facts(run: RunFiles) -> ReportTable:
@@ -132,11 +132,8 @@ def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[ReportT
     edges = [
         {
             **where,
-            "edge efficiency": short(values.get("edge_efficiency")),
-            "edge purity": short(values.get("edge_purity")),
             **({"loss": short(values.get("loss"))} if with_loss else {}),
-            # Training pools the edges of all events, `infer` keeps those of one at a time.
-            "edge AUC": "".join(f"{short(values[name])} {word}" for name, word in AREAS.items() if name in values),
+            **{metric.heading: _cell(metric, values) for metric in EDGE_METRICS},
             "target edges": f"{values.get('target_edges') or 0:,}",
         }
         for where, values in counted
@@ -147,15 +144,22 @@ def final_metrics(run: RunFiles, other: RunFiles | None = None) -> tuple[ReportT
             **where,
             "label": label,
             "known": f"{figures.get('known') or 0:,}",
-            "accuracy": short(figures.get("accuracy")),
-            "mean of classes": short(figures.get("mean_accuracy")),
-            "RMSE": short(figures.get("rmse")),
-            "R^2": short(figures.get("r2")),
+            **{metric.heading: short(figures.get(metric.name)) for metric in LABEL_METRICS},
         }
         for where, values in counted
         for label, figures in values.get("labels", {}).items()
     ]
-    return *ReportTable.of(edges, words=3), *ReportTable.of(labels, words=4)
+    meanings = {metric.heading: metric.meaning for metric in (*EDGE_METRICS, *LABEL_METRICS)}
+    of_edges = ReportTable.of(edges, words=3, meanings=meanings)
+    return of_edges + ReportTable.of(labels, words=4, meanings=meanings)
+
+
+def _cell(metric: Metric, values: Table) -> str:
+    """A metric of edges. Training pools the edges of all events, `infer` keeps those of one at a time."""
+    if not metric.mean:
+        return short(values.get(metric.name))
+    words = {metric.name: "pooled", metric.mean: "mean over events"}
+    return "".join(f"{short(values[name])} {how}" for name, how in words.items() if name in values)
 
 
 def _counted(run: RunFiles) -> dict[str, tuple[dict[str, str], Table]]:

@@ -34,17 +34,7 @@ from domainpar.tracking.display.training import (
 )
 from domainpar.tracking.reco.performance.lost import REASONS, SEGMENT
 from domainpar.tracking.reco.performance.matching import STYLES
-from domainpar.tracking.reco.performance.rates import (
-    PERFECT_SCORES,
-    duplicate_rate,
-    efficiency,
-    fake_rate,
-    has_duplicates,
-    majority_rates,
-    mean_trackml_score,
-    unlabelled_rate,
-    wilson,
-)
+from domainpar.tracking.reco.performance.rates import METRICS, PERFECT_SCORES
 
 NUM_PARTS = (2, 4, 8, 16)
 """Ranks for which the cost of a split is shown."""
@@ -249,7 +239,7 @@ def _edges(run: RunFiles, other: RunFiles | None) -> Section:
 def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
     """Efficiency, fakes and duplicates of every finder."""
     title = "Tracks"
-    names = [*(name for name, *_ in RATES.values()), *([BORDERS] if other is not None else []), *OF_FITS]
+    names = [*RATES, *([BORDERS] if other is not None else []), *OF_FITS]
     splits = run.splits_to_show(run.performance)
     if not (finders := finders_of(run, splits, other)):
         otherwise = "No event with tracks has truth to count against."
@@ -291,35 +281,26 @@ def _tracks(run: RunFiles, other: RunFiles | None) -> Section:
 
 def _rate_tables(finders: list[Finder], note: str = "") -> tuple[ReportTable, ...]:
     """Rates of each finder in each style of matching, and its tracks by the share of their majority particle."""
+    by_style = [metric for metric in METRICS.values() if metric.heading and metric.by_style]
+    others = [metric for metric in METRICS.values() if metric.heading and not metric.by_style]
     rates, majorities = [], []
     for finder in finders:
         for style in STYLES:
-            counts = finder.counts.styles[style]
-            interval = wilson(counts.reconstructed, counts.targets)
-            rates.append(
-                {
-                    "found by": finder.label if style == STYLES[0] else "",
-                    "matching": style,
-                    "targets found": f"{counts.reconstructed:,} of {counts.targets:,}",
-                    "efficiency": short(efficiency(counts)),
-                    "68.3 % interval": "–" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}",
-                    "fake rate": short(fake_rate(counts)),
-                    "unlabelled": short(unlabelled_rate(counts)),
-                    "duplicates": short(duplicate_rate(counts) if has_duplicates(finder.counts, style) else None),
-                }
-            )
-        shares = majority_rates(finder.counts.majority)
-        majorities.append(
-            {
-                "found by": finder.label,
-                "tracks": f"{finder.counts.styles[STYLES[0]].matchable:,}",
-                "perfect": short(shares["perfect"]),
-                "double majority": short(shares["double_majority"]),
-                "LHC": short(shares["lhc"]),
-                "TrackML score": short(mean_trackml_score(finder.counts)),
-            }
-        )
-    return ReportTable.of(rates, note, words=2) + ReportTable.of(majorities)
+            of = finder.counts.styles[style]
+            row = {"found by": finder.label if style == STYLES[0] else "", "matching": style}
+            row["targets found"] = f"{of.reconstructed:,} of {of.targets:,}"
+            for metric in by_style:
+                row[metric.heading] = short(metric.value(finder.counts, style))
+                if metric.interval:
+                    limits = metric.limits(finder.counts, style)
+                    row["68.3 % interval"] = "–" if limits is None else f"{limits[0]:.4f} to {limits[1]:.4f}"
+            rates.append(row)
+        tracks = f"{finder.counts.styles[STYLES[0]].matchable:,}"
+        of_finder = {metric.heading: short(metric.value(finder.counts, STYLES[0])) for metric in others}
+        majorities.append({"found by": finder.label, "tracks": tracks, **of_finder})
+    meanings = {metric.heading: metric.definition.replace("`", "") for metric in METRICS.values()}
+    of_styles = ReportTable.of(rates, note, words=2, meanings=meanings)
+    return of_styles + ReportTable.of(majorities, meanings=meanings)
 
 
 def _losses(run: RunFiles) -> tuple[Section, ...]:

@@ -14,19 +14,12 @@ from domainpar.tracking.display.chart import Chart, ChartAxis, Colour, Panel, Se
 from domainpar.tracking.display.run_facts import ReportTable
 from domainpar.tracking.display.run_files import RunFiles
 from domainpar.tracking.events.graph import FloatArray
+from domainpar.tracking.training.metrics import EDGE_METRICS, LABEL_METRICS
 from partitioners.quality import imbalance
 
 QUANTITIES = {
     "loss": ("loss per edge", "Loss per edge, weighted as in the training; the smaller the better."),
-    "edge_auc_pooled": (
-        "edge AUC, pooled",
-        "Area under the ROC curve of target edges against other edges, of all events together.",
-    ),
-    "edge_efficiency": (
-        "edge efficiency (score > 0.5)",
-        "Fraction of the target edges in the graph with a score above 0.5.",
-    ),
-    "edge_purity": ("edge purity (score > 0.5)", "Fraction of target edges among the edges with a score above 0.5."),
+    **{metric.name: (metric.axis, metric.meaning) for metric in EDGE_METRICS if metric.axis},
     "lr": ("learning rate", "Learning rate of each step."),
     "grad_norm": ("norm of the gradient", "Norm of the gradient before clipping."),
 }
@@ -70,15 +63,11 @@ def training_curves(run: RunFiles) -> dict[str, dict[str, FloatArray]]:
 def label_figures(run: RunFiles) -> dict[str, tuple[str, str]]:
     """Figures of the labels that a run learns, by quantity, as in `QUANTITIES`; in records they are by label."""
     last = next(iter(run.records_of("train")[-1:]), {})
-    told = {
-        "accuracy": ("accuracy", "Fraction of the nodes or events with a known label that get the right class."),
-        "r2": ("R^2", "Fraction of the variance of the label that the network explains."),
-    }
     return {
-        f"{label}.{figure}": (f"{label}: {name}", caption)
+        f"{label}.{metric.name}": (f"{label}: {metric.axis}", metric.meaning)
         for label, figures in last.get("labels", {}).items()
-        for figure, (name, caption) in told.items()
-        if figure in figures
+        for metric in LABEL_METRICS
+        if metric.axis and metric.name in figures
     }
 
 

@@ -30,8 +30,9 @@ from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
 from domainpar.tracking.scoring.scorer import EventEvaluator, Outcome
 from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
-from domainpar.tracking.training.label_loss import count_labels, figures_of
-from domainpar.tracking.training.metrics import EdgeCounts, count_event, metrics_over
+from domainpar.tracking.training.edge_counting import count_event
+from domainpar.tracking.training.label_loss import count_labels
+from domainpar.tracking.training.metrics import EdgeCounts, label_metrics, metrics_over
 from domainpar.tracking.training.tasks import EDGES, Tasks
 from partitioners import Sectors
 
@@ -200,7 +201,7 @@ class EventMetrics:
                 ]
                 for task in self.tasks.labels
             }
-            labels = {task.name: figures_of(task, np.sum(of, axis=0)) for task, of in counts.items() if of}
+            labels = {task.name: label_metrics(task, np.sum(of, axis=0)) for task, of in counts.items() if of}
             metrics.setdefault(split, {"events": len(evaluations)})["labels"] = labels
         for split, evaluations in self._by_split("tracks").items():
             segments = [evaluation["segments"] for evaluation in evaluations]

@@ -15,6 +15,7 @@ from domainpar.tracking.reco.performance.counts import TrackCounts
 from domainpar.tracking.reco.performance.rates import short, table
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome
+from domainpar.tracking.training.metrics import EDGE_METRICS
 from partitioners import number_of_sectors
 
 
@@ -168,8 +169,8 @@ def metric_lines(record: ScoresRecord) -> list[str]:
     of_edges, of_filter, of_labels, of_segments = [], [], [], []
     approximate = ", approximate" if record.mode == "naive" else ""
     for split, values in record.metrics.items():
-        if "edge_auc_mean" in values:
-            names = "edge_efficiency", "edge_purity", "edge_auc_mean"
+        if "target_edges" in values:
+            names = (metric.mean or metric.name for metric in EDGE_METRICS)
             shown = " ".join(f"{name}={short(values[name])}" for name in names)
             of_edges.append(
                 f"split={split} events={values['events']} {shown} (score above 0.5, against "

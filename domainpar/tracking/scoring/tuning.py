@@ -18,7 +18,7 @@ from domainpar.tracking.config.infer import CountedTrackFlags, TrackFlags
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
-from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
+from domainpar.tracking.reco.performance.rates import METRICS
 from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.tracks import REASONS, TrackOptions, shared_hits, tracks_from_scores
 from domainpar.tracking.scoring.event_tracks import hits_of
@@ -34,8 +34,10 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 QUALITIES = (0.0, 8.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0)
 """Those of `min_quality`, which is tried with each of them."""
 
-RATES = ("efficiency", "fakes", "unlabelled", "duplicates")
-"""What cuts are evaluated by."""
+RATES = {
+    "efficiency": "efficiency", "fakes": "fake_rate", "unlabelled": "unlabelled_rate", "duplicates": "duplicate_rate",
+}  # fmt: skip
+"""What cuts are evaluated by: the names of metrics in `tracks.json`, and in `METRICS`."""
 
 ENOUGH_TARGETS = 10_000
 """Target particles of the events that are taken: a rate of 0.9 is then known to 0.3 %, and two cuts, which see the same
@@ -129,7 +131,11 @@ def tune(
     totals = [
         total(TrackCounts.read(evaluation[str(number)]) for _, evaluation in evaluated) for number in range(len(tried))
     ]
-    rates = [_rates(counts, config.matching_style) for counts in totals]
+    # Nothing to divide by, no targets or no tracks, is 0.
+    rates = [
+        {name: METRICS[metric].value(counts, config.matching_style) or 0.0 for name, metric in RATES.items()}
+        for counts in totals
+    ]
     best = max(range(len(tried)), key=lambda number: merit(rates[number], config.max_fake_rate))  # the first of equals
     about = {"style": config.matching_style, "events": len(evaluated), "quality": list(REASONS)}
     return {"cuts": tried[best], **rates[best], **about}
@@ -191,10 +197,3 @@ def describe(options: TrackOptions, chosen: dict[str, Any]) -> str:
     rates = ", ".join(f"{name} {chosen[name]:.4f}" for name in RATES)
     over = f"{several(chosen['events'], 'validation event')}, {chosen['style']}"
     return f"tuned    : {key_of(options)}, {values} ({over}: {rates})"
-
-
-def _rates(counts: TrackCounts, style: str) -> dict[str, float]:
-    of_style = counts.styles[style]
-    rates = efficiency(of_style), fake_rate(of_style), unlabelled_rate(of_style), duplicate_rate(of_style)
-    # Nothing to divide by: no targets, or no tracks.
-    return dict(zip(RATES, (rate or 0.0 for rate in rates)))

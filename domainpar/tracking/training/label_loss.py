@@ -149,35 +149,6 @@ class LabelMetrics:
         transport.all_reduce(self._classes)
         self._numbers.reduce(transport)
 
-    def figures(self) -> dict[str, Any]:
-        """Metrics of all that was counted: see `figures_of`."""
-        return figures_of(self.task, self.counts)
-
-
-def figures_of(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
-    """Metrics of what was counted of a label, None where there is nothing to divide by.
-
-    `accuracy` is the fraction of rows with the right class, `mean_accuracy` its mean over classes that occur; `rmse`
-    the root mean square error of numbers, in their own unit, `r2` the fraction of their variance that is explained.
-    """
-    if task.label.classes:
-        found, there = np.array(counts)
-        occur = there > 0
-        return {
-            "known": int(there.sum()),
-            "accuracy": float(found.sum() / there.sum()) if occur.any() else None,
-            "mean_accuracy": float((found[occur] / there[occur]).mean()) if occur.any() else None,
-        }
-    count, squares, total, total_of_squares = counts
-    if not count > 0:  # nothing, or something that was too far off to be added
-        return {"known": 0 if count == 0 else None, "rmse": None, "r2": None}
-    spread = total_of_squares - total * total / count
-    return {
-        "known": int(count),
-        "rmse": task.scale * math.sqrt(squares / count),
-        "r2": 1.0 - squares / spread if spread > 1e-9 * total_of_squares else None,  # else it is rounding
-    }
-
 
 def count_labels(event: StoredEvent, readings: Mapping[str, Array], tasks: Sequence[Task]) -> dict[str, list[Any]]:
     """Counts of the predicted labels of a whole event, in the order of its source, by name.

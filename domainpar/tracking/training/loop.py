@@ -24,7 +24,7 @@ from domainpar.placed.replicas import StepBuffers
 from domainpar.tracking.training.edge_classes import NOT_KNOWN
 from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
-from domainpar.tracking.training.metrics import EdgeCounts, metrics_of
+from domainpar.tracking.training.metrics import EdgeCounts, label_metrics, metrics_of
 from domainpar.tracking.training.monitor.failure import Now, memory_explained
 from domainpar.tracking.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
 from domainpar.tracking.training.monitor.rank_differences import Stragglers, as_records, check_replicas
@@ -334,7 +334,7 @@ class Trainer:
         if self.tasks:
             metrics["loss_of_edges"] = losses[0] if self.loader.tasks.edge_weight else None
             metrics["labels"] = {
-                name: {"loss": loss if math.isfinite(loss) else None, **of_label.figures()}
+                name: {"loss": loss if math.isfinite(loss) else None, **label_metrics(of_label.task, of_label.counts)}
                 for loss, (name, of_label) in zip(losses[1:], step_totals.labels.items())
             }
         more = {"skipped_events": totals.skipped, "edges_unknown": int(totals.kinds[NOT_KNOWN])}

@@ -1,29 +1,52 @@
-"""How good the scores are, in integers: counts are added over tiles, events and ranks, and divided once.
+"""Metrics of edges and of labels, each declared once: all that writes, prints or draws metrics walks these tables.
 
-Everything is counted against the candidate edges *in the graph*. True segments that no candidate edge joins do not
-appear here.
+What is counted is added over tiles, events and ranks, and divided once. Edges are counted against the candidate edges
+*in the graph*. True segments that no candidate edge joins do not appear here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from domainpar.parallel.transport import Transport
-from domainpar.parallel.world import World
 from domainpar.tracking.events.graph import IntArray
-from domainpar.tracking.events.store import StoredEvent
-from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET, edge_classes
+from domainpar.tracking.reco.performance.rates import ratio
+
+if TYPE_CHECKING:  # torch comes with it; a report needs none
+    from domainpar.tracking.training.tasks import Task
 
 AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (approximate: naive mode)"}
 """The edges that are counted: of whole events, or of independent sectors."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: how it comes from counts, and how it is shown.
+
+    Attributes:
+        name: In `metrics.jsonl`, event files, `scores.json` and printed lines.
+        heading: In the tables of the report.
+        meaning: A sentence for docs/reference/files.md, and for the captions and headings of the report.
+        value: Of the counts; None where there is nothing to divide by.
+        axis: The label of its chart in the report; empty for no chart.
+        line: Its format in the printed line of a step; empty: it is not in it.
+        mean: Its name in `scores.json` if it is the mean over events there; empty: it is that of all events together.
+    """
+
+    name: str
+    heading: str
+    meaning: str
+    value: Callable[[Any], float | None]
+    axis: str = ""
+    line: str = ""
+    mean: str = ""
+
+
+# --- edges -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,106 +63,34 @@ class EdgeCounts:
     not_scored: int = 0
     in_unit: int = 0  # edges whose logit lies between 0 and 1, where logits of a sigmoid's results do
 
-    @property
-    def efficiency(self) -> float:
-        """Share of the targets in the graph that pass; NaN without targets."""
-        return self.found / self.targets if self.targets else math.nan
 
-    @property
-    def purity(self) -> float:
-        """Share of targets among the passing edges, true segments of other particles left out; NaN if none pass."""
-        counted = self.passing - self.passing_other
-        return self.found / counted if counted else math.nan
-
-    @property
-    def auc(self) -> float:
-        """Area under the ROC curve of targets against all other edges, exact; NaN if there is only one kind."""
-        pairs = self.targets * (self.edges - self.targets)
-        return self.ordered / (2 * pairs) if pairs else math.nan
-
-    def ratios(self) -> dict[str, float | None]:
-        """Efficiency, purity and AUC by their names in records; None where there is nothing to divide by."""
-        ratios = {"edge_efficiency": self.efficiency, "edge_purity": self.purity, "edge_auc_pooled": self.auc}
-        return {name: None if math.isnan(value) else value for name, value in ratios.items()}
-
-
-@dataclass
-class EdgeMetrics:
-    """Collects scores of owned edges, then counts them over all ranks.
-
-    Attributes:
-        device: Where the ranks compute, the same kind on all of them: on GPUs logits stay there.
-    """
-
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _by_class: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    _not_scored: int = 0
-
-    def add(self, logits: npt.NDArray[Any], classes: IntArray, not_scored: int = 0) -> None:
-        """Take the logits and classes of the owned edges of one part, [n] each, and how many edges got no score."""
-        rows = {kind: torch.from_numpy(np.flatnonzero(classes == kind)) for kind in (TARGET, OTHER, FAKE)}
-        self.add_rows(torch.from_numpy(logits), rows, not_scored)
-
-    def add_rows(self, logits: Tensor, rows: Mapping[int, Tensor], not_scored: int = 0) -> None:
-        """The same of the logits of local edges, which stay where they are; `rows`: the owned edges of each class."""
-        targets, others, rest = (logits.index_select(0, rows[kind]) for kind in (TARGET, OTHER, FAKE))
-        self._by_class.append((targets, others, rest))
-        self._not_scored += not_scored
-
-    def count(self, transport: Transport) -> EdgeCounts:
-        """Counts over everything that was added on any rank. *Collective*.
-
-        The AUC is exact and needs no gathered event: the targets' logits, a few per cent of all, go to every rank,
-        which ranks its own other edges against them; the pairs are counted in integers.
-        """
-        counts = self.counts_here(transport).cpu()
-        transport.all_reduce(counts)
-        return EdgeCounts(*counts.tolist())
-
-    def counts_here(self, transport: Transport) -> Tensor:
-        """The fields of `EdgeCounts` over what was added on this rank, int64 [8] on its device. *Collective*.
-
-        A host does not wait for its GPU.
-        """
-        none = torch.zeros(0, dtype=torch.float64, device=self.device)
-        nothing = none, none, none
-        # Of float32 too: float64 holds each exactly, and all ranks compare one type.
-        targets, others, rest = (torch.cat(parts) for parts in zip(nothing, *self._by_class))
-        # Both are sorted, or each search is a cache miss.
-        all_targets, below = _in_order(_gather_logits(targets, transport)), _in_order(torch.cat([others, rest]))
-        # Others below a target count twice, on both sides; those that tie with it once.
-        ordered = (
-            torch.searchsorted(below, all_targets).sum() + torch.searchsorted(below, all_targets, right=True).sum()
-        )
-        everything = torch.cat([targets, below])
-        # Filled in by the GPU: a copy of these numbers would make the host wait.
-        edges, wanted, missing = (
-            none.new_full((), count, dtype=torch.int64) for count in (len(everything), len(targets), self._not_scored)
-        )
-        # A logit above 0 is a score above 0.5, without the rounding of a sigmoid.
-        found, passing, other = ((logits > 0).sum() for logits in (targets, everything, others))
-        in_unit = ((everything >= 0) & (everything <= 1)).sum()
-        return torch.stack([edges, wanted, found, passing, other, ordered, missing, in_unit])
-
-
-def _in_order(values: Tensor) -> Tensor:
-    """Sorted; on CPU by numpy, which has vectors for it."""
-    return torch.from_numpy(np.sort(values.numpy())) if values.device.type == "cpu" else values.sort().values
-
-
-def _gather_logits(logits: Tensor, transport: Transport) -> Tensor:
-    """Logits of all ranks, in any order. *Collective*."""
-    if logits.device.type == "cpu":
-        gathered = b"".join(transport.all_gather(logits.numpy().tobytes()))
-        return torch.from_numpy(np.frombuffer(gathered, np.float64).copy())
-    counts = [int.from_bytes(count, "little") for count in transport.all_gather(len(logits).to_bytes(8, "little"))]
-    mine = [0 if peer == transport.rank else len(logits) for peer in range(transport.size)]
-    theirs = [0 if peer == transport.rank else count for peer, count in enumerate(counts)]
-    received = logits.new_empty(sum(theirs), 1)
-    sent_before = transport.bytes_sent
-    transport.start(logits.repeat(transport.size - 1)[:, None], mine, received, theirs).finish()
-    transport.bytes_sent = sent_before  # which counts rows of events
-    return torch.cat([logits, received[:, 0]])
+EDGE_METRICS = (
+    Metric(
+        "edge_efficiency",
+        "edge efficiency",
+        "Fraction of the target edges in the graph with a score above 0.5.",
+        lambda of: ratio(of.found, of.targets),
+        axis="edge efficiency (score > 0.5)",
+        line=".4f",
+    ),
+    Metric(
+        "edge_purity",
+        "edge purity",
+        "Fraction of target edges among the edges with a score above 0.5, without true segments of other particles.",
+        lambda of: ratio(of.found, of.passing - of.passing_other),
+        axis="edge purity (score > 0.5)",
+        line=".4f",
+    ),
+    Metric(
+        "edge_auc_pooled",
+        "edge AUC",
+        "Area under the ROC curve of target edges against other edges, of all events together.",
+        lambda of: ratio(of.ordered, 2 * of.targets * (of.edges - of.targets)),
+        axis="edge AUC, pooled",
+        line=".4f",
+        mean="edge_auc_mean",  # pairs of two events are not counted, so that no event's scores need to be kept
+    ),
+)
 
 
 def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
@@ -149,7 +100,7 @@ def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
         in_sectors: Whether the graphs were independent sectors, which lack the edges between them.
     """
     return {
-        **counts.ratios(),
+        **{metric.name: metric.value(counts) for metric in EDGE_METRICS},
         "counted_against": AGAINST[in_sectors],
         "edges": counts.edges,
         "edges_not_scored": counts.not_scored,
@@ -157,42 +108,92 @@ def metrics_of(counts: EdgeCounts, in_sectors: bool = False) -> dict[str, Any]:
     }
 
 
-def count_event(
-    event: StoredEvent, logits: npt.NDArray[np.floating], conditions: Mapping[str, Any] | None
-) -> EdgeCounts | None:
-    """Compare the logits of a whole event with its truth; on one rank.
+def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
+    """Metrics over whole events, None where there is nothing to divide by."""
+    total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
+    metrics: dict[str, float | None] = {}
+    for metric in EDGE_METRICS:
+        if metric.mean:
+            known = [value for of_event in counts if (value := metric.value(of_event)) is not None]
+            metrics[metric.mean] = float(np.mean(known)) if known else None
+        else:
+            metrics[metric.name] = metric.value(total)
+    return {"events": len(counts), **metrics, "edges": total.edges, "target_edges": total.targets}
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+class ClassCounts(NamedTuple):
+    """Rows of a label that is a class."""
+
+    found: IntArray  # those of each class that were found right, int64 [classes]
+    rows: IntArray  # all of each class
+
+
+class NumberSums(NamedTuple):
+    """Sums over the rows of a label that is a number, in a unit of its own."""
+
+    scale: float  # the unit
+    rows: float  # how many
+    squares: float  # of the squares of what they are off
+    labels: float
+    squares_of_labels: float
+
+
+def _explained(of: NumberSums) -> float | None:
+    spread = of.squares_of_labels - of.labels * of.labels / of.rows
+    return 1.0 - of.squares / spread if spread > 1e-9 * of.squares_of_labels else None  # else it is rounding
+
+
+CLASS_METRICS = (
+    Metric(
+        "accuracy",
+        "accuracy",
+        "Fraction of the nodes or events with a known label that get the right class.",
+        lambda of: ratio(int(of.found.sum()), int(of.rows.sum())),
+        axis="accuracy",
+        line=".4f",
+    ),
+    Metric(
+        "mean_accuracy",
+        "mean of classes",
+        "Mean of the accuracy over the classes that occur.",
+        lambda of: float((of.found[of.rows > 0] / of.rows[of.rows > 0]).mean()) if of.rows.any() else None,
+    ),
+)
+
+NUMBER_METRICS = (
+    Metric(
+        "rmse",
+        "RMSE",
+        "Root mean square error of the label, in its own unit.",
+        lambda of: of.scale * math.sqrt(of.squares / of.rows),
+        line=".4g",
+    ),
+    Metric("r2", "R^2", "Fraction of the variance of the label that the network explains.", _explained, "R^2", ".4f"),
+)
+
+LABEL_METRICS = (*CLASS_METRICS, *NUMBER_METRICS)
+
+
+def label_metrics(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
+    """Metrics of what was counted of a label, None where there is nothing to divide by; and how many are `known`.
 
     Args:
-        logits: Logits of all edges in stored order, [E]; -inf for one that got none.
-        conditions: Conditions of a target particle; None: every particle is one.
-
-    Returns:
-        The counts; None if the event has no truth, or lacks a quantity that the conditions are about.
+        counts: As of `label_loss.LabelMetrics`.
     """
-    if not event.has_labels:
-        return None
-    every_edge = np.arange(event.num_edges)
-    label, particles, particle_of_edge = event.read_edges("label", every_edge), event.particles(), None
-    if conditions and event.has_particle_ids:
-        particle_of_edge = event.read_nodes("particle_id", event.read_edges("dst", every_edge))
-    try:
-        classes = edge_classes(label, particle_of_edge, particles, conditions)
-    except ValueError:  # an event of another source; its scores are kept
-        return None
-    metrics = EdgeMetrics()
-    metrics.add(logits, classes)
-    return metrics.count(World.alone().transport)
+    if task.label.classes:
+        of_classes = ClassCounts(*np.array(counts))
+        metrics = {metric.name: metric.value(of_classes) for metric in CLASS_METRICS}
+        return {"known": int(of_classes.rows.sum()), **metrics}
+    sums = NumberSums(task.scale, *counts)
+    if not sums.rows > 0:  # nothing, or something that was too far off to be added
+        return {"known": 0 if sums.rows == 0 else None, **{metric.name: None for metric in NUMBER_METRICS}}
+    return {"known": int(sums.rows), **{metric.name: metric.value(sums) for metric in NUMBER_METRICS}}
 
 
-def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
-    """Metrics over whole events, None where there is nothing to divide by.
-
-    Efficiency and purity are those of all edges together; the AUC is the mean over events, so that no event's scores
-    need to be kept.
-    """
-    total = EdgeCounts(*np.sum([astuple(of_event) for of_event in counts], axis=0, dtype=object).tolist())
-    areas = [of_event.auc for of_event in counts if not math.isnan(of_event.auc)]
-    ratios = total.ratios()
-    del ratios["edge_auc_pooled"]  # pairs of two events are not counted
-    ratios["edge_auc_mean"] = float(np.mean(areas)) if areas else None
-    return {"events": len(counts), **ratios, "edges": total.edges, "target_edges": total.targets}
+def definitions() -> list[str]:
+    """The table of docs/reference/files.md, line by line."""
+    rows = [f"| `{of.name}` | {of.meaning} |" for of in (*EDGE_METRICS, *LABEL_METRICS)]
+    return ["| metric | definition |", "| --- | --- |", *rows]

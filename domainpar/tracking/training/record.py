@@ -20,19 +20,11 @@ from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.nn.heads import Readings
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.parallel.world import World
+from domainpar.tracking.training.edge_counting import EdgeMetrics
 from domainpar.tracking.training.label_loss import LabelMetrics
-from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
+from domainpar.tracking.training.metrics import AGAINST, EDGE_METRICS, LABEL_METRICS, EdgeCounts
 from domainpar.tracking.training.parts import LabelledPart
 from domainpar.tracking.training.tasks import Task
-
-SHOWN = {
-    "split": "", "epoch": "", "step": "", "loss": ".5g",
-    "edge_efficiency": ".4f", "edge_purity": ".4f", "edge_auc_pooled": ".4f", "seconds": ".3g",
-}  # fmt: skip
-"""The fields of the readable line of a record, with their formats; the rest is in `metrics.jsonl`."""
-
-SHOWN_OF_LABELS = {"accuracy": ".4f", "rmse": ".4g", "r2": ".4f"}
-"""The same of each label."""
 
 
 class StepTotals:
@@ -208,8 +200,12 @@ def keep_records(path: Path, last_step: int) -> int:
 
 def readable(record: dict[str, Any]) -> str:
     """One grep-able `key=value` line, which says so where a result is approximate."""
-    shown = [f"{name}={record[name]:{how}}" for name, how in SHOWN.items() if record.get(name) is not None]
-    for label, figures in record.get("labels", {}).items():
-        of_label = [(name, figures.get(name), how) for name, how in SHOWN_OF_LABELS.items()]
-        shown[-1:-1] = [f"{label}_{name}={value:{how}}" for name, value, how in of_label if value is not None]
+    formats = {"split": "", "epoch": "", "step": "", "loss": ".5g"}
+    formats |= {metric.name: metric.line for metric in EDGE_METRICS if metric.line}
+    values = [(name, record.get(name), how) for name, how in formats.items()]
+    for label, metrics in record.get("labels", {}).items():
+        of_label = (metric for metric in LABEL_METRICS if metric.line)
+        values += [(f"{label}_{metric.name}", metrics.get(metric.name), metric.line) for metric in of_label]
+    values.append(("seconds", record.get("seconds"), ".3g"))
+    shown = [f"{name}={value:{how}}" for name, value, how in values if value is not None]
     return " ".join(shown + ["approximate=yes"] * (record.get("counted_against") == AGAINST[True]))

@@ -12,7 +12,8 @@ from domainpar.parallel.world import World
 from domainpar.tracking.display.edges import ROC_POINTS, edge_chart, edge_curves
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET
-from domainpar.tracking.training.metrics import EdgeMetrics, metrics_over
+from domainpar.tracking.training.edge_counting import EdgeMetrics
+from domainpar.tracking.training.metrics import metrics_of, metrics_over
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,12 @@ def counts_of(*events):
 def test_auc_efficiency_and_purity_are_those_of_the_training_over_all_events_that_it_did_not_see(files, events):
     curves = edge_curves(files)
     assert curves.events == tuple(event.event_id for event in events)
-    counts = counts_of(*events)
-    assert curves.auc == pytest.approx(counts.auc, abs=1e-12)
+    counted = metrics_of(counts_of(*events))
+    assert curves.auc == pytest.approx(counted["edge_auc_pooled"], abs=1e-12)
     told_by_infer = metrics_over([counts_of(event) for event in events])
     assert curves.mean_auc == pytest.approx(told_by_infer["edge_auc_mean"], abs=1e-12)
-    assert curves.efficiency[50] == pytest.approx(counts.efficiency, abs=1e-12)
-    assert curves.purity[50] == pytest.approx(counts.purity, abs=1e-12)
+    assert curves.efficiency[50] == pytest.approx(counted["edge_efficiency"], abs=1e-12)
+    assert curves.purity[50] == pytest.approx(counted["edge_purity"], abs=1e-12)
 
 
 def test_beside_the_full_roc_curve_is_that_without_true_edges_of_particles_that_are_no_targets(tmp_path):

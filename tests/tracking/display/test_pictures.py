@@ -45,7 +45,7 @@ from domainpar.tracking.display.sections import Page, Section, build_page  # noq
 from domainpar.tracking.display.training import rank_chart, rank_times  # noqa: E402
 
 FITS = ["track-resolution", "track-pulls", "track-bias"]
-TRACKS = [*(name for name, *_ in RATES.values()), *FITS]
+TRACKS = [*RATES, *FITS]
 ALL = ["training", "edges", "track-efficiency", "track-fakes", "track-duplicates", "track-quality",
        "borders", *FITS, "event-parts", "event-tracks", "ranks"]  # fmt: skip
 ALONE = [name for name in ALL if name != "borders"]
@@ -215,9 +215,9 @@ def test_a_run_is_called_by_its_scores_and_by_its_training_where_that_was_naive(
 @pytest.mark.parametrize("rate", RATES)
 def test_points_are_the_counted_rates_with_their_intervals(charts, runs, rate):
     network = finders_of(runs[0], ["val"], runs[1])[0]
-    for panel, quantity in zip(charts[RATES[rate][0]].panels, quantities_of(rate), strict=True):
+    for panel, quantity in zip(charts[rate].panels, quantities_of(RATES[rate]), strict=True):
         points = next(one for one in panel.series if one.name == network.label)
-        curve = rate_curve(network.counts, runs[0].tracking.style, quantity, rate)
+        curve = rate_curve(network.counts, runs[0].tracking.style, quantity, RATES[rate])
         enough = curve.whole >= FEWEST
         assert np.array_equal(points.y[enough], curve.value[enough])
         assert np.isnan(points.y[~enough]).all()

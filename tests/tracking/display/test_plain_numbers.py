@@ -120,14 +120,14 @@ def test_without_a_step_there_are_no_times_and_no_curves(tmp_path):
 def test_rates_are_counts_divided_within_their_intervals(files, style, quantity):
     network = finders_of(files, ["val"])[0]
     binned = network.counts.binned[style][quantity]
-    curve = rate_curve(network.counts, style, quantity, "efficiency")
+    curve = rate_curve(network.counts, style, quantity, RATES["track-efficiency"])
     there = curve.whole > 0
     assert there.any()
     assert np.array_equal(curve.whole, binned.targets)
     assert np.array_equal(curve.part, binned.reconstructed)
     assert np.isnan(curve.value[~there]).all()
     assert np.allclose(curve.value[there], curve.part[there] / curve.whole[there])
-    for rate in RATES:
+    for rate in RATES.values():
         one = rate_curve(network.counts, style, quantity, rate)
         known = one.whole > 0
         assert (one.low[known] <= one.value[known]).all()

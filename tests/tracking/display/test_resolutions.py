@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from small_run import simulated, write_run
 
-from domainpar.tracking.display.finders import finders_of, rate_curve
+from domainpar.tracking.display.finders import RATES, finders_of, rate_curve
 from domainpar.tracking.display.html import HEADING, binned_numbers
 from domainpar.tracking.display.resolutions import FEWEST, curve_of, differences, differences_of, resolution_charts
 from domainpar.tracking.display.run_files import read_run_files
@@ -106,7 +106,7 @@ def test_the_table_holds_every_bin_of_every_curve_with_its_unit(files, table):
     for quantity in ("pt", "d0", "z0", "vz", "hits", "radius"):
         rows = table[(table.chart == "track-efficiency") & (table["style"] == "one_way") & (table.panel == quantity)]
         rows = rows[rows.curve == network.label]
-        curve = rate_curve(network.counts, "one_way", quantity, "efficiency")
+        curve = rate_curve(network.counts, "one_way", quantity, RATES["track-efficiency"])
         assert rows.low.tolist() == list(EDGES[quantity][:-1])
         assert rows.high.tolist() == list(EDGES[quantity][1:])
         assert rows.whole.astype(float).tolist() == curve.whole.tolist()

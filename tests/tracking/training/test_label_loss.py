@@ -11,7 +11,8 @@ from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.labels import Label
 from domainpar.tracking.training import label_loss as module
-from domainpar.tracking.training.label_loss import LabelMetrics, figures_of, label_loss
+from domainpar.tracking.training.label_loss import LabelMetrics, label_loss
+from domainpar.tracking.training.metrics import label_metrics
 from domainpar.tracking.training.tasks import Task
 
 KIND, ENERGY = Task(Label("kind", "node", 5), 0.5), Task(Label("energy", "node", 0), 1.0, mean=3.0, scale=4.0)
@@ -103,7 +104,7 @@ def test_metrics_are_those_of_their_definitions_on_any_number_of_ranks(task, ran
         metrics = LabelMetrics(task)
         metrics.add(said[world.rank :: world.size], labels[world.rank :: world.size])
         metrics.reduce(world.transport)
-        return metrics.figures()
+        return label_metrics(task, metrics.counts)
 
     found = run_ranks(counted, ranks)
     assert all(figures == found[0] for figures in found)
@@ -121,8 +122,8 @@ def test_metrics_are_those_of_their_definitions_on_any_number_of_ranks(task, ran
 
 
 def test_without_a_label_there_is_nothing_to_divide_by():
-    assert figures_of(KIND, LabelMetrics(KIND).counts) == {"known": 0, "accuracy": None, "mean_accuracy": None}
-    assert figures_of(ENERGY, LabelMetrics(ENERGY).counts) == {"known": 0, "rmse": None, "r2": None}
+    assert label_metrics(KIND, LabelMetrics(KIND).counts) == {"known": 0, "accuracy": None, "mean_accuracy": None}
+    assert label_metrics(ENERGY, LabelMetrics(ENERGY).counts) == {"known": 0, "rmse": None, "r2": None}
     far = LabelMetrics(ENERGY)
     far.add(np.array([[1e30]]), np.zeros(1))
-    assert figures_of(ENERGY, far.counts) == {"known": None, "rmse": None, "r2": None}
+    assert label_metrics(ENERGY, far.counts) == {"known": None, "rmse": None, "r2": None}

@@ -1,6 +1,5 @@
 """Edge metrics against brute force, the same integers however the edges are spread over parts and ranks."""
 
-import math
 from dataclasses import asdict
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
 from domainpar.tracking.training.edge_classes import FAKE, OTHER, TARGET
-from domainpar.tracking.training.metrics import EdgeCounts, EdgeMetrics, metrics_of
+from domainpar.tracking.training.edge_counting import EdgeMetrics
+from domainpar.tracking.training.metrics import EDGE_METRICS, EdgeCounts, metrics_of
 
 
 def scored_edges(seed, count=300, ties=True):
@@ -20,13 +20,13 @@ def scored_edges(seed, count=300, ties=True):
 
 
 def brute_force(logits, classes):
-    """Efficiency, masked purity and AUC as their definitions read, pair by pair."""
+    """Every metric as its definition reads, pair by pair."""
     scores = 1 / (1 + np.exp(-logits))
     passing, target = scores > 0.5, classes == TARGET
     efficiency = np.sum(passing & target) / np.sum(target)
     purity = np.sum(passing & target) / (np.sum(passing) - np.sum(passing & (classes == OTHER)))
     wins = [(a > b) + 0.5 * (a == b) for a in logits[target] for b in logits[~target]]
-    return efficiency, purity, float(np.mean(wins))
+    return {"edge_efficiency": efficiency, "edge_purity": purity, "edge_auc_pooled": float(np.mean(wins))}
 
 
 def counted(logits, classes, transport=None):
@@ -35,24 +35,29 @@ def counted(logits, classes, transport=None):
     return metrics.count(transport or World.alone().transport)
 
 
+def auc(counts):
+    return metrics_of(counts)["edge_auc_pooled"]
+
+
 @pytest.mark.parametrize("ties", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_efficiency_purity_and_auc_are_those_of_their_definitions(seed, ties):
     logits, classes = scored_edges(seed, ties=ties)
     counts = counted(logits, classes)
-    assert (counts.efficiency, counts.purity, counts.auc) == pytest.approx(brute_force(logits, classes), rel=1e-12)
+    found = {metric.name: metric.value(counts) for metric in EDGE_METRICS}
+    assert found == pytest.approx(brute_force(logits, classes), rel=1e-12)
     assert (counts.edges, counts.targets, counts.not_scored) == (300, np.sum(classes == TARGET), 0)
 
 
 def test_a_score_of_exactly_one_half_does_not_pass():
     counts = counted(np.array([0.0, 0.0]), np.array([TARGET, FAKE]))
-    assert (counts.passing, counts.auc) == (0, 0.5)
+    assert (counts.passing, auc(counts)) == (0, 0.5)
 
 
 def test_the_area_is_one_for_a_perfect_order_and_zero_for_its_opposite():
     classes = np.array([TARGET, TARGET, FAKE, OTHER, FAKE])
-    assert counted(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), classes).auc == 1.0
-    assert counted(-np.array([5.0, 4.0, 3.0, 2.0, 1.0]), classes).auc == 0.0
+    assert auc(counted(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), classes)) == 1.0
+    assert auc(counted(-np.array([5.0, 4.0, 3.0, 2.0, 1.0]), classes)) == 0.0
 
 
 def _count_on_ranks(world, logits, classes):
@@ -81,10 +86,9 @@ def test_the_precision_of_the_logits_does_not_matter():
 
 @pytest.mark.parametrize("classes", [[], [FAKE, FAKE], [TARGET, TARGET]])
 def test_where_there_is_nothing_to_divide_by_the_record_says_none(classes):
-    counts = counted(-np.ones(len(classes)), np.array(classes, int))
-    assert math.isnan(counts.auc)
-    assert math.isnan(counts.purity)
-    assert metrics_of(counts)["edge_auc_pooled"] is None
+    found = metrics_of(counted(-np.ones(len(classes)), np.array(classes, int)))
+    assert found["edge_auc_pooled"] is None
+    assert found["edge_purity"] is None
 
 
 def test_a_record_says_what_edges_are_counted_against():

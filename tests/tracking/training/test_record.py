@@ -11,7 +11,8 @@ from marks import fault
 
 from domainpar.measure.forecast import peak_rss_bytes
 from domainpar.parallel.world import World
-from domainpar.tracking.training.metrics import AGAINST, EdgeCounts, EdgeMetrics
+from domainpar.tracking.training.edge_counting import EdgeMetrics
+from domainpar.tracking.training.metrics import AGAINST, EdgeCounts
 from domainpar.tracking.training.record import MetricsFile, StepTotals, keep_records, readable
 
 

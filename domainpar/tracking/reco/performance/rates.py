@@ -1,83 +1,23 @@
-"""Rates of tracks with their intervals, and the table of them that is printed.
+"""Metrics of tracks, each declared once in `METRICS`, their intervals, and the table of them that is printed.
 
-A rate is None where there is nothing to divide by.
+A metric is None where there is nothing to divide by.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from domainpar.common.text_table import text_table
 from domainpar.common.words import several
-from domainpar.tracking.reco.performance.counts import TRUE_WEIGHTS, TrackCounts
+from domainpar.tracking.reco.performance.counts import TRUE_WEIGHTS, Binned, TrackCounts
 from domainpar.tracking.reco.performance.lost import REASONS
-from domainpar.tracking.reco.performance.matching import STYLES, MajorityCounts, StyleCounts
+from domainpar.tracking.reco.performance.matching import STYLES, StyleCounts
 
 
-def efficiency(counts: StyleCounts) -> float | None:
-    """Share of the target particles that at least one matchable track reconstructs."""
-    return ratio(counts.reconstructed, counts.targets)
-
-
-def fake_rate(counts: StyleCounts) -> float | None:
-    """Share of the tracks in the range of the targets that match no particle, and are not unlabelled."""
-    return ratio(counts.fakes, counts.in_range)
-
-
-def unlabelled_rate(counts: StyleCounts) -> float | None:
-    """Share of the same tracks that match no particle, since enough of their hits have none: noise, or unknown."""
-    return ratio(counts.unlabelled, counts.in_range)
-
-
-def unmatched_rate(counts: StyleCounts) -> float | None:
-    """Share of the matchable tracks, of any pT, that match no particle, target or not, as acorn counts fakes."""
-    return ratio(counts.matchable - counts.matched, counts.matchable)
-
-
-def duplicate_rate(counts: StyleCounts) -> float | None:
-    """Further tracks that reconstruct a target, after the first, per reconstructed target, as acorn counts them."""
-    return ratio(counts.target_pairs - counts.reconstructed, counts.reconstructed)
-
-
-def has_duplicates(counts: TrackCounts, style: str) -> bool:
-    """Whether a particle can have several tracks: not where more than half of its hits are on each, and none is shared.
-
-    Rates of duplicates are 0 by construction there, and `-` where they are shown.
-    """
-    return style == "atlas" or counts.shared > 0
-
-
-def fakes_per_target(counts: StyleCounts) -> float | None:
-    """The same fakes per target particle; above 1 where there are more of them."""
-    return ratio(counts.fakes, counts.targets)
-
-
-def duplicates_per_track(counts: StyleCounts) -> float | None:
-    """Share of the matchable tracks that reconstruct a particle, target or not, which another one reconstructs."""
-    return ratio(counts.pairs - counts.particles, counts.matchable)
-
-
-def majority_rates(counts: MajorityCounts) -> dict[str, float | None]:
-    """The rates of gnn_tracking: `perfect` and `double_majority` per particle, `lhc` per cluster, and `fake_` of each:
-    the share of the clusters that are not such."""
-    rates = {
-        "perfect": ratio(counts.perfect, counts.particles),
-        "double_majority": ratio(counts.double_majority, counts.particles),
-        "lhc": ratio(counts.lhc, counts.clusters),
-    }
-    fakes = {f"fake_{name}": ratio(counts.clusters - getattr(counts, name), counts.clusters) for name in rates}
-    return {**rates, **fakes}
-
-
-def mean_trackml_score(counts: TrackCounts) -> float | None:
-    """The TrackML score, as the challenge takes it: the mean over the events that have one."""
-    scores = [score for score in counts.trackml_score if score is not None]
-    return math.fsum(scores) / len(scores) if scores else None
-
-
-def ratio(part: int, whole: int) -> float | None:
+def ratio(part: float, whole: float) -> float | None:
     """One count over another."""
     return part / whole if whole else None
 
@@ -105,6 +45,221 @@ def wilson(part: int, whole: int, z: float = 1.0) -> tuple[float, float] | None:
     return (0.0 if part == 0 else centre - half, 1.0 if part == whole else centre + half)
 
 
+# --- the metrics -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BinnedRate:
+    """A metric in bins of one quantity after the other: its chart in the report.
+
+    Attributes:
+        chart: Name of the chart and of its picture.
+        axis: Label of its axis.
+        heading: Above its panels.
+        caption: Their content.
+        counted: Part and whole, [B] each, of the counts in bins.
+        of_tracks: Whether quantities are those fitted to tracks; else they are the true ones of particles.
+        near_one: Whether it is large where tracks are found well: its axis then ends at 1 and need not begin at 0.
+        is_share: Whether the part is one of the whole; else there may be more of it.
+        zero: Why panels that are zero everywhere are not drawn; empty where they are.
+    """
+
+    chart: str
+    axis: str
+    heading: str
+    caption: str
+    counted: Callable[[Binned], tuple[Sequence[int], Sequence[int]]]
+    of_tracks: bool = False
+    near_one: bool = False
+    is_share: bool = True
+    zero: str = ""
+
+
+@dataclass(frozen=True)
+class TrackMetric:
+    """A metric of tracks, one count over another: how it is counted, where it is shown, and what it means.
+
+    Attributes:
+        counted: Part and whole, of the counts of a style of matching, and of all counts.
+        definition: For docs/tracks.md, and for who points at its heading in the report.
+        column: Its heading in the table that is printed; empty: it has no column.
+        line: Its words below that table; empty: it has no line.
+        heading: Its heading in the report; empty: it is not in its tables.
+        note: On its column, printed below the table; `{pt}` is the smallest pT of the particles of `majority`.
+        by_style: Whether it depends on the style of matching.
+        interval: Whether it is shown with its interval: the part is one of the whole.
+        duplicates: Whether it counts duplicates, of which there may be none by construction.
+        origin: Who defined it, for docs/tracks.md.
+        binned: Its chart in the report; None without.
+    """
+
+    counted: Callable[[StyleCounts, TrackCounts], tuple[float, float]]
+    definition: str
+    column: str = ""
+    line: str = ""
+    heading: str = ""
+    note: str = ""
+    by_style: bool = True
+    interval: bool = False
+    duplicates: bool = False
+    origin: str = ""
+    binned: BinnedRate | None = None
+
+    def value(self, counts: TrackCounts, style: str) -> float | None:
+        """The metric in a style of matching; None where there is nothing to divide by, or no duplicate is possible."""
+        possible = not self.duplicates or has_duplicates(counts, style)
+        return ratio(*self.counted(counts.styles[style], counts)) if possible else None
+
+    def limits(self, counts: TrackCounts, style: str) -> tuple[float, float] | None:
+        """The interval of 68.3 %; None where there is nothing to divide by."""
+        part, whole = self.counted(counts.styles[style], counts)
+        return wilson(int(part), int(whole))
+
+
+def has_duplicates(counts: TrackCounts, style: str) -> bool:
+    """Whether a particle can have several tracks: not where more than half of its hits are on each, and none is shared.
+
+    Rates of duplicates are 0 by construction there, and `-` where they are shown.
+    """
+    return style == "atlas" or counts.shared > 0
+
+
+def _trackml(counts: TrackCounts) -> tuple[float, int]:
+    """As the challenge takes it: the mean over the events that have a score."""
+    scores = [score for score in counts.trackml_score if score is not None]
+    return math.fsum(scores), len(scores)
+
+
+METRICS: Mapping[str, TrackMetric] = {
+    "efficiency": TrackMetric(
+        lambda of, _: (of.reconstructed, of.targets),
+        "target particles that a track reconstructs, of all target particles",
+        column="efficiency",
+        heading="efficiency",
+        interval=True,
+        origin="acorn; `atlas`: also ATLAS",
+        binned=BinnedRate(
+            "track-efficiency",
+            "track efficiency",
+            "Efficiency",
+            "Fraction of the target particles that a track reconstructs, against the true quantity of the particle. "
+            "Against pT the condition on pT is left out, so that the turn-on shows.",
+            lambda of: (of.reconstructed, of.targets),
+            near_one=True,
+        ),
+    ),
+    "fake_rate": TrackMetric(
+        lambda of, _: (of.fakes, of.in_range),
+        "tracks in range that match no particle and are not unlabelled, of all tracks in range. With `two_way`, a "
+        "track that has no more than half of its particle's hits matches none.",
+        column="fake rate",
+        heading="fake rate",
+        binned=BinnedRate(
+            "track-fakes",
+            "fake rate",
+            "Fakes",
+            "Fraction of the tracks that match no particle, without unlabelled ones, against the quantity of the helix "
+            "fitted to the track; local hit density: the mean over its hits; distance to a border: the smallest of "
+            "them. Only tracks count whose fitted pT a target may have; against pT, all tracks count.",
+            lambda of: (of.fakes, of.tracks),
+            of_tracks=True,
+            zero="no fakes in any bin",
+        ),
+    ),
+    "unlabelled_rate": TrackMetric(
+        lambda of, _: (of.unlabelled, of.in_range),
+        "tracks in range that match no particle, and more than half of whose hits have no particle in the truth "
+        "(noise, or hits that the truth does not know), of all tracks in range",
+        column="unlabelled",
+        heading="unlabelled",
+        note="fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
+        "particle; most hits of an unlabelled track have no particle in the truth",
+    ),
+    "fakes_per_target": TrackMetric(
+        lambda of, _: (of.fakes, of.targets),
+        "fake tracks in range, per target particle: it compares the numbers of fakes of two finders, however many "
+        "tracks they make. Some publications divide by particles.",
+        line="fake tracks per target particle",
+    ),
+    "unmatched_rate": TrackMetric(
+        lambda of, _: (of.matchable - of.matched, of.matchable),
+        "fake and unlabelled tracks of any pT, of all matchable tracks",
+        line="fraction of tracks of any pT that match no particle",
+        origin="acorn's fake rate",
+    ),
+    "duplicate_rate": TrackMetric(
+        lambda of, _: (of.target_pairs - of.reconstructed, of.reconstructed),
+        "further tracks of a target particle that is found, per found target particle; `-` for `one_way` and "
+        "`two_way` without shared hits: no second track can have more than half of a particle's hits",
+        column="duplicates",
+        heading="duplicates",
+        duplicates=True,
+        origin="acorn",
+        binned=BinnedRate(
+            "track-duplicates",
+            "duplicates per found target",
+            "Duplicates",
+            "Further tracks of target particles that already have one, per target particle that was found.",
+            lambda of: (of.duplicated, of.reconstructed),
+            is_share=False,
+            zero="no duplicates in any bin",
+        ),
+    ),
+    "duplicates_per_track": TrackMetric(
+        lambda of, _: (of.pairs - of.particles, of.matchable),
+        "tracks of a particle that another track reconstructs, of all matchable tracks",
+        line="duplicates per track",
+        duplicates=True,
+    ),
+    "perfect": TrackMetric(
+        lambda _, counts: (counts.majority.perfect, counts.majority.particles),
+        "tracks with all hits of a particle and no others, per particle of at least 1 GeV, |eta| < 4, with hits on "
+        "3 surfaces",
+        column="perfect",
+        heading="perfect",
+        by_style=False,
+        origin="gnn_tracking",
+    ),
+    "double_majority": TrackMetric(
+        lambda _, counts: (counts.majority.double_majority, counts.majority.particles),
+        "tracks that are pure and complete for the particle of most of their hits, per particle of the same selection",
+        column="double maj.",
+        heading="double majority",
+        note="perfect and double majority: per particle of {pt:g} GeV or more, as in gnn_tracking",
+        by_style=False,
+        origin="gnn_tracking",
+    ),
+    "lhc": TrackMetric(
+        lambda _, counts: (counts.majority.lhc, counts.majority.clusters),
+        "tracks with more than 75 % of their hits from one particle, of the tracks most of whose hits are from a "
+        "particle of the same selection",
+        line="LHC, of the tracks of such particles",
+        heading="LHC",
+        by_style=False,
+        origin="gnn_tracking",
+    ),
+    "trackml": TrackMetric(
+        lambda _, counts: _trackml(counts),
+        "weight of the hits on tracks that are pure and complete, of the weight of all hits. It counts all particles, "
+        "also soft ones.",
+        column="TrackML",
+        heading="TrackML score",
+        by_style=False,
+        origin="TrackML challenge, arXiv:1904.06778",
+    ),
+}
+"""All metrics of tracks, in their order."""
+
+
+def definitions() -> list[str]:
+    """The table of docs/tracks.md, line by line."""
+    lines = ["| metric | definition | as defined by |", "| --- | --- | --- |"]
+    for of in METRICS.values():
+        definition, origin = of.definition.replace("|", r"\|"), f" {of.origin} " if of.origin else " "
+        lines.append(f"| {of.heading or of.line} | {definition} |{origin}|")
+    return lines
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 WIDTH = 110
@@ -118,10 +273,10 @@ FINDERS: Mapping[str, str] = {
 }
 """Rows in their order, and their names in a legend; other finders follow."""
 
-HEADINGS = (
-    "tracks", "efficiency", "68 % interval", "fake rate", "unlabelled", "duplicates", "perfect", "double maj.",
-    "TrackML",
-)  # fmt: skip
+
+def in_order(counts: Mapping[str, TrackCounts]) -> dict[str, TrackCounts]:
+    """Counts by finder, in the order in which they are shown."""
+    return {name: counts[name] for name in dict.fromkeys([*FINDERS, *counts]) if name in counts}
 
 
 def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas") -> list[str]:
@@ -141,21 +296,19 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
         raise ValueError(f"matching style {style!r} is unknown; choose one of {', '.join(STYLES)}.")
     if not performance_by_finder:
         return []
-    names = [name for name in FINDERS if name in performance_by_finder]
-    names += [name for name in performance_by_finder if name not in FINDERS]
-    finders = {name: performance_by_finder[name] for name in names}
+    finders = in_order(performance_by_finder)
     rows = []
     for name, counts in finders.items():
-        of_style, of_majority = counts.styles[style], majority_rates(counts.majority)
-        interval = wilson(of_style.reconstructed, of_style.targets)
-        limits = "-" if interval is None else f"{interval[0]:.4f}..{interval[1]:.4f}"
-        rates = [fake_rate(of_style), unlabelled_rate(of_style)]
-        rates.append(duplicate_rate(of_style) if has_duplicates(counts, style) else None)
-        rates += [of_majority[rate] for rate in ("perfect", "double_majority")]
-        rates.append(mean_trackml_score(counts))
-        rows.append((name, f"{of_style.matchable:,}", short(efficiency(of_style)), limits, *map(short, rates)))
-    lines = text_table(("", *HEADINGS), rows, width=WIDTH)
-    first = finders[names[0]]
+        row = {"": name, "tracks": f"{counts.styles[style].matchable:,}"}
+        for metric in METRICS.values():
+            if metric.column:
+                row[metric.column] = short(metric.value(counts, style))
+            if metric.interval:
+                limits = metric.limits(counts, style)
+                row["68 % interval"] = "-" if limits is None else f"{limits[0]:.4f}..{limits[1]:.4f}"
+        rows.append(row)
+    lines = text_table([*rows[0]], [[*row.values()] for row in rows], width=WIDTH)
+    first = next(iter(finders.values()))
     targets = several(first.styles[style].targets, "target particle") + (f" ({first.target})" if first.target else "")
     share = "more than half" if first.fraction == 0.5 else f"at least {first.fraction:g}"
     about = (
@@ -167,33 +320,26 @@ def table(performance_by_finder: Mapping[str, TrackCounts], style: str = "atlas"
 
 
 def _notes(finders: Mapping[str, TrackCounts], style: str) -> list[str]:
-    """What the columns of the table count, and rates that have none."""
+    """What the columns of the table count, and metrics that have none."""
 
-    def each(words: str, value: Callable[[TrackCounts], str]) -> str:
-        return f"{words}: {', '.join(f'{name} {value(counts)}' for name, counts in finders.items())}"
-
-    def style_rate(rate: Callable[[StyleCounts], float | None]) -> Callable[[TrackCounts], str]:
-        return lambda counts: short(rate(counts.styles[style]))
+    def each(words: str, values: Iterable[str]) -> str:
+        return f"{words}: {', '.join(map(' '.join, zip(finders, values)))}"
 
     def lost(counts: TrackCounts) -> str:
         of_style = counts.styles[style].lost
         by_reason = ", ".join(f"{reason} {of_style[reason]:,}" for reason in REASONS if of_style[reason])
         return f"{sum(of_style.values()):,}" + (f" ({by_reason})" if by_reason else "")
 
+    notes = [each("target particles lost, by the first step that lost them", map(lost, finders.values()))]
     some_duplicates = any(has_duplicates(counts, style) for counts in finders.values())
-    notes = [
-        each("target particles lost, by the first step that lost them", lost),
-        "fake rate, unlabelled: of the tracks with a fitted pT in the range of the targets, those that match no "
-        "particle; most hits of an unlabelled track have no particle in the truth",
-        each("fake tracks per target particle", style_rate(fakes_per_target)),
-        each("fraction of tracks of any pT that match no particle", style_rate(unmatched_rate)),
-        *([each("duplicates per track", style_rate(duplicates_per_track))] if some_duplicates else []),
-        f"perfect and double majority: per particle of {next(iter(finders.values())).majority_pt:g} GeV or more, as in "
-        "gnn_tracking",
-        each("LHC, of the tracks of such particles", lambda counts: short(majority_rates(counts.majority)["lhc"])),
-    ]
+    for metric in METRICS.values():
+        if metric.line and (some_duplicates or not metric.duplicates):
+            notes.append(each(metric.line, [short(metric.value(counts, style)) for counts in finders.values()]))
+        if metric.note:
+            notes.append(metric.note.format(pt=next(iter(finders.values())).majority_pt))
     if any(counts.unfitted for counts in finders.values()):
-        notes.append(each("tracks without a fitted pT, taken to be in range", lambda counts: f"{counts.unfitted:,}"))
+        unfitted = [f"{counts.unfitted:,}" for counts in finders.values()]
+        notes.append(each("tracks without a fitted pT, taken to be in range", unfitted))
     if any(counts.weights != TRUE_WEIGHTS for counts in finders.values()):
         notes.append("TrackML score: weight 1 for every labelled hit where the source gives no weights")
     if PERFECT_SCORES in finders:

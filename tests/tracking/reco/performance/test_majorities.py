@@ -8,7 +8,7 @@ from drawn_tracks import NAN, drawn, plain_majority, plain_score, random_case, t
 
 from domainpar.common.models import plain
 from domainpar.tracking.reco.performance.counts import count_tracks
-from domainpar.tracking.reco.performance.rates import majority_rates
+from domainpar.tracking.reco.performance.rates import METRICS
 
 # Of `a`, 10 hits unless said otherwise: (clusters, perfect, double_majority, lhc)
 DRAWN = {
@@ -44,18 +44,12 @@ def test_particles_of_interest_have_three_surfaces_little_eta_and_enough_pt():
     assert plain(counts) == {"clusters": 1, "particles": 2, "perfect": 1, "double_majority": 1, "lhc": 1}
 
 
-def test_particles_divide_perfect_and_double_majority_and_clusters_divide_lhc_and_fakes():
-    rates = majority_rates(count_tracks(*drawn("aaaabbbbccccdddd", "000011122222....")).majority)
+def test_particles_divide_perfect_and_double_majority_and_clusters_divide_lhc():
+    counts, nothing = count_tracks(*drawn("aaaabbbbccccdddd", "000011122222....")), count_tracks(*drawn("", ""))
     # 0 is perfect, 1 has three quarters of b, 2 has four c and one b; d is not found
-    assert rates == {
-        "perfect": 1 / 4,
-        "double_majority": 3 / 4,
-        "lhc": 3 / 3,
-        "fake_perfect": 2 / 3,
-        "fake_double_majority": 0,
-        "fake_lhc": 0,
-    }
-    assert set(majority_rates(count_tracks(*drawn("", "")).majority).values()) == {None}
+    for name, expected in {"perfect": 1 / 4, "double_majority": 3 / 4, "lhc": 3 / 3}.items():
+        assert METRICS[name].value(counts, "atlas") == expected
+        assert METRICS[name].value(nothing, "atlas") is None
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -8,7 +8,7 @@ from drawn_tracks import EVERY, drawn
 
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.matching import TrackCuts
-from domainpar.tracking.reco.performance.rates import WIDTH, mean_trackml_score, table, wilson
+from domainpar.tracking.reco.performance.rates import METRICS, WIDTH, table, wilson
 
 
 @pytest.mark.parametrize(("part", "whole"), [(0, 1), (1, 1), (3, 10), (5, 10), (999, 1000), (0, 40), (40, 40)])
@@ -40,8 +40,8 @@ def test_nothing_has_no_interval_and_more_than_everything_is_refused():
 def test_the_mean_score_leaves_out_events_without_one():
     good, none = count_tracks(*drawn("aaabb", "00011")), count_tracks(*drawn("...", "000"))
     half = count_tracks(*drawn("aaabbb", "000..."))
-    assert mean_trackml_score(good + none + half) == pytest.approx((1 + 0.5) / 2)
-    assert mean_trackml_score(none) is None
+    assert METRICS["trackml"].value(good + none + half, "atlas") == pytest.approx((1 + 0.5) / 2)
+    assert METRICS["trackml"].value(none, "atlas") is None
 
 
 def counted(particles, tracks, **cuts):

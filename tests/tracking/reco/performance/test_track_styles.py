@@ -13,15 +13,19 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
-from domainpar.tracking.reco.performance.rates import duplicate_rate, efficiency, fake_rate, unlabelled_rate
+from domainpar.tracking.reco.performance.rates import METRICS, ratio
 from domainpar.tracking.reco.performance.rates import table as rates_table
 from domainpar.tracking.reco.performance.truth import EventTruth
 
 
 def rates(particles, tracks, style, **cuts):
     track_id, truth = drawn(particles, tracks)
-    counts = count_tracks(track_id, truth, TrackCuts(**{**EVERY, **cuts})).styles[style]
-    return efficiency(counts), fake_rate(counts), unlabelled_rate(counts), duplicate_rate(counts)
+    return rates_of(count_tracks(track_id, truth, TrackCuts(**{**EVERY, **cuts})), style)
+
+
+def rates_of(counts, style):
+    names = ("efficiency", "fake_rate", "unlabelled_rate", "duplicate_rate")
+    return tuple(ratio(*METRICS[name].counted(counts.styles[style], counts)) for name in names)
 
 
 DRAWN = {
@@ -85,9 +89,10 @@ def test_targets_meet_the_conditions_and_have_a_hit_while_others_still_match_tra
 def test_duplicates_are_counted_among_targets_only():
     track_id, truth = drawn("aaaaaaaaaabbbbbbbbbb", "00000111112222222222")
     truth = replace(truth, particles=table([1, 2], [9, 9], pt=[0.5, 2.0]))
-    counts = count_tracks(track_id, truth).styles["atlas"]
-    assert (counts.pairs, counts.particles, counts.target_pairs, counts.reconstructed) == (3, 2, 1, 1)
-    assert duplicate_rate(counts) == 0
+    counts = count_tracks(track_id, truth)
+    of = counts.styles["atlas"]
+    assert (of.pairs, of.particles, of.target_pairs, of.reconstructed) == (3, 2, 1, 1)
+    assert rates_of(counts, "atlas")[3] == 0
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -127,9 +132,8 @@ def test_perfect_tracks_find_every_target_without_fakes_or_duplicates_in_all_sty
     tracks = np.where(hits.particle_id > 0, hits.particle_id, -1)
     counts = count_tracks(tracks, truth, TrackCuts(target={"nhits": [5, np.inf]}))
     for style in STYLES:
-        found = counts.styles[style]
-        assert found.targets > 50
-        assert (efficiency(found), fake_rate(found), duplicate_rate(found)) == (1, 0, 0)
+        assert counts.styles[style].targets > 50
+        assert rates_of(counts, style) == (1, 0, 0, 0)
     assert counts.trackml_score == (1.0,)
     assert counts.majority.perfect == counts.majority.particles == counts.majority.lhc > 5
 
