@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from jobs import free_port
 
 from domainpar.testing import patient
 
@@ -66,3 +69,23 @@ def _run(program: Callable[..., int], args: tuple[Any, ...], output: Path, envir
         plain = io.FileIO(number, "w", closefd=False)
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(plain), line_buffering=True))
     sys.exit(program(*args))
+
+
+def printed_by_ranks(script: Path, num_ranks: int, *words: str) -> str:
+    """What all ranks of a script print, which are forks with the variables that torchrun sets; all end well."""
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(forked(_run_script, script, words, RANK=str(rank), **meet))
+            for rank in range(num_ranks)
+        ]
+        ended = [rank.wait(120.0) for rank in ranks]
+    printed = "".join(text for _, text in ended)
+    assert not any(code for code, _ in ended), printed
+    return printed
+
+
+def _run_script(script: Path, words: tuple[str, ...]) -> int:
+    sys.argv = [str(script), *words]
+    runpy.run_path(str(script), run_name="__main__")
+    return 0

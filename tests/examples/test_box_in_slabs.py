@@ -1,13 +1,11 @@
 """A code that owns its domains gets energies and forces of the whole box in `examples/domains.py`."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from forked import printed_by_ranks
 from marks import slow
-
-from domainpar.testing import run_command
 
 PROGRAM = Path(__file__).parents[2] / "examples/domains.py"
 NUM_ATOMS = 120
@@ -15,9 +13,7 @@ NUM_ATOMS = 120
 
 @pytest.mark.parametrize("processes", [slow(1), slow(2), 3])
 def test_energies_and_forces_in_domains_of_another_code_are_those_of_the_whole_box(processes):
-    command = f"-m torch.distributed.run --standalone --nproc-per-node {processes}".split()
-    code, output = run_command([sys.executable, *command, str(PROGRAM), "--steps", "3"], 120)
-    assert code == 0, output
+    output = printed_by_ranks(PROGRAM, processes, "--steps", "3")
     gaps = re.findall(r"step \d: energy \S+, off by (\S+), forces off by (\S+)", output)
     assert len(gaps) == 3, output
     assert max(float(gap) for both in gaps for gap in both) < 1e-12

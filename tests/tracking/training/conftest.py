@@ -1,10 +1,17 @@
-"""Each of some hundred short runs would try the same networks on the same machine: one try of each is enough."""
+"""One small store for all; and one try of each network, of some hundred that short runs would make on the machine."""
 
 import pytest
+from random_store import write_random_store
 
 from domainpar.nn import interaction, selftest
 
 _passed: set[object] = set()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """Tests read this store and write nothing into it; those that do copy it first."""
+    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(autouse=True)

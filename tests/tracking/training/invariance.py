@@ -17,7 +17,7 @@ from domainpar.train import train
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2, "overwrite": True}
 
 
-def results(world, store, out, **flags):
+def results(world, store, out, flags):
     """Train, then score every event: losses and metrics of all steps, parameters, and scores, one hash each."""
     config = TrainConfig(**{**SMALL, "store": str(store), "out": str(out), **flags})
     run = train(config, Path(store), world)
@@ -77,4 +77,4 @@ def scores_of_all_edges(run, world):
 
 def many_results(world, store, out, cases):
     """Several runs in one launch of processes."""
-    return [results(world, store, f"{out}-{number}", **flags) for number, flags in enumerate(cases)]
+    return [results(world, store, f"{out}-{number}", flags) for number, flags in enumerate(cases)]

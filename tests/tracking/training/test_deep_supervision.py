@@ -4,7 +4,6 @@ import invariance
 import pytest
 import watched
 from marks import slow
-from random_store import write_random_store
 from torch.nn import functional as F
 
 from domainpar.testing import run_ranks
@@ -36,13 +35,8 @@ ALONE = {
 }
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 def _results(world, store, out, flags):
-    return invariance.results(world, store, out, **{"graph_iters": 3, "max_steps": 3, "readouts": "all", **flags})
+    return invariance.results(world, store, out, {"graph_iters": 3, "max_steps": 3, "readouts": "all", **flags})
 
 
 WAYS = [

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import watched
-from random_store import write_random_store
 
 from domainpar.nn.interaction import InteractionNetwork
 from domainpar.nn.noise import key_of
@@ -14,11 +13,6 @@ from domainpar.tracking.training.sampler import samples_of
 from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "dropout": 0.5, "events_per_step": 2}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture

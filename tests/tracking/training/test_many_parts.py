@@ -52,7 +52,7 @@ def test_every_node_and_edge_has_one_owner_and_ghosts_get_its_rows(store, num_ra
 @pytest.mark.parametrize("domain_size", [64, 8])
 def test_sixty_four_ranks_train_to_the_bits_of_one(store, tmp_path, domain_size):
     def trained(world, out):
-        found = results(world, store, out, events_per_step=2)
+        found = results(world, store, out, {"events_per_step": 2})
         return {name: found[name] for name in ("steps", "parameters", "scores")}
 
     expected = run_ranks(trained, 1, tmp_path / "one")[0]

@@ -109,11 +109,6 @@ def test_where_edges_are_cut_naive_mode_gives_another_answer_and_counts_them(tmp
     assert halo_lines[0]["counted_against"] == "candidate edges"
 
 
-@pytest.fixture(scope="module")
-def random_store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 CASE = {"mode": "naive", "events_per_step": 3, "epochs": 1, "clip": 1.0, "warmup": 2}
 
 
@@ -123,13 +118,9 @@ def case(request):
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(random_store, tmp_path_factory, case):
+def on_one_rank(store, tmp_path_factory, case):
     out = tmp_path_factory.mktemp("one-rank")
-    return run_ranks(_results, 1, random_store, out, case)[0]
-
-
-def _results(world, store, out, flags):
-    return invariance.results(world, store, out, **flags)
+    return run_ranks(invariance.results, 1, store, out, case)[0]
 
 
 GRIDS = [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]
@@ -143,9 +134,9 @@ WAYS = [
 
 @pytest.mark.parametrize(("case", "num_ranks", "domain_size"), WAYS, indirect=["case"], scope="module")
 def test_naive_training_has_the_same_bits_on_any_grid_of_ranks(
-    random_store, on_one_rank, tmp_path, case, num_ranks, domain_size
+    store, on_one_rank, tmp_path, case, num_ranks, domain_size
 ):
-    found = run_ranks(_results, num_ranks, random_store, tmp_path / "run", case, domain_size=domain_size, timeout=60)
+    found = run_ranks(invariance.results, num_ranks, store, tmp_path / "run", case, domain_size=domain_size, timeout=60)
     for result in found:
         assert {name: result[name] for name in ("steps", "parameters", "scores")} == {
             name: on_one_rank[name] for name in ("steps", "parameters", "scores")
@@ -153,12 +144,11 @@ def test_naive_training_has_the_same_bits_on_any_grid_of_ranks(
     assert found[0]["checkpoint"] == on_one_rank["checkpoint"]
 
 
-def test_over_an_epoch_every_edge_is_counted_once_inside_a_sector_or_between_two(random_store, on_one_rank):
+def test_over_an_epoch_every_edge_is_counted_once_inside_a_sector_or_between_two(store, on_one_rank):
     lines = json.loads(on_one_rank["steps"])
-    store = EventStore(random_store)
     for split in ("train", "val"):
         counted = sum(line["edges"] + line["edges_not_scored"] for line in lines if line["split"] == split)
-        assert counted == sum(record.num_edges for record in store.events(split))
+        assert counted == sum(record.num_edges for record in EventStore(store).events(split))
         assert any(line["edges_not_scored"] for line in lines if line["split"] == split)
 
 
@@ -169,8 +159,8 @@ def refusal(world, store, out, flags):
 
 
 @pytest.mark.parametrize("sectors", [20, "4x4"])
-def test_more_sectors_than_tiles_are_refused(random_store, tmp_path, sectors):
-    told = run_ranks(refusal, 2, random_store, tmp_path / "run", {"sectors": sectors})
+def test_more_sectors_than_tiles_are_refused(store, tmp_path, sectors):
+    told = run_ranks(refusal, 2, store, tmp_path / "run", {"sectors": sectors})
     assert told[0] == told[1]
     assert f"{16 if sectors == '4x4' else 20} sectors are made of whole tiles" in told[0]
     assert "has 12 tiles" in told[0]

@@ -7,7 +7,6 @@ import pytest
 import torch
 import watched
 from marks import fault, slow
-from random_store import write_random_store
 from torch import nn
 
 from domainpar.nn.gradients import GradSink
@@ -18,11 +17,6 @@ from domainpar.tracking.training.monitor.non_finite import check_parameters, lay
 from domainpar.tracking.training.sampler import deal, samples_of
 
 FIRST = "000000000"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def on_rank(rank, spoil):

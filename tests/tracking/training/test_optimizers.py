@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from marks import slow
-from random_store import write_random_store
 from torch import nn
 
 from domainpar import train as train_command
@@ -191,11 +190,6 @@ def test_what_cannot_be_an_optimiser_is_refused_with_its_name(name, words):
         made(name if ":" in name else f"{__name__}:{name}", layer()[0])
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 RUNS = {
     "lars": {"optimizer": "examples.optimizers:Lars", "lr": 3.0, "clip": 0.5},
     "lamb": {"optimizer": "examples.optimizers:Lamb", "lr": 0.02, "events_per_step": 2},
@@ -203,13 +197,13 @@ RUNS = {
 }
 
 
-def _results(world, store, out, flags):
-    return invariance.results(world, store, out, **flags)
-
-
 @pytest.mark.parametrize("name", ["lamb", slow("lars"), slow("sgd")])
 def test_any_number_of_ranks_has_one_hash(store, tmp_path, name):
-    found = [result for ranks in (1, 3) for result in run_ranks(_results, ranks, store, tmp_path / "run", RUNS[name])]
+    found = [
+        result
+        for ranks in (1, 3)
+        for result in run_ranks(invariance.results, ranks, store, tmp_path / "run", RUNS[name])
+    ]
     for what in ("steps", "parameters", "scores"):
         assert len({result[what] for result in found}) == 1, what
 

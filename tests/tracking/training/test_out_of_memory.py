@@ -9,7 +9,6 @@ import pytest
 import torch
 import watched
 from marks import fault
-from random_store import write_random_store
 
 from domainpar.nn.tilewise import EdgeTiles
 from domainpar.parallel.errors import RanksFailed
@@ -17,11 +16,6 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.monitor.failure import asked_for, is_out_of_memory
 from domainpar.tracking.training.sampler import samples_of
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def too_much():

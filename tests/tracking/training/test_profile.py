@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import invariance
 import pytest
 import torch
-from random_store import write_random_store
 from torch.autograd import DeviceType
 
 from domainpar.common.agreement import Refused
@@ -18,13 +17,8 @@ from domainpar.tracking.training.monitor.profile import Profile, _operations
 PHASES = ["load", "forward", "backward", "reduce", "optimizer"]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 def _trained(world, store, out, flags):
-    return invariance.results(world, store, out, **{"max_steps": 6, **flags})["parameters"]
+    return invariance.results(world, store, out, {"max_steps": 6, **flags})["parameters"]
 
 
 @pytest.mark.parametrize("model", ["interaction", "acorn2"])

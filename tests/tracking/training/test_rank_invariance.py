@@ -56,11 +56,6 @@ SPARING = {"threads": 3, "recompute_every": 2}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
 def on_one_rank(store, tmp_path_factory):
     """Results of one rank, computed once a network."""
     known = {}
@@ -68,14 +63,10 @@ def on_one_rank(store, tmp_path_factory):
     def results(network):
         if network not in known:
             out = tmp_path_factory.mktemp("one-rank")
-            (known[network],) = run_ranks(_results, 1, store, out, NETWORKS[network])
+            (known[network],) = run_ranks(invariance.results, 1, store, out, NETWORKS[network])
         return known[network]
 
     return results
-
-
-def _results(world, store, out, flags):
-    return invariance.results(world, store, out, **flags)
 
 
 def _assert_same(found, expected):
@@ -93,7 +84,7 @@ WAYS = [pytest.param(network, marks=[] if network in FEW else pytest.mark.slow) 
 @pytest.mark.parametrize("num_ranks", [slow(2), 3, slow(4), slow(5), slow(8)])
 @pytest.mark.parametrize("network", WAYS)
 def test_any_number_of_ranks_gives_the_bits_of_one(store, on_one_rank, tmp_path, network, num_ranks):
-    found = run_ranks(_results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
+    found = run_ranks(invariance.results, num_ranks, store, tmp_path / "run", NETWORKS[network], timeout=120)
     _assert_same(found, on_one_rank(network))
 
 
@@ -104,7 +95,7 @@ def test_what_only_saves_time_or_memory_gives_the_bits_of_one_rank_without(
     store, on_one_rank, tmp_path, switch, num_ranks
 ):
     flags = NETWORKS[THREE_ITERATIONS] | switch
-    found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
+    found = run_ranks(invariance.results, num_ranks, store, tmp_path / "run", flags, timeout=120)
     _assert_same(found, on_one_rank(THREE_ITERATIONS))
 
 
@@ -113,7 +104,7 @@ def test_everything_switched_on_gives_the_bits_of_one_rank_without_what_only_sav
     store, on_one_rank, tmp_path, num_ranks
 ):
     flags = NETWORKS["everything at once"] | SPARING
-    found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
+    found = run_ranks(invariance.results, num_ranks, store, tmp_path / "run", flags, timeout=120)
     _assert_same(found, on_one_rank("everything at once"))
 
 
@@ -135,20 +126,22 @@ def test_what_saves_memory_reaches_the_network(store, asked, every):
 )
 def test_any_grouping_of_tiles_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, grouping, num_ranks):
     flags = {**NETWORKS["edge-first float32"], "grouping": grouping}
-    found = run_ranks(_results, num_ranks, store, tmp_path / "run", flags, timeout=120)
+    found = run_ranks(invariance.results, num_ranks, store, tmp_path / "run", flags, timeout=120)
     _assert_same(found, on_one_rank("edge-first float32"))
 
 
 @pytest.mark.parametrize("domain_size", [slow(1), 2, slow(4)])
 def test_any_shape_of_the_process_grid_gives_the_bits_of_one_rank(store, on_one_rank, tmp_path, domain_size):
-    found = run_ranks(_results, 4, store, tmp_path / "run", NETWORKS[SEVERAL], domain_size=domain_size, timeout=120)
+    found = run_ranks(
+        invariance.results, 4, store, tmp_path / "run", NETWORKS[SEVERAL], domain_size=domain_size, timeout=120
+    )
     _assert_same(found, on_one_rank(SEVERAL))
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_on_other_ranks(store, on_one_rank, tmp_path):
-    run_ranks(_results, 2, store, tmp_path / "run", {"max_steps": 4}, timeout=120)
+    run_ranks(invariance.results, 2, store, tmp_path / "run", {"max_steps": 4}, timeout=120)
     flags = {"resume": True, "overwrite": False}
-    found = run_ranks(_results, 3, store, tmp_path / "run", flags, timeout=120)
+    found = run_ranks(invariance.results, 3, store, tmp_path / "run", flags, timeout=120)
     assert found[0]["parameters"] == on_one_rank("edge-first float32")["parameters"]
     model, optimizer, *_ = found[0]["checkpoint"]  # not its state: the stop saw one more validation
     assert [model, optimizer] == on_one_rank("edge-first float32")["checkpoint"][:2]
@@ -224,14 +217,10 @@ def test_a_hundred_steps_end_with_the_bits_of_one_rank_though_stopped_and_taken_
 
 def test_groups_of_ranks_that_do_not_lie_in_a_row_have_the_same_bits(store, tmp_path, monkeypatch):
     flags = {"events_per_step": 2}
-
-    def work(ranks, out):
-        return invariance.results(ranks, store, out, **flags)
-
-    expected = run_ranks(work, 1, tmp_path / "one")[0]
+    expected = run_ranks(invariance.results, 1, store, tmp_path / "one", flags)[0]
     gather = world.gather
     named = lambda transport, own: list("abab") if own == platform.node() else gather(transport, own)  # noqa: E731
     monkeypatch.setattr(world, "gather", named)  # ranks dealt to two machines in turn
-    for found in run_ranks(work, 4, tmp_path / "apart", domain_size=2):
+    for found in run_ranks(invariance.results, 4, store, tmp_path / "apart", flags, domain_size=2):
         names = ("steps", "parameters", "scores")
         assert {name: found[name] for name in names} == {name: expected[name] for name in names}

@@ -5,7 +5,6 @@ import torch
 import watched
 from faults.on_purpose import spoil_tensor
 from marks import fault
-from random_store import write_random_store
 
 from domainpar.common.agreement import differing_ranks
 from domainpar.parallel.digests import digest
@@ -16,11 +15,6 @@ from domainpar.tracking.training.monitor.rank_differences import replicated
 from domainpar.train import train
 
 FIRST_PARAMETER = "node_encoder.mlp.linears.0.weight"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def one_ulp(tensor):

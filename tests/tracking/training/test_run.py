@@ -24,12 +24,6 @@ from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training.loop import Trainer
 from domainpar.train import train
 
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
 
 

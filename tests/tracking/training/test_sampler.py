@@ -111,10 +111,6 @@ def store(tmp_path_factory):
     return write_random_store(tmp_path_factory.mktemp("store"), num_train=6)
 
 
-def _results(world, store, out, flags):
-    return invariance.results(world, store, out, **flags)
-
-
 RUNS = {
     "buckets": {"sampling": "buckets", "events_per_step": 2},
     "budget": {"sampling": "budget", "node_budget": 150, "lr_schedule": "cosine"},
@@ -137,7 +133,7 @@ def test_a_run_has_one_hash_whoever_takes_which_events(store, tmp_path, run, gri
     found = [
         result
         for ranks, domain in grids
-        for result in run_ranks(_results, ranks, store, tmp_path / "run", RUNS[run], domain_size=domain)
+        for result in run_ranks(invariance.results, ranks, store, tmp_path / "run", RUNS[run], domain_size=domain)
     ]
     for what in ("steps", "parameters", "scores"):
         assert len({result[what] for result in found}) == 1, what

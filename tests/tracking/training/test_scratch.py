@@ -74,7 +74,7 @@ def test_the_bits_are_those_of_memory_on_any_number_of_ranks(
     )  # scores are made after the run
 
     def trained(world, out):
-        found = results(world, store, out, **network)
+        found = results(world, store, out, network)
         return {name: found[name] for name in ("steps", "parameters", "scores")}
 
     expected = run_ranks(trained, 1, tmp_path / "memory")[0]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from random_store import write_random_store
 
 from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
@@ -74,11 +73,6 @@ def test_a_layer_is_as_large_as_all_its_tensors_together():
     assert sizes["1"]["gradient"] == 7.0
     assert sizes["1"]["update"] == pytest.approx(0.5 * 3**0.5)
     assert sizes["0"]["parameters"] == pytest.approx(float(torch.cat([it.view(-1) for it in before[:2]]).norm()))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def _recorded(world, store, out, model):

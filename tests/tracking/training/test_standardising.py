@@ -4,7 +4,7 @@ import invariance
 import pytest
 import torch
 from random_events import random_assignment, random_event
-from random_store import NUM_TILES, write_graph, write_random_store
+from random_store import NUM_TILES, write_graph
 from safetensors.torch import load_file
 
 from domainpar.common.agreement import Refused
@@ -19,11 +19,6 @@ from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 2, "epochs": 2, "lr": 1e-2}
 CONSTANTS = [f"standardise.{name}" for name in Standard._fields]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def with_other_constants(directory):

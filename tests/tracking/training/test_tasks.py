@@ -37,11 +37,6 @@ FLAGS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
-
-
 def _trained(world, store, out, flags):
     config = TrainConfig(**{**invariance.SMALL, "max_steps": 4, "store": str(store), "out": str(out), **flags})
     run = train(config, Path(store), world)

@@ -6,17 +6,11 @@ import types
 
 import pytest
 from marks import slow
-from random_store import write_random_store
 from small_steps import trained_with
 
 from domainpar.common.agreement import Refused
 from domainpar.runs.own_files import strangers_in_run
 from domainpar.tracking.training.tensorboard import EventFiles, numbers_of
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 class Writer(list):

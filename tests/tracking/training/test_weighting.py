@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_store import write_random_store
 from tiled import TiledEvent
 from torch.nn import functional as F
 
@@ -133,11 +132,6 @@ def test_what_an_event_does_not_tell_is_refused():
 THREE_CLASSES = EdgeRules.by_class(target=3.0, fake=0.5, other=0.25)
 FAST = {"pt": [0.5, INF]}
 SAME_BY_RULES = EdgeRules.of([(0.5, {"y": False}), (0.25, {"y": True}), (3.0, {"y": True, "pt": [0.5, INF]})])
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_random_store(tmp_path_factory.mktemp("store"))
 
 
 def _loaded(world, path, edge_weights):
