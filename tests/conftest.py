@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import FORKS_UNDER_MPIEXEC, under_mpiexec
 from hypothesis import HealthCheck, settings
 from marks import drawn
 
+from domainpar import testing
 from domainpar.common.words import PROGRESS_LOG
 
 _A_DAY = 86_400.0
@@ -39,6 +41,21 @@ def preload(names: list[str], plain=multiprocessing.forkserver.set_forkserver_pr
 
 
 multiprocessing.forkserver.set_forkserver_preload = preload
+
+
+def run_mpi(folder: Path, num_ranks: int, timeout: float, plain=testing._run_mpi) -> None:
+    """Ranks under mpiexec as forks of the tests' process; as processes of their own: `tests/test_testing.py`."""
+
+    def forks(command: list[str], limit: float) -> tuple[int, str]:
+        return under_mpiexec(num_ranks, testing._mpi_rank, folder, seconds=limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "run_command", forks)
+        plain(folder, num_ranks, timeout)
+
+
+if FORKS_UNDER_MPIEXEC:
+    testing._run_mpi = run_mpi
 
 
 @pytest.fixture(autouse=True)

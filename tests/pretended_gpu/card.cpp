@@ -3,11 +3,13 @@
 // An operator without a kernel for CUDA (all of them) falls back to the CPU's kernel on the same memory, after a check
 // that no operand lies on the host or on another GPU, which a real one would refuse. Launches, waits of the host, bytes
 // that operators touch, and live memory are counted. What this cannot show: streams, and arithmetic of a real GPU.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>

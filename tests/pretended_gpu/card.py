@@ -28,7 +28,7 @@ class Missing(Exception):
 
 
 def library() -> Path:
-    """The shared library for the torch of this Python, built if it is not there yet: some 20 s.
+    """The shared library for the torch of this Python, built if it is not there yet: ten seconds.
 
     Raises:
         Missing: If there is no compiler, or another torch than the one it is written for.
