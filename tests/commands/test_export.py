@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import os
-import subprocess
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import forked
 from jobs import without_signs_of_life
 from marks import slow
 from random_store import write_random_store
@@ -23,7 +24,6 @@ from domainpar.export import _FORMATS, THREADS, Exact, _inputs, _program, export
 from domainpar.nn.heads import EDGE, Head
 from domainpar.nn.options import NetworkOptions
 from domainpar.runs.own_files import strangers_in_run
-from domainpar.testing import patient
 from domainpar.tracking.config import MODELS, ExportConfig
 from domainpar.tracking.config.train import IN_EXAMPLES
 from domainpar.tracking.events.store import EventStore
@@ -151,22 +151,19 @@ def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_s
     assert f"edges of event {unseen} with" in exported["pt2"][1]
 
 
-FULL = """
-import resource, sys
-from domainpar import export
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # a full disk
-print([export.main([sys.argv[1], "--format", form]) for form in ("onnx", "pt2")])
-"""
+def export_on_a_full_disk(run):
+    os.environ.pop("XDG_CACHE_HOME", None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    print([main([str(run), "--format", form]) for form in ("onnx", "pt2")])
+    return 0
 
 
 def test_a_full_disk_is_named_in_either_format_and_all_else_is_told_in_one_line(run):
     # In a process of its own: torch's writer of files ends it where a disk is full.
-    closed = {**os.environ, "HOME": "/proc"}
-    closed.pop("XDG_CACHE_HOME", None)
-    program = [sys.executable, "-c", FULL, str(run)]
-    ended = subprocess.run(program, env=closed, capture_output=True, text=True, timeout=patient(400))
-    assert (ended.returncode, ended.stdout) == (0, "[1, 1]\n"), ended.stderr
-    errors = without_signs_of_life(ended.stderr).splitlines()
+    with forked(export_on_a_full_disk, run, HOME="/proc") as program:
+        code, printed = program.wait(400)
+    *errors, codes = without_signs_of_life(printed).splitlines()
+    assert (code, codes) == (0, "[1, 1]"), printed
     if "kernels for this machine" in errors[0]:  # none are kept yet
         assert "File too large" in errors.pop(0)
     for form, error in zip(("onnx", "pt2"), errors[::2], strict=True):
