@@ -372,7 +372,7 @@ def bin_all(
     """
     vertex = rows_of_table(truth.particles, overlaps.particle_ids, "vertex").T
     d0, z0 = true_perigees(truth, overlaps.particle_ids)[:, :2].T
-    of_particles = {
+    of_particles: dict[str, Any] = {
         "pt": pt,
         "eta": eta,
         "radius": np.hypot(*vertex[:2]),
@@ -382,7 +382,11 @@ def bin_all(
         "hits": overlaps.particle_hits,
         **_shares(overlaps, overlaps.particle, overlaps.num_particles),
     }
-    of_tracks = {**helices, "hits": overlaps.track_hits, **_shares(overlaps, overlaps.track, overlaps.num_tracks)}
+    of_tracks: dict[str, Any] = {
+        **helices,
+        "hits": overlaps.track_hits,
+        **_shares(overlaps, overlaps.track, overlaps.num_tracks),
+    }
     if truth.position is not None:
         density = _density(truth.position)
         hit = np.flatnonzero(overlaps.particle_of_hit >= 0)
@@ -394,9 +398,9 @@ def bin_all(
         of_particles["phi"] = np.empty(overlaps.num_particles)
         of_particles["phi"][particle[order]] = phi_of_hit[order]  # of several, the last one stays: the nearest
         on = overlaps.track_of_member >= 0
-        hit, track = overlaps.member[on], overlaps.track_of_member[on]
-        away = np.linalg.norm(truth.position[hit], axis=1)
-        of_tracks |= _around(track, hit, away, density, truth, overlaps.num_tracks)
+        member, track = overlaps.member[on], overlaps.track_of_member[on]
+        away = np.linalg.norm(truth.position[member], axis=1)
+        of_tracks |= _around(track, member, away, density, truth, overlaps.num_tracks)
     unknown_particles, unknown_tracks = np.full(overlaps.num_particles, np.nan), np.full(overlaps.num_tracks, np.nan)
     return {
         name: Bins(
@@ -413,7 +417,8 @@ def _shares(overlaps: Overlaps, owner: IntArray, count: int) -> dict[str, FloatA
     other hits; 0 without a pair. Arguments as of `Overlaps.best_pairs`, and the number of owners."""
     hits = {"purity": overlaps.hits_of_tracks, "completeness": overlaps.hits_of_particles}
     pair = overlaps.best_pairs(owner, hits["purity"] + hits["completeness"])
-    return {name: np.bincount(owner[pair], overlaps.shared[pair] / of[pair], count) for name, of in hits.items()}
+    shared = {name: overlaps.shared[pair] / of[pair] for name, of in hits.items()}
+    return {name: np.asarray(np.bincount(owner[pair], part, count), np.float64) for name, part in shared.items()}
 
 
 def _density(position: FloatArray) -> FloatArray:
@@ -446,7 +451,8 @@ def _around(
     holes = np.zeros(count)
     np.add.at(holes, along, detector.layers_passed(surface, truth.position[hit[order]], follows))
     holes[along[~np.isin(surface, detector.known_surfaces())]] = np.nan
-    values = {"density": np.bincount(row, density[hit], count) / np.bincount(row, minlength=count), "holes": holes}
+    density = np.bincount(row, density[hit], count) / np.bincount(row, minlength=count)
+    values: dict[str, FloatArray] = {"density": density, "holes": holes}
     if truth.border is not None:
         values["border"] = np.full(count, np.inf)
         np.minimum.at(values["border"], row, truth.border[hit].astype(np.float64))
