@@ -15,10 +15,10 @@ from domainpar.tracking.config import (
     InferConfig,
     PrepareConfig,
     TrainConfig,
-    Weighting,
     resolved_yaml,
 )
 from domainpar.tracking.config.acorn_keys import KNOWN, NETWORKS, NOT_USED, ONLY, TRANSLATIONS
+from domainpar.tracking.config.texts import Weighting
 
 INF = math.inf
 

@@ -28,18 +28,17 @@ from domainpar.tracking.config import (
     MODELS,
     Conditions,
     ConfigError,
-    Group,
     InferConfig,
-    LayerPairs,
     PrepareConfig,
     TrainConfig,
     flag,
     resolved_yaml,
     session_arguments,
 )
-from domainpar.tracking.config.group import fields_of
+from domainpar.tracking.config.group import Group, fields_of
 from domainpar.tracking.config.prepare import PartitionerName
 from domainpar.tracking.config.rank_flags import GroupingName
+from domainpar.tracking.config.texts import LayerPairs
 from domainpar.tracking.events import source_table
 from partitioners import GROUPINGS, PARTITIONERS
 

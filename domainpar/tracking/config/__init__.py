@@ -13,39 +13,20 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.config.estimate import EstimateConfig
     from domainpar.tracking.config.evaluate import EvaluateConfig
     from domainpar.tracking.config.export import ExportConfig
-    from domainpar.tracking.config.group import (
-        CODE,
-        SHIPPED,
-        ConfigError,
-        Group,
-        flag,
-        groups,
-        is_code,
-        preset_of,
-        resolved_yaml,
-        title,
-    )
+    from domainpar.tracking.config.group import CODE, SHIPPED, ConfigError, flag, is_code, preset_of, resolved_yaml
     from domainpar.tracking.config.import_acorn import ImportAcornConfig
     from domainpar.tracking.config.infer import InferConfig
     from domainpar.tracking.config.prepare import PrepareConfig
     from domainpar.tracking.config.rank_flags import session_arguments
     from domainpar.tracking.config.report import ReportConfig
-    from domainpar.tracking.config.texts import Conditions, LayerPairs, Numbers, Weighting
-    from domainpar.tracking.config.train import (
-        BITWISE,
-        MODELS,
-        ON_STAGES,
-        NetworkFlags,
-        TrainConfig,
-        TrainedFlags,
-        TrainingFlags,
-    )
+    from domainpar.tracking.config.texts import Conditions
+    from domainpar.tracking.config.train import BITWISE, MODELS, NetworkFlags, TrainConfig, TrainedFlags, TrainingFlags
 
 __all__ = [
-    "BITWISE", "CODE", "MODELS", "ON_STAGES", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig",
-    "EstimateConfig", "EvaluateConfig", "ExportConfig", "Group", "ImportAcornConfig", "InferConfig", "LayerPairs",
-    "NetworkFlags", "Numbers", "PrepareConfig", "ReportConfig", "TrainConfig", "TrainedFlags", "TrainingFlags",
-    "Weighting", "flag", "groups", "is_code", "preset_of", "resolved_yaml", "session_arguments", "title",
+    "BITWISE", "CODE", "MODELS", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig", "EstimateConfig",
+    "EvaluateConfig", "ExportConfig", "ImportAcornConfig", "InferConfig", "NetworkFlags", "PrepareConfig",
+    "ReportConfig", "TrainConfig", "TrainedFlags", "TrainingFlags", "flag", "is_code", "preset_of", "resolved_yaml",
+    "session_arguments",
 ]  # fmt: skip
 
 _MODULES = {
@@ -53,14 +34,14 @@ _MODULES = {
     "estimate": "EstimateConfig",
     "evaluate": "EvaluateConfig",
     "export": "ExportConfig",
-    "group": "SHIPPED CODE ConfigError Group flag groups is_code resolved_yaml title preset_of",
+    "group": "CODE SHIPPED ConfigError flag is_code preset_of resolved_yaml",
     "import_acorn": "ImportAcornConfig",
     "infer": "InferConfig",
     "prepare": "PrepareConfig",
     "rank_flags": "session_arguments",
     "report": "ReportConfig",
-    "texts": "Conditions LayerPairs Numbers Weighting",
-    "train": "BITWISE MODELS ON_STAGES NetworkFlags TrainConfig TrainedFlags TrainingFlags",
+    "texts": "Conditions",
+    "train": "BITWISE MODELS NetworkFlags TrainConfig TrainedFlags TrainingFlags",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

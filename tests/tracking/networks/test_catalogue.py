@@ -11,7 +11,7 @@ from torch import nn
 from domainpar.nn.interaction import InteractionNetwork, InteractionsOnStages, OnStages
 from domainpar.nn.options import NetworkOptions
 from domainpar.nn.standard import Standard
-from domainpar.tracking.config import BITWISE, MODELS, ON_STAGES
+from domainpar.tracking.config.train import BITWISE, MODELS, ON_STAGES
 from domainpar.tracking.networks import catalogue
 from domainpar.tracking.networks.catalogue import OF_THE_FIELD, build_model
 from domainpar.tracking.networks.on_events import OnEvents

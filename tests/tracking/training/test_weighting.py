@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from domainpar.parallel.integer_sums import IntegerSums
 from domainpar.testing import run_ranks
-from domainpar.tracking.config import TrainConfig, Weighting
+from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.config.texts import Weighting
 from domainpar.tracking.events.graph import Particles
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.training.edge_classes import FAKE, TARGET, EdgeRules, edge_classes
