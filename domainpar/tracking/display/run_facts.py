@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domainpar.common.words import its_mpiexec, several, this_python
+from domainpar.common.words import its_mpiexec, several, some_of, this_python
 from domainpar.parallel.launcher import detect
 from domainpar.runs.directory import figure_of
 from domainpar.runs.records import RunRecord, StoreRecord, Table
@@ -230,8 +230,7 @@ def _left_out(run: RunFiles) -> str:
     for work, entries, name in (("in training", run.record.skipped, "sample"), ("in scoring", scored, "event")):
         skipped = [str(entry.get(name)) for entry in entries]
         if skipped:
-            names = ", ".join(skipped[:4]) + (", ..." if len(skipped) > 4 else "")
-            texts.append(f"{several(len(skipped), name)} {work}: {names}")
+            texts.append(f"{several(len(skipped), name)} {work}: {some_of(skipped)}")
     return "; ".join(texts) + (" (could not be used)" if texts else "")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from domainpar.common.words import this_python
+from domainpar.common.words import some_of, this_python
 from domainpar.runs.directory import state_of
 from domainpar.runs.records import (
     RUN_FILE,
@@ -43,7 +43,7 @@ from domainpar.tracking.events.own_events import (
     places,
 )
 from domainpar.tracking.events.store import EventRecord, EventStore
-from domainpar.tracking.reco.performance.counts import TrackCounts, total
+from domainpar.tracking.reco.performance.counts import TrackCounts, read_performance, total
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
 
 SPLITS = ("val", "test", "train")
@@ -186,11 +186,7 @@ class RunFiles:
         Raises:
             ValueError: If they were written by another version.
         """
-        splits: Table = ((self.scores.record.tracks if self.scores else None) or {}).get("performance") or {}
-        return {
-            split: {name: TrackCounts.read(counts) for name, counts in by_finder.items()}
-            for split, by_finder in splits.items()
-        }
+        return read_performance(self.scores.record.tracks if self.scores else None)
 
     def records_of(self, split: str) -> list[Table]:
         """The records of one split, in order."""
@@ -244,8 +240,8 @@ class RunFiles:
         for record in known:
             if record.event == name:
                 return record
-        names = ", ".join(record.event for record in known[:8]) + (", ..." if len(known) > 8 else "")
-        raise ValueError(f"{self.directory} has no event {name!r} to show; it has {names or 'none'}.")
+        names = some_of([record.event for record in known]) or "none"
+        raise ValueError(f"{self.directory} has no event {name!r} to show; it has {names}.")
 
     def read_event(self, record: EventRecord) -> EventData:
         """One event with its truth, its scores and its tracks, as far as they are there.
@@ -347,8 +343,7 @@ def _scores(run: Path, of_run: RunRecord, named: Path | None, missing: list[str]
                 what = f"the file of event {listed.event!r} is {listed.path!r}, expected a name in this directory"
                 raise ValueError(what)
         _ = [(str(split), int(of_split["events"])) for split, of_split in record.metrics.items()]
-        for by_finder in ((record.tracks or {}).get("performance") or {}).values():
-            _ = [TrackCounts.read(counts) for counts in by_finder.values()]
+        read_performance(record.tracks)
         return record
 
     record = read_file(path, shown, "run infer again")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domainpar.common.words import several, this_python
+from domainpar.common.words import several, some_of, this_python
 from domainpar.runs.own_files import PROFILE
 from domainpar.runs.records import read_file
 from domainpar.tracking.cost.cuts import Cut
@@ -191,7 +191,7 @@ def _training(run: RunFiles, other: RunFiles | None) -> Section:
             "candidate edge that is a true segment of a target particle."
         )
     if spikes := [record for record in run.records_of("train") if record.get("spike")]:
-        steps = ", ".join(str(record["step"]) for record in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
+        steps = some_of([str(record["step"]) for record in spikes])
         leads.append(f"The loss has {several(len(spikes), 'spike')}: step {steps}.")
     charts = tuple(filter(None, (chart, layers)))
     return Section("training", "Training", tuple(leads), _approximate(run, other), charts=charts)

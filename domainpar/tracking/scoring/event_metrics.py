@@ -18,6 +18,7 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import check_target
+from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
 from domainpar.tracking.reco.field_check import field_warning, ratios_of_halves
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.lost import TrackEdges, TrueSegments, count_segments
@@ -26,7 +27,7 @@ from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCOR
 from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_tracks, summary
-from domainpar.tracking.scoring.event_tracks import hits_of, why_not_fitted
+from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scorer import EventEvaluator, Outcome
 from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
@@ -35,6 +36,9 @@ from domainpar.tracking.training.label_loss import count_labels
 from domainpar.tracking.training.metrics import EdgeCounts, label_metrics, metrics_over
 from domainpar.tracking.training.tasks import EDGES, Tasks
 from partitioners import Sectors
+
+Performance = Mapping[str, Mapping[str, TrackCounts]]
+"""Counts by split and finder."""
 
 DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
@@ -102,7 +106,7 @@ def evaluator(
         evaluation["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         evaluation["in_map"] = in_maps.hold(event)
         evaluation["field"] = _held_against_field(event, scores)
-        evaluation["unfitted"] = why_not_fitted(event) if scores.tracks else None
+        evaluation["unfitted"] = why_not_followed(event) if scores.tracks else None
         return evaluation | (_evaluate_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})
 
     return evaluate
@@ -159,9 +163,7 @@ def truth_to_count(event: StoredEvent, cuts: TrackCuts, border_sectors: Sectors 
     return truth
 
 
-def about_tracks(
-    config: MatchingFlags, options: TrackOptions | None, performance: dict[str, dict[str, TrackCounts]]
-) -> dict[str, Any] | None:
+def about_tracks(config: MatchingFlags, options: TrackOptions | None, performance: Performance) -> dict[str, Any] | None:
     """The tracks in `scores.json`: how they were built, and their counts by split and finder; None without tracks."""
     if options is None:
         return None
@@ -169,12 +171,17 @@ def about_tracks(
     return {
         "method": values.pop("method"),
         "options": values,
-        "found_by": sorted({finder for of_split in performance.values() for finder in of_split}),
         "target": config.track_target,
         "border_sectors": next((one.border_sectors for found in performance.values() for one in found.values()), None),
         "matching_style": config.matching_style,
-        "performance": {split: plain(of_split) for split, of_split in performance.items()},
+        **counts_of_tracks(performance),
     }
+
+
+def counts_of_tracks(performance: Performance) -> dict[str, Any]:
+    """The counts of finders as `scores.json` has them, and who they are."""
+    finders = {finder for of_split in performance.values() for finder in of_split}
+    return {"found_by": sorted(finders), "performance": {split: plain(each) for split, each in performance.items()}}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from domainpar.tracking.events.detector import BEAM_SPOT, field_of
 from domainpar.tracking.events.graph import FloatArray, Hits, IntArray
 from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, event_file_name
 from domainpar.tracking.events.truth_order import rows_of_table
-from domainpar.tracking.reco.ckf.detector_layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import layout_of, why_not_followed
 from domainpar.tracking.reco.ckf.finder import find_tracks
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.matching import memberships
@@ -89,7 +89,7 @@ class TrackFinders:
             scores = with_tracks(whole, scores, self.options)
         if self.ckf:
             scores = replace(scores, tracks={**scores.tracks, CKF: self._ckf(whole)})
-        if scores.tracks and why_not_fitted(event) is None:
+        if scores.tracks and why_not_followed(event) is None:
             began, parameters = clock(), parameters_of(hits_of(whole), scores)
             scores = replace(scores, parameters=parameters, seconds={**scores.seconds, "fitting": clock() - began})
         if self.format == "acorn":
@@ -103,9 +103,7 @@ class TrackFinders:
 
     def _ckf(self, whole: WholeEvent) -> IntArray:
         """The tracks of helix following, refined if those of the network are."""
-        if not whole.event.has_positions:
-            what = "--ckf follows helices, but its hits have no positions"
-            raise whole.event.place.problem(what, "leave it out")
+        check_positions(whole.event, None, ckf=True)
         told = whole.event.settings.get("beam_spot")
         try:
             tracks = find_tracks(hits_of(whole), self.beam_spot if told is None else BeamSpot(*told))
@@ -116,6 +114,15 @@ class TrackFinders:
         return finished(tracks, hits_of(whole), replace(self.options, extend=False))
 
 
+def check_positions(event: StoredEvent, options: TrackOptions | None, ckf: bool = False, acorn: bool = False) -> None:
+    """Refuse an event whose hits have no positions, where the tracks or files that are asked for take them."""
+    fits = options is not None and (options.method == "greedy" or options.refine or options.extend)
+    shares = options is not None and options.shared_hits
+    if (fits or shares or ckf or acorn) and not event.has_positions:
+        what = "greedy, --refine, --extend, --shared-hits, --ckf and --format acorn"
+        raise event.place.problem(f"its hits have no positions: {what} need them", "take --tracks cc")
+
+
 def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
     """Scores with the tracks that they, and perfect ones, give.
 
@@ -124,10 +131,7 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     Raises:
         Problem: If a method asks for positions, and the hits have none.
     """
-    along_helices = options.method == "greedy" or options.refine or options.extend or options.shared_hits
-    if along_helices and not whole.event.has_positions:
-        what = "greedy, --refine, --extend and --shared-hits fit helices, but its hits have no positions"
-        raise whole.event.place.problem(what, "take --tracks cc, without --refine, --extend and --shared-hits")
+    check_positions(whole.event, options)
     began = clock()
     hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]
@@ -151,18 +155,6 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     if (label := whole.edges("label")) is not None:
         build(PERFECT_SCORES, np.where(label > 0, CERTAIN, -CERTAIN))
     return replace(scores, tracks=tracks, shared_hits=shared, built=built, seconds=seconds)
-
-
-def why_not_fitted(event: StoredEvent) -> str | None:
-    """Why the tracks of an event have no parameters at the beam line, in a sentence; None where they can be fitted."""
-    if not event.has_positions:
-        return "their hits have no positions"
-    rows = np.arange(event.num_nodes)
-    try:
-        layout_of(event.settings).surface_of(event.read_nodes("volume", rows), event.read_nodes("layer", rows))
-    except ValueError as error:
-        return str(error).removesuffix(".")
-    return None
 
 
 def parameters_of(hits: TrackHits, scores: EventScores) -> dict[str, Perigees]:

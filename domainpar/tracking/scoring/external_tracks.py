@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from domainpar.common.models import plain
 from domainpar.common.problems import Problem
 from domainpar.common.words import progress, several, some_of, this_python
 from domainpar.runs.records import ScoresRecord
@@ -20,16 +19,13 @@ from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks, rows_of
 from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent, WholeEvent
-from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
+from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, read_performance, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import FINDERS
-from domainpar.tracking.scoring.event_metrics import track_cuts, truth_to_count
+from domainpar.tracking.scoring.event_metrics import Performance, counts_of_tracks, track_cuts, truth_to_count
 from domainpar.tracking.scoring.infer_summary import performance_lines
 from domainpar.tracking.scoring.score_files import list_of, store_of_scores, write_list
 from partitioners import Sectors
-
-Performance = Mapping[str, Mapping[str, TrackCounts]]
-"""Counts by split and finder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +78,7 @@ def evaluate(config: EvaluateConfig) -> list[str]:
     if scores is None:
         return lines
     directory, listed = scores
-    kept = plain(performance)
-    found_by = sorted({finder for of_split in kept.values() for finder in of_split})
-    write_list(directory, listed.changed(tracks={**(listed.tracks or {}), "found_by": found_by, "performance": kept}))
+    write_list(directory, listed.changed(tracks={**(listed.tracks or {}), **counts_of_tracks(performance)}))
     run = os.path.normpath(directory / listed.run)
     following = f"{this_python()} -m domainpar.report {run} --scores {directory}"
     return [*lines, f"kept with the scores; next: {following}"]
@@ -111,11 +105,7 @@ def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[st
 
 def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
     """Events that were scored, counted as their tracks were."""
-    tracks = record.tracks or {}
-    beside = {
-        split: {finder: TrackCounts.read(counts) for finder, counts in of_split.items()}
-        for split, of_split in tracks.get("performance", {}).items()
-    }
+    tracks, beside = record.tracks or {}, read_performance(record.tracks)
     one = next((counts for of_split in beside.values() for counts in of_split.values()), None)
     if one is None:
         raise Problem(f"{directory} has no tracks that were counted", "infer with --tracks, or name a --store")

@@ -55,7 +55,12 @@ from domainpar.tracking.scoring.event_metrics import (
     track_cuts,
     track_options,
 )
-from domainpar.tracking.scoring.event_tracks import BESIDE, TrackFinders, check_acorn_files_can_be_written
+from domainpar.tracking.scoring.event_tracks import (
+    BESIDE,
+    TrackFinders,
+    check_acorn_files_can_be_written,
+    check_positions,
+)
 from domainpar.tracking.scoring.filtering import Score, score_what_is_left
 from domainpar.tracking.scoring.score_files import (
     FORMAT,
@@ -258,7 +263,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
     tuned = on_root(world.transport, lambda: read(run))
     options = on_all(world.transport, lambda: track_options(config, tuned))
     # Minutes may pass until the first track is built: what it lacks is reported now.
-    on_all(world.transport, lambda: _check_tracks(config, store, records))
+    on_all(world.transport, lambda: _check_tracks(config, options, store, records))
     for sectors in (config.sectors, config.border_sectors):
         on_all(world.transport, partial(check_sectors, store, records, sectors))
     if config.strict:
@@ -406,21 +411,16 @@ def _choose_events(config: ScoringFlags, store: EventStore, world: World) -> tup
     return records, [LeftOut(event, store.unreadable[event].what) for event in left_out]
 
 
-def _check_tracks(config: CountedTrackFlags, store: EventStore, records: Sequence[EventRecord]) -> None:
+def _check_tracks(
+    config: CountedTrackFlags, options: TrackOptions | None, store: EventStore, records: Sequence[EventRecord]
+) -> None:
     """Refuse what the first event lacks before anything is computed: those of a store are of one kind."""
     check_conditions(track_cuts(config).target)
     if config.format == "acorn":
         check_acorn_files_can_be_written()
-    along_helices = config.tracks == "greedy" or config.refine or config.extend or config.shared_hits or config.ckf
-    if along_helices or config.format == "acorn":
-        with store.open(records[0]) as event:
-            if not event.has_positions:
-                raise event.place.problem(
-                    "its hits have no positions: greedy, --refine, --extend, --shared-hits, --ckf and --format acorn "
-                    "need them",
-                    "take --tracks cc",
-                )
-            if config.ckf or config.extend:
-                everything = np.arange(event.num_nodes)
-                columns = (event.read_nodes(name, everything) for name in ("volume", "layer", "position"))
-                layout_of(event.settings).surface_of(*columns)
+    with store.open(records[0]) as event:
+        check_positions(event, options, config.ckf, config.format == "acorn")
+        if config.ckf or config.extend:
+            everything = np.arange(event.num_nodes)
+            columns = (event.read_nodes(name, everything) for name in ("volume", "layer", "position"))
+            layout_of(event.settings).surface_of(*columns)

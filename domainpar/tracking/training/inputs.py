@@ -221,7 +221,7 @@ def check_parts(store: EventStore, world: World, grouping: str, sectors: Sectors
         with store.open(record) as event:
             empty = empty_parts(event, size, grouping, sectors, seed)
         if empty:
-            names = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
+            names = some_of([*map(str, empty)])
             raise EventPlace(record.event, store.path / record.path).problem(
                 f"{len(empty)} of the {several(size, 'rank')} that share it would own nothing ({names}): it has "
                 f"{several(record.num_nodes, 'node')} in {several(record.num_tiles, 'tile')}",

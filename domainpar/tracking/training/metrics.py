@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from domainpar.tracking.events.graph import IntArray
 from domainpar.tracking.reco.performance.rates import ratio
 
 if TYPE_CHECKING:  # torch comes with it; a report needs none
@@ -31,7 +30,8 @@ class Metric:
         name: In `metrics.jsonl`, event files, `scores.json` and printed lines.
         heading: In the tables of the report.
         meaning: A sentence for docs/reference/files.md, and for the captions and headings of the report.
-        value: Of the counts; None where there is nothing to divide by.
+        value: Of the counts, `EdgeCounts` or those of `label_loss.LabelMetrics` (of numbers after their unit); None
+            where there is nothing to divide by.
         axis: The label of its chart in the report; empty for no chart.
         line: Its format in the printed line of a step; empty: it is not in it.
         mean: Its name in `scores.json` if it is the mean over events there; empty: it is that of all events together.
@@ -40,7 +40,7 @@ class Metric:
     name: str
     heading: str
     meaning: str
-    value: Callable[[Any], float | None]
+    value: Callable[..., float | None]
     axis: str = ""
     line: str = ""
     mean: str = ""
@@ -124,26 +124,9 @@ def metrics_over(counts: Sequence[EdgeCounts]) -> dict[str, Any]:
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
-class ClassCounts(NamedTuple):
-    """Rows of a label that is a class."""
-
-    found: IntArray  # those of each class that were found right, int64 [classes]
-    rows: IntArray  # all of each class
-
-
-class NumberSums(NamedTuple):
-    """Sums over the rows of a label that is a number, in a unit of its own."""
-
-    scale: float  # the unit
-    rows: float  # how many
-    squares: float  # of the squares of what they are off
-    labels: float
-    squares_of_labels: float
-
-
-def _explained(of: NumberSums) -> float | None:
-    spread = of.squares_of_labels - of.labels * of.labels / of.rows
-    return 1.0 - of.squares / spread if spread > 1e-9 * of.squares_of_labels else None  # else it is rounding
+def _explained(_: float, rows: float, squares: float, labels: float, squares_of_labels: float) -> float | None:
+    spread = squares_of_labels - labels * labels / rows
+    return 1.0 - squares / spread if spread > 1e-9 * squares_of_labels else None  # else it is rounding
 
 
 CLASS_METRICS = (
@@ -151,7 +134,7 @@ CLASS_METRICS = (
         "accuracy",
         "accuracy",
         "Fraction of the nodes or events with a known label that get the right class.",
-        lambda of: ratio(int(of.found.sum()), int(of.rows.sum())),
+        lambda found, rows: ratio(int(found.sum()), int(rows.sum())),
         axis="accuracy",
         line=".4f",
     ),
@@ -159,7 +142,7 @@ CLASS_METRICS = (
         "mean_accuracy",
         "mean of classes",
         "Mean of the accuracy over the classes that occur.",
-        lambda of: float((of.found[of.rows > 0] / of.rows[of.rows > 0]).mean()) if of.rows.any() else None,
+        lambda found, rows: float((found[rows > 0] / rows[rows > 0]).mean()) if rows.any() else None,
     ),
 )
 
@@ -168,7 +151,7 @@ NUMBER_METRICS = (
         "rmse",
         "RMSE",
         "Root mean square error of the label, in its own unit.",
-        lambda of: of.scale * math.sqrt(of.squares / of.rows),
+        lambda scale, rows, squares, *_: scale * math.sqrt(squares / rows),
         line=".4g",
     ),
     Metric("r2", "R^2", "Fraction of the variance of the label that the network explains.", _explained, "R^2", ".4f"),
@@ -184,13 +167,12 @@ def label_metrics(task: Task, counts: Sequence[Any]) -> dict[str, Any]:
         counts: As of `label_loss.LabelMetrics`.
     """
     if task.label.classes:
-        of_classes = ClassCounts(*np.array(counts))
-        metrics = {metric.name: metric.value(of_classes) for metric in CLASS_METRICS}
-        return {"known": int(of_classes.rows.sum()), **metrics}
-    sums = NumberSums(task.scale, *counts)
-    if not sums.rows > 0:  # nothing, or something that was too far off to be added
-        return {"known": 0 if sums.rows == 0 else None, **{metric.name: None for metric in NUMBER_METRICS}}
-    return {"known": int(sums.rows), **{metric.name: metric.value(sums) for metric in NUMBER_METRICS}}
+        found, rows = np.array(counts)
+        return {"known": int(rows.sum()), **{metric.name: metric.value(found, rows) for metric in CLASS_METRICS}}
+    number = counts[0]
+    if not number > 0:  # nothing, or something that was too far off to be added
+        return {"known": 0 if number == 0 else None, **{metric.name: None for metric in NUMBER_METRICS}}
+    return {"known": int(number), **{metric.name: metric.value(task.scale, *counts) for metric in NUMBER_METRICS}}
 
 
 def definitions() -> list[str]:

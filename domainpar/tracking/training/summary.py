@@ -7,9 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import numpy as np
-
-from domainpar.common.words import between, byte_size, several, this_python
+from domainpar.common.words import between, byte_size, several, some_of, this_python
 from domainpar.measure.forecast import Forecast
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
@@ -19,7 +17,7 @@ from domainpar.tracking.config import CODE, NetworkFlags, flag, is_code
 from domainpar.tracking.config.train import RecordFlags, TrainedFlags, TrainingFlags
 from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.networks.catalogue import options_of
-from domainpar.tracking.reco.ckf.detector_layout import layout_of
+from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.sampler import Sample, deal
@@ -135,7 +133,7 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
     theirs = samples if few else hands[groups[0]]
     name = theirs[0].name + (", ..." if len(theirs) > 1 else "")
     when = f"the validation after step {record['step']}" if validates else f"training step {record['step']}"
-    ranks = ", ".join(map(str, idle[:8])) + (", ..." if len(idle) > 8 else "")
+    ranks = some_of([*map(str, idle)])
     of_groups = f"{world.num_data_groups} groups of ranks, {several(len(samples), 'sample')} ({name})"
     if few and validates:
         why = f"{of_groups}; training steps are not slower for it"
@@ -193,12 +191,7 @@ def how_tracks_are_found(event: StoredEvent) -> str:
     """The flags of infer with which the shipped networks were evaluated, as far as an event's hits allow."""
     if not event.has_positions:
         return ""
-    rows = np.arange(event.num_nodes)
-    try:
-        layout_of(event.settings).surface_of(event.read_nodes("volume", rows), event.read_nodes("layer", rows))
-    except ValueError:  # its surfaces are not known
-        return " --tracks greedy"
-    return " --tracks greedy --extend --ckf"
+    return " --tracks greedy" + (" --extend --ckf" if why_not_followed(event) is None else "")
 
 
 def resume_command(directory: Path, config: TrainingFlags) -> str:

@@ -14,12 +14,12 @@ from small_run import drawn, simulated, write_store
 from source_files import pt_unit_of, read_file
 
 from domainpar.tracking.events.graph import Hits, Particles
+from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
 from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import NAMES, Perigees
 from domainpar.tracking.scoring.event_tracks import (
     acorn_columns,
     track_lines,
-    why_not_fitted,
     write_acorn,
     write_acts,
     write_csv,
@@ -373,7 +373,7 @@ def test_why_the_tracks_of_an_event_have_no_parameters_is_said(tmp_path):
     for graph in (simulated(0), drawn(6, event_id="elsewhere"), drawn(6, positions=False, event_id="nowhere")):
         store = write_store(tmp_path / graph.hits.event_id, [graph])
         with store.open(store.records[0]) as event:
-            reasons[event.event_id] = why_not_fitted(event)
+            reasons[event.event_id] = why_not_followed(event)
     assert reasons.pop("000") is None
     assert "no surface" in reasons.pop("elsewhere")
     assert reasons == {"nowhere": "their hits have no positions"}

@@ -56,7 +56,7 @@ def test_a_layer_without_gradient_so_far_is_not_named():
 def test_the_line_names_step_event_and_layer():
     spike = {"loss": 2.0, "usual": 0.5, "events": list("abcd"), "layer": "head.0", "times": 7.25}
     (line,) = spikes.lines({"step": 7, "spike": spike})
-    where = "event a, b, c, ...; the gradient of head.0 is 7.2 times its usual size"
+    where = "event a, b, c and 1 more; the gradient of head.0 is 7.2 times its usual size"
     assert line == f"spike    : step 7, loss 2, 4.0 times the usual 0.5, {where}"
     assert spikes.lines({"step": 7}) == []
 

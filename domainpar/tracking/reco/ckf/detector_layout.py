@@ -13,6 +13,7 @@ import numpy.typing as npt
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.detector import Layer, lines_cross
 from domainpar.tracking.events.graph import FloatArray, IntArray
+from domainpar.tracking.events.store import StoredEvent
 from domainpar.tracking.events.surfaces import ASTRAY, FEWEST, PIXELS, SurfaceRow
 
 PLACE_DTYPE = np.dtype(
@@ -154,6 +155,19 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
     if (surfaces := settings.get("surfaces")) is None:
         return trackml(settings.get("source", "simulate") != "simulate")
     return _layout_of_rows(tuple(tuple(row) for row in surfaces))
+
+
+def why_not_followed(event: StoredEvent) -> str | None:
+    """Why no helix can be followed through an event, nor tracks be fitted at the beam line, in a sentence; None where
+    they can."""
+    if not event.has_positions:
+        return "their hits have no positions"
+    rows = np.arange(event.num_nodes)
+    try:
+        layout_of(event.settings).surface_of(event.read_nodes("volume", rows), event.read_nodes("layer", rows))
+    except ValueError as error:
+        return str(error).removesuffix(".")
+    return None
 
 
 @lru_cache(maxsize=4)

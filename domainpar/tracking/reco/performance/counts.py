@@ -191,6 +191,18 @@ def total(counts: Iterable[TrackCounts]) -> TrackCounts:
     return functools.reduce(operator.add, counts)
 
 
+def read_performance(tracks: Mapping[str, Any] | None) -> dict[str, dict[str, TrackCounts]]:
+    """Counts by split and finder, of what `scores.json` says of tracks; none without.
+
+    Raises:
+        ValueError: If they were written by another version.
+    """
+    return {
+        split: {finder: TrackCounts.read(counts) for finder, counts in by_finder.items()}
+        for split, by_finder in ((tracks or {}).get("performance") or {}).items()
+    }
+
+
 def _added(ours: Any, theirs: Any) -> Any:
     """Two counts of one kind added: integers, histograms with the same bins, and what holds them by names, such as
     layers, which one of the two may lack."""

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from domainpar.common.words import some_of
+
 STEPS = 50
 """Steps that say what is usual."""
 
@@ -69,6 +71,6 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     where = ""
     if spike["layer"] is not None:
         where = f"; the gradient of {spike['layer']} is {spike['times']:.1f} times its usual size"
-    events = ", ".join(spike["events"][:3]) + (", ..." if len(spike["events"]) > 3 else "")
+    events = some_of(spike["events"], 3)
     of_loss = f"{spike['loss']:.4g}, {spike['loss'] / spike['usual']:.1f} times the usual {spike['usual']:.4g}"
     return [f"spike    : step {record['step']}, loss {of_loss}, event {events}{where}"]
