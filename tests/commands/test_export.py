@@ -137,11 +137,11 @@ def test_it_tells_what_features_that_are_made_here_or_read_with_scales_are_divid
     events = EventStore(store)
     events.settings = {"source": "simulate"}
     columns = len(events.feature_names), len(events.edge_feature_names)
-    assert [len(divisors) for divisors in events.divisors.values()] == [*columns]
+    assert [len(defined) for defined in events.feature_definitions.values()] == [*columns]
     events.settings = {"source": "acorn", "node_features": ["a"], "node_scales": [2.0], "edge_features": None,
                        "edge_scales": None}  # fmt: skip
-    assert events.divisors["node_features"] == [2.0]
-    assert len(events.divisors["edge_features"]) == columns[1], "those that are made here"
+    assert [divisor for divisor, _ in events.feature_definitions["node_features"]] == [2.0]
+    assert len(events.feature_definitions["edge_features"]) == columns[1], "those that are made here"
 
 
 def test_it_is_checked_on_the_event_that_is_named_or_one_that_training_did_not_see(run, store, exported):
