@@ -29,9 +29,9 @@ def event(rows, particles=None):
 def scattered(seed, count=400):
     """Hits anywhere on a few surfaces, so dense in phi that every window is full."""
     generator = np.random.default_rng(seed)
-    barrels = [surface for surface in SURFACES if hasattr(surface, "radius")]
+    barrels = [surface for surface in SURFACES if surface.is_barrel]
     chosen = generator.integers(0, len(barrels), count)
-    radius = np.array([barrels[i].radius for i in chosen]) + generator.uniform(-3, 3, count)
+    radius = np.array([barrels[i].coordinate for i in chosen]) + generator.uniform(-3, 3, count)
     phi, z = generator.uniform(-np.pi, np.pi, count), generator.uniform(-400, 400, count)
     rows = [
         (barrels[i].volume, barrels[i].layer, 1, r * np.cos(p), r * np.sin(p), height, generator.integers(0, 30))
@@ -74,11 +74,10 @@ def test_edges_are_the_pairs_that_pass_the_cuts_each_once(seed, cuts):
 def test_hits_that_nothing_joins_move_the_row_numbers_of_the_others_and_change_nothing_else():
     """So many that the product of two row numbers is no int32 any more."""
     hits, alone = scattered(0), 60_000
-    barrel = next(surface for surface in SURFACES if hasattr(surface, "radius"))
+    barrel = next(surface for surface in SURFACES if surface.is_barrel)
     phi = np.random.default_rng(0).uniform(-np.pi, np.pi, alone)
-    far = event(
-        [(barrel.volume, barrel.layer, 1, barrel.radius * np.cos(p), barrel.radius * np.sin(p), 1e6, 0) for p in phi]
-    )
+    radius = barrel.coordinate
+    far = event([(barrel.volume, barrel.layer, 1, radius * np.cos(p), radius * np.sin(p), 1e6, 0) for p in phi])
     names = ("position", "volume", "layer", "module", "particle_id")
     columns = {name: np.concatenate([getattr(far, name), getattr(hits, name)]) for name in names}
     both = dataclasses.replace(hits, hit_id=np.arange(1, alone + len(hits) + 1), **columns)
