@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import FORKS_UNDER_MPIEXEC, under_mpiexec
+from forked import FORKS_UNDER_MPIEXEC, as_new_process, under_mpiexec
 from hypothesis import HealthCheck, settings
 from marks import drawn
 
@@ -32,15 +32,14 @@ MAY_BE_MISSING = (
 )
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
 
-READ_BEFORE_RANKS_ARE_FORKED = ["pytest", "hypothesis", "domainpar.tracking.training.run"]
-"""What most functions of tests need, read once for all ranks that are processes over gloo: half the cost of each."""
+
+def fork_ranks(function, args, num_ranks, plain=testing.start_processes, **how):
+    """Ranks over gloo as forks of the tests' process, which has read all that they need, and has compiled it."""
+    return plain(as_new_process, (function, *args), num_ranks, **how | {"start_method": "fork"})
 
 
-def preload(names: list[str], plain=multiprocessing.forkserver.set_forkserver_preload) -> None:
-    plain([*names, *READ_BEFORE_RANKS_ARE_FORKED])
-
-
-multiprocessing.forkserver.set_forkserver_preload = preload
+testing.start_processes = fork_ranks
+multiprocessing.forkserver.ensure_running = lambda: None  # no rank comes from there
 
 
 def run_mpi(folder: Path, num_ranks: int, timeout: float, plain=testing._run_mpi) -> None:

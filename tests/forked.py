@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import MPIEXEC, free_port
 
 from domainpar.testing import patient, run_command
 
 FORK = multiprocessing.get_context("fork")
+SEED_OF_NEW_PROCESSES = 67280421310721  # torch's own
 
 
 @dataclass
@@ -159,10 +161,17 @@ def _fork_for(asking: socket.socket, program: Callable[..., int], args: Sequence
     return rank
 
 
+def as_new_process(rank: int, function: Callable[..., object], *args: Any) -> None:
+    """What a rank does that is a fork. Its random numbers are those of a new process, not of the tests before."""
+    torch.manual_seed(SEED_OF_NEW_PROCESSES)
+    function(rank, *args)
+
+
 def _be_rank(program: Callable[..., int], args: Sequence[Any], environment: dict[str, str], files: list[int]) -> None:
     """Ends as a process does: MPI when Python ends, and its connection to mpiexec when the C library does."""
     _print_into(*files[:2])
     os.environ.update(environment | {"PMI_FD": str(files[2])})
+    torch.manual_seed(SEED_OF_NEW_PROCESSES)
     try:
         code = program(*args)
     except SystemExit as ended:

@@ -21,13 +21,24 @@ def _trained(world, store, out, flags):
     return invariance.results(world, store, out, {"max_steps": 6, **flags})["parameters"]
 
 
-@pytest.mark.parametrize("model", ["interaction", "acorn2"])
-def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path, model):
-    plain = run_ranks(_trained, 2, store, tmp_path / "plain", {"model": model})
+MODELS = ("interaction", "acorn2")
+
+
+def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path):
+    cases = [{"max_steps": 6, "model": model} for model in MODELS]
+    plain = run_ranks(invariance.many_results, 2, store, tmp_path / "plain", cases)
     # Torch has one profiler a process, so ranks are processes.
-    found = run_ranks(_trained, 2, store, tmp_path / "run", {"model": model, "profile": 3}, transport="gloo")
-    assert plain == found
-    folder = tmp_path / "run" / "profile"
+    profiled = [case | {"profile": 3} for case in cases]
+    found = run_ranks(invariance.many_results, 2, store, tmp_path / "run", profiled, transport="gloo")
+    assert [[run["parameters"] for run in rank] for rank in found] == [
+        [run["parameters"] for run in rank] for rank in plain
+    ]
+    for number, model in enumerate(MODELS):
+        check_profile(tmp_path / f"run-{number}" / "profile", model)
+
+
+def check_profile(folder, model):
+    """Two ranks have noted three steps of a network."""
     summary = json.loads((folder / "profile.json").read_text())
     assert (summary["steps"], len(summary["ranks"])) == (3, 2)
     for number, rank in enumerate(summary["ranks"]):
