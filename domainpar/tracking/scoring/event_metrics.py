@@ -163,7 +163,9 @@ def truth_to_count(event: StoredEvent, cuts: TrackCuts, border_sectors: Sectors 
     return truth
 
 
-def about_tracks(config: MatchingFlags, options: TrackOptions | None, performance: Performance) -> dict[str, Any] | None:
+def about_tracks(
+    config: MatchingFlags, options: TrackOptions | None, performance: Performance
+) -> dict[str, Any] | None:
     """The tracks in `scores.json`: how they were built, and their counts by split and finder; None without tracks."""
     if options is None:
         return None
