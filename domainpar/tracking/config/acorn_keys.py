@@ -2,7 +2,7 @@
 
 A file given to `--config` counts as acorn's if it has a key that only acorn knows, such as `stage`. The tables below
 say what each key means here. A key that alters what is computed and has no equal here is refused with what to do, all
-of them together; one that alters nothing here is said not to be used. Keys of our own in the same file win.
+of them together; one that alters nothing here is listed as not used. Keys of our own in the same file win.
 
 Names and meanings are those of GNN4ITkTeam/CommonFramework, `examples/` and `acorn/stages/`. There `warmup` is in
 epochs, and pt in MeV.
@@ -75,7 +75,7 @@ TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "greedy", "CCandJunc
 
 
 def default_store(source: str, directory: str) -> Path:
-    """The directory in which `prepare` puts the events of another one unless told otherwise."""
+    """The directory in which `prepare` puts the events of another one by default."""
     names = [
         Path(path.strip()).resolve().name for path in (directory.split(",") if source == "stores" else [directory])
     ]

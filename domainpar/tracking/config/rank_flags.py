@@ -1,4 +1,4 @@
-"""Ranks and what becomes of bad events: asked of every command that runs a network."""
+"""Ranks and what becomes of bad events: flags of every command that runs a network."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -97,7 +97,7 @@ def session_arguments(config: Any) -> dict[str, Any]:
     return {
         "transport": config.transport,
         "device": config.device,
-        # Sectors are samples of their own: unless told otherwise, each rank takes others.
+        # Sectors are samples of their own: by default each rank takes others.
         "domain_size": 1 if config.mode == "naive" and config.domain_size is None else config.domain_size,
         "timeout": max(timeouts.FIRST_STEP, config.timeout),
         "join_seconds": config.join_timeout,

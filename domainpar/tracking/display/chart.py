@@ -145,7 +145,7 @@ class Chart:
     columns: int = 2  # frames side by side in the picture
     heading: str = ""  # of its panels on the page; may be empty
     caption: str = ""  # the content of all panels. Empty: each panel has its own.
-    variant: str = ""  # tells it from other charts of this name; the first of these is the picture
+    variant: str = ""  # the difference from other charts of this name; the first of these is the picture
     on_page: bool = True  # False where all of its panels are on the page already
     row: float = 290.0  # pixels of a row of panels in the picture
     zero: str = ""  # why panels that are zero everywhere are not drawn; empty where they are
@@ -176,7 +176,7 @@ class Chart:
         return " ".join(remarks)
 
     def _named(self, panels: list[Panel]) -> str:
-        """Panels by what tells them apart."""
+        """Panels by their variants."""
         labels = [[label.partition(" [")[0] for label in (panel.y.label, panel.x.label)] for panel in panels]
         alike = len({panel.y.label for panel in self.panels}) == 1
         return ", ".join(x if alike else f"{y} against {x}" for y, x in labels)

@@ -42,7 +42,7 @@ class EdgeCurves:
         roc: Share of other edges and share of targets that pass, as the cut falls, float64 [2, n].
         auc: Area under it, of the edges of all events together (pooled); None without edges of both kinds.
         hard_roc, hard_auc: The same without the true edges of particles that are no targets, most of them soft.
-        mean_auc: The mean over events of the area of each, as `infer` tells it.
+        mean_auc: The mean over events of the area of each, as `infer` prints it.
         efficiency: Share of targets that pass each of `CUTS`, NaN without any.
         purity: Share of targets among what passes, true segments of other particles left out; NaN where none pass.
         targets, fakes, others: Scored edges of each class in each of `BINS`, int64 [50].

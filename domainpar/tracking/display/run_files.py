@@ -92,7 +92,7 @@ class RunFiles:
     # the events: those that were scored, or else those that were trained on; None where they are not there
     store: EventStore | None
     missing: tuple[str, ...]  # a sentence for each part that is not there, with how to get it
-    name: str = ""  # its name beside another run; empty where its mode tells it from that
+    name: str = ""  # its name beside another run; empty where its mode is the difference
     # what of it was not counted as in the run that it lies beside: `scores`, `training`
     counted_otherwise: frozenset[str] = frozenset()
 
@@ -107,7 +107,7 @@ class RunFiles:
 
     @property
     def learns_edges(self) -> bool:
-        """Whether the network scores edges; else it tells labels alone."""
+        """Whether the network scores edges; else it predicts labels alone."""
         return self.record.learns_edges
 
     @property
@@ -199,9 +199,9 @@ class RunFiles:
         Args:
             known: Splits to choose from; by default those of which there are events.
         """
-        told = (self.scores.record.trained_on if self.scores else None) or {}
+        trained_on = (self.scores.record.trained_on if self.scores else None) or {}
         there = [split for split in SPLITS if (split in known if known is not None else self.events(split))]
-        unseen = [split for split in there if split in told and not told[split]["trained_on"]]
+        unseen = [split for split in there if split in trained_on and not trained_on[split]["trained_on"]]
         return tuple(unseen or there[:1]) if self.scores else ()
 
     def pooled(self, splits: Sequence[str]) -> dict[str, TrackCounts]:

@@ -90,7 +90,7 @@ def build_page(
     """The report of a run, from which both the page and the pictures are made.
 
     Args:
-        other: A run to lay beside it where both have the same; what was not counted alike is said.
+        other: A run to lay beside it where both have the same; the page says what was not counted alike.
         event_name: The event to draw. Default: the first one that training did not see.
         num_parts: Ranks to split it over. Default: the run's own, or its sectors, or 8.
 

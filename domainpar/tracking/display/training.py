@@ -152,7 +152,7 @@ def layer_chart(run: RunFiles) -> Chart | None:
         known = shares(block, 2)
         return float(np.median(known[np.isfinite(known)])) if np.isfinite(known).any() else 0.0
 
-    # Those that change most; more lines than colours could not be told apart.
+    # Those that change most; more lines than colours look alike.
     shown = sorted(blocks, key=lambda name: -usual(name))[:MOST_BLOCKS]
     left_out = f" Of {len(blocks)} blocks, those that change most." if len(shown) < len(blocks) else ""
     panels = []

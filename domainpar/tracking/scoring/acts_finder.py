@@ -163,7 +163,7 @@ def _chain(folder: Path, in_field: Any, field: Field | None, point: Mapping[str,
     bz = FIELD_ELSEWHERE if field is None else float(field.at(np.zeros((1, 3)))[0][0])
     errors = [1 * unit.mm, 1 * unit.mm, 1 * unit.degree, 1 * unit.degree, 0.0, 1 * unit.ns]
     chain, names = sequence(folder), {"level": quiet, "inputDir": str(folder)}
-    # ACTS matches its tracks to particles, whatever is asked of it.
+    # ACTS matches its tracks to particles, in any case.
     chain.addReader(examples.CsvParticleReader(**names, inputStem=_SIMULATED.what, outputParticles="particles"))
     chain.addWhiteboardAlias("particles_selected", "particles")
     chain.addReader(examples.CsvSimHitReader(**names, inputStem=TRUE_HITS.what, outputSimHits="simhits"))
@@ -206,7 +206,7 @@ def _chain(folder: Path, in_field: Any, field: Field | None, point: Mapping[str,
 
 
 def _all_of_them() -> Any:
-    """An algorithm that hands all measurements on as the subset to be searched, which ACTS's reader does not."""
+    """An algorithm that passes all measurements on as the subset to be searched, which ACTS's reader does not."""
     examples = import_acts().examples
 
     class AllMeasurements(examples.IAlgorithm):  # type: ignore[misc, name-defined]

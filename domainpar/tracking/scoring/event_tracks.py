@@ -104,9 +104,9 @@ class TrackFinders:
     def _ckf(self, whole: WholeEvent) -> IntArray:
         """The tracks of helix following, refined if those of the network are."""
         check_positions(whole.event, None, ckf=True)
-        told = whole.event.settings.get("beam_spot")
+        spot = whole.event.settings.get("beam_spot")
         try:
-            tracks = find_tracks(hits_of(whole), self.beam_spot if told is None else BeamSpot(*told))
+            tracks = find_tracks(hits_of(whole), self.beam_spot if spot is None else BeamSpot(*spot))
         except ValueError as error:
             raise whole.event.place.attach_to(error) from error
         if self.options is None or not self.options.refine:

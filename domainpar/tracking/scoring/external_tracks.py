@@ -51,30 +51,30 @@ def evaluate(config: EvaluateConfig) -> list[str]:
     if scores is None:
         store = EventStore(Path(str(config.store)))
         records = store.events(None if config.split == "all" else config.split)
-        asked = _Counting(store, records, track_cuts(config), None, config.matching_style, {})
+        counting = _Counting(store, records, track_cuts(config), None, config.matching_style, {})
     else:
-        asked = _as_scored(*scores)
+        counting = _as_scored(*scores)
     lines: list[str] = []
     counts: dict[str, dict[str, list[TrackCounts]]] = {}
     notes: Counter[str] = Counter()
-    rows = _rows(config, asked, lines)
+    rows = _rows(config, counting, lines)
     for name, given in rows.items():
         if scores is not None and name in FINDERS:
             raise Problem(f"--name {name}: infer counts tracks of its own under this name", "take another --name")
-        lines += _left_out(given, asked)
-        for record in asked.records:
+        lines += _left_out(given, counting)
+        for record in counting.records:
             if (of_event := given.get(plain_name(record.event))) is not None:
-                with asked.store.open(record) as event:
+                with counting.store.open(record) as event:
                     of_split = counts.setdefault(record.split, {})
-                    of_split.setdefault(name, []).append(_counted(event, of_event, asked, notes))
+                    of_split.setdefault(name, []).append(_counted(event, of_event, counting, notes))
     performance = {
-        split: {**asked.beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
+        split: {**counting.beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
         for split, of_split in counts.items()
     }
     lines += [f"{what}: {several(number, 'event')}" for what, number in notes.items()]
     shared = any(of[name].shared for of in performance.values() for name in rows)
     naive = scores is not None and scores[1].mode == "naive"
-    lines += performance_lines(performance, asked.style, naive=naive, shared=shared)
+    lines += performance_lines(performance, counting.style, naive=naive, shared=shared)
     if scores is None:
         return lines
     directory, listed = scores
@@ -84,15 +84,15 @@ def evaluate(config: EvaluateConfig) -> list[str]:
     return [*lines, f"kept with the scores; next: {following}"]
 
 
-def _rows(config: EvaluateConfig, asked: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
+def _rows(config: EvaluateConfig, counting: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
     """The tracks of each row of the table by events: of the files that are named, or found now."""
     if config.compare is None:
         given = read_tracks(str(config.tracks))
         return {config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", ""): given}
-    told = asked.store.settings.get("field")
+    field = counting.store.settings.get("field")
     made_by = import_module(f"domainpar.tracking.scoring.{config.compare}_finder").TrackFinder
-    finder = made_by(Path(str(config.input)), None if told is None else Field.of(told))
-    events = [record.event for record in asked.records]
+    finder = made_by(Path(str(config.input)), None if field is None else Field.of(field))
+    events = [record.event for record in counting.records]
     rows = {}
     for point, settings in finder.points(config.acts_settings).items():
         name = f"{config.compare}-{point}"
@@ -114,15 +114,15 @@ def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
     return _Counting(store, of_splits, one.cuts, one.border_sectors, tracks["matching_style"], beside)
 
 
-def _left_out(given: Mapping[str, GivenTracks], asked: _Counting) -> list[str]:
+def _left_out(given: Mapping[str, GivenTracks], counting: _Counting) -> list[str]:
     """Refuse tracks of unknown events; sentences on events of which only one side has something."""
-    known = {plain_name(record.event) for record in asked.store.events()}
-    wanted = {plain_name(record.event): record.event for record in asked.records}
+    known = {plain_name(record.event) for record in counting.store.events()}
+    wanted = {plain_name(record.event): record.event for record in counting.records}
     for event, of_event in given.items():
         if event not in known:
-            raise of_event.place.problem(f"{asked.store.path} holds no such event", "name the store of its hits")
+            raise of_event.place.problem(f"{counting.store.path} holds no such event", "name the store of its hits")
     absent = [record for event, record in wanted.items() if event not in given]
-    if len(absent) == len(wanted) or (absent and asked.beside):
+    if len(absent) == len(wanted) or (absent and counting.beside):
         what = f"no tracks of {len(absent)} of the {len(wanted)} events to count: {some_of(absent)}"
         raise Problem(what, "an event without tracks has a row of track -1; or take another --split, or --store")
     others = [of_event.place.event for event, of_event in given.items() if event not in wanted]
@@ -130,9 +130,9 @@ def _left_out(given: Mapping[str, GivenTracks], asked: _Counting) -> list[str]:
     return [f"events that {what}: {some_of(names)}" for names, what in sides if names]
 
 
-def _counted(event: StoredEvent, given: GivenTracks, asked: _Counting, notes: Counter[str]) -> TrackCounts:
+def _counted(event: StoredEvent, given: GivenTracks, counting: _Counting, notes: Counter[str]) -> TrackCounts:
     """The tracks of an event against its truth."""
-    if isinstance(truth := truth_to_count(event, asked.cuts, asked.borders), str):
+    if isinstance(truth := truth_to_count(event, counting.cuts, counting.borders), str):
         raise event.place.problem(f"tracks of such events cannot be counted: {truth}")
     hit_id = WholeEvent(event).nodes("hit_id")
     assert hit_id is not None  # every store has them
@@ -151,7 +151,7 @@ def _counted(event: StoredEvent, given: GivenTracks, asked: _Counting, notes: Co
         hint = "if the store keeps only some hits (--volumes, --hard-cuts), leave out the others or prepare all"
         raise given.place.problem(f"{what}, the first is hit_id {hit[~there][0]}", hint)
     track_id, shared = _memberships(rows_of(hit, hit_id), track, len(hit_id))
-    return count_tracks(track_id, truth, asked.cuts, shared)
+    return count_tracks(track_id, truth, counting.cuts, shared)
 
 
 def _memberships(row: IntArray, track: IntArray, num_hits: int) -> tuple[IntArray, IntArray | None]:

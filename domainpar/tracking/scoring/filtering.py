@@ -85,8 +85,8 @@ def _left(
         head = np.array([num_tiles], np.int64)
         return head.tobytes() + assignment.astype(np.int32).tobytes() + np.packbits(kept).tobytes()
 
-    told = transport.broadcast(together(transport, event.place, cut), root)
+    message = transport.broadcast(together(transport, event.place, cut), root)
     of_nodes = 8 + 4 * event.num_nodes
-    kept = np.unpackbits(np.frombuffer(told[of_nodes:], np.uint8), count=event.num_edges).astype(np.bool_)
-    assignment = np.frombuffer(told[8:of_nodes], np.int32)
-    return FilteredEvent(event, kept, assignment, int(np.frombuffer(told[:8], np.int64)[0]))
+    kept = np.unpackbits(np.frombuffer(message[of_nodes:], np.uint8), count=event.num_edges).astype(np.bool_)
+    assignment = np.frombuffer(message[8:of_nodes], np.int32)
+    return FilteredEvent(event, kept, assignment, int(np.frombuffer(message[:8], np.int64)[0]))

@@ -50,8 +50,8 @@ def first_lines(
     )
     of_filter = ""
     if left is not None:
-        asked = f"edges with a score of at least {left['min_score']:g} are left"
-        of_filter = f"filter   : {left['run']}, {asked}, parameters sha256 {left['parameters_sha256'][:16]}"
+        kept = f"edges with a score of at least {left['min_score']:g} are left"
+        of_filter = f"filter   : {left['run']}, {kept}, parameters sha256 {left['parameters_sha256'][:16]}"
     return [
         f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
         f"{means_of(world.device)} each, {mode}",

@@ -5,7 +5,7 @@ A directory of scores holds
     scores.json                                what was scored, with which weights; the sha256 of each file
     timings.json                               seconds per event, and memory; not hashed
     event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
-                                               with tracks track_id [N], and if asked for ckf_track_id [N] and
+                                               with tracks track_id [N], and with --ckf ckf_track_id [N] and
                                                shared_hits [S, 2], and of each of T tracks track_parameters [T, 5],
                                                track_covariance [T, 5, 5] and track_chi2 [T], with --ckf the same behind
                                                ckf_; of labels that were trained on node_NAME [N] or
@@ -109,8 +109,8 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         ValueError: If the name of the event cannot be part of a file name.
     """
     path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
-    said = [scores.edge_logit, *(scores.readings[name] for name in sorted(scores.readings))]
-    logits_sha256 = hashlib.sha256(b"".join(numbers.tobytes() for numbers in said)).hexdigest()
+    outputs = [scores.edge_logit, *(scores.readings[name] for name in sorted(scores.readings))]
+    logits_sha256 = hashlib.sha256(b"".join(numbers.tobytes() for numbers in outputs)).hexdigest()
     names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
     tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
     if NETWORK in scores.shared_hits:
@@ -182,7 +182,7 @@ class Scores:
         track_covariance: Their covariance, float64 [T, 5, 5].
         track_chi2: chi^2 of the hits of each track, of twice their number less 5 degrees of freedom, float64 [T].
         ckf_track_parameters, ckf_track_covariance, ckf_track_chi2: The same of the tracks `ckf_track_id`.
-        labels: Labels that the network tells, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
+        labels: Labels that the network predicts, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
             class or a number each, and of classes the logits, `node_NAME_logits` [N, classes].
         about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
         position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
@@ -222,8 +222,8 @@ class Scores:
 
         Returns:
             One row a hit: `hit_id x y z volume layer module particle_id track_id ckf_track_id`, and labels that
-            the network tells of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit score
-            scored label`.
+            the network predicts of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit
+            score scored label`.
         """
         import pandas
 

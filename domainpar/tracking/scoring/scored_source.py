@@ -48,7 +48,7 @@ def scored_events(path: str | Path, min_score: float) -> Events:
             whole = WholeEvent(event)
             return whole.hits, whole.edge_index
 
-    # Not the digest of that store: it tells of splits, and an event has the same bytes in any of them.
+    # Not the digest of that store: it depends on splits, and an event has the same bytes in any of them.
     by = {"parameters_sha256": record.parameters_sha256, "min_score": min_score}
     if record.filter is not None:
         by["after"] = {name: record.filter[name] for name in ("parameters_sha256", "min_score")}

@@ -43,7 +43,7 @@ class EventScores:
         edge_score: The sigmoid of it, [E]; 0 where there is no logit.
         edge_scored: False where the network never saw the edge, which joins two sectors, or scores no edges at all,
             bool [E].
-        readings: What the network said of labels, by the name of the head: [N, columns] of nodes, [columns] of the
+        readings: Outputs of the network for labels, by the name of the head: [N, columns] of nodes, [columns] of the
             event.
         labels: The labels that this means, by the name of their array in a file of scores.
         tracks: Track of each hit, of several the first, -1 for none, int64 [N], by finder.
@@ -134,9 +134,9 @@ def score_events(
         part = load_part(event, transport, grouping=grouping, sector=sector, device=device, dtype=dtype, seed=seed)
         began = _clock(part.graph.features.device)
         with torch.no_grad():
-            said = model(part.graph, part.halo)
+            output = model(part.graph, part.halo)
         seconds += _clock(part.graph.features.device) - began
-        readings = said if isinstance(said, Readings) else Readings(said)
+        readings = output if isinstance(output, Readings) else Readings(output)
         faults.reach("score")
         wanted_edges, wanted_nodes = (None, None) if sector_of is None else (of == number for of in sector_of)
         plan, rows = part.graph.plan, {}

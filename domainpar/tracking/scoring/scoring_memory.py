@@ -62,7 +62,7 @@ def expected_memory(
     weights = [weight_of(it.model, store, call[0], world, DTYPES[it.trained.dtype], **how) for it in networks]
     memory.forget_peak()
     hits, edges = sum(record.num_nodes for record in call), sum(record.num_edges for record in call)
-    # Nobody knows yet what the filter leaves: as much as the network was trained on, if that is told.
+    # Nobody knows yet what the filter leaves: as much as the network was trained on, if that is known.
     most = (last.record.store.surveyed or {}).get("edges_per_hit")
     share = min(1.0, most[1] * hits / max(edges, 1)) if most else 1.0
     of_tracks = OF_TRACKS * max(record.num_nodes for record in call) if finds_tracks else 0

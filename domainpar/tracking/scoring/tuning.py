@@ -76,7 +76,7 @@ def tune(
     taken in the order of the store until they have `ENOUGH_TARGETS`: the same ones on any number of ranks.
 
     Args:
-        scorer: What scores the events; its tracks and evaluations are not asked for.
+        scorer: What scores the events; its tracks and evaluations are not used.
         config: The flags: a cut that is given stays, and the rates are of its matching style.
         options: The other options of track building.
         cuts: Which particles and tracks count.
@@ -86,7 +86,7 @@ def tune(
         `cuts` by name, and each of `RATES` there, over how many `events`; `quality`, what that consisted of.
 
     Raises:
-        Problem: If no event could be scored, or told its truth.
+        Problem: If no event could be scored, or has truth.
     """
     tried = list(grid(options, given_cuts(config)))
 

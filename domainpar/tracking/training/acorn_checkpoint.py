@@ -85,29 +85,29 @@ def read_network(path: Path) -> AcornNetwork:
         entries = read_entries(EventPlace("", path), _MAPPINGS, _PLAIN)
     except Problem as error:  # it is no event
         raise Problem(error.what, error.hint, file=path) from error
-    state, told = entries.get("state_dict"), entries.get("hyper_parameters")
-    for name, entry in (("state_dict", state), ("hyper_parameters", told)):
+    state, hparams = entries.get("state_dict"), entries.get("hyper_parameters")
+    for name, entry in (("state_dict", state), ("hyper_parameters", hparams)):
         if not isinstance(entry, Mapping):
             found = f"it has {', '.join(sorted(map(str, entries))) or 'nothing'}"
             found = f"that is a {type(entry).__name__}" if name in entries else found
             hint = "read are the checkpoints that Lightning writes of acorn's networks, which have it"
             raise Problem(f"no mapping {name}: {found}", hint, file=path)
-    assert isinstance(told, Mapping)
-    told = {str(name): _plain(value) for name, value in told.items()}
+    assert isinstance(hparams, Mapping)
+    hparams = {str(name): _plain(value) for name, value in hparams.items()}
     try:
-        model = network_of(told)
+        model = network_of(hparams)
     except ConfigError as error:
         raise Problem(error.what, error.hint, file=path) from error
-    hidden, iterations = sizes = cast(tuple[Any, Any], (told.get("hidden"), told.get("n_graph_iters")))
+    hidden, iterations = sizes = cast(tuple[Any, Any], (hparams.get("hidden"), hparams.get("n_graph_iters")))
     for name, value, most in zip(("hidden", "n_graph_iters"), sizes, (2**20, _MOST_ITERATIONS)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             what = f"{name} of hyper_parameters is {value!r}, expected a whole number from 1 to {most:,}"
             raise Problem(what, file=path)
-    nodes, edges = (_names(told, f"{of}_features", path) for of in ("node", "edge"))
+    nodes, edges = (_names(hparams, f"{of}_features", path) for of in ("node", "edge"))
     if model == "acorn":  # it does not look at edge features
         edges = ()
-    node_scales = _scales(told, "node_scales", nodes, path)
-    edge_scales = _scales(told, "edge_scales", edges, path) if edges else None
+    node_scales = _scales(hparams, "node_scales", nodes, path)
+    edge_scales = _scales(hparams, "edge_scales", edges, path) if edges else None
     if node_scales is None or not nodes:
         raise Problem("hyper_parameters do not tell node_features and node_scales", "acorn writes both", file=path)
     step = _plain(entries.get("global_step", 0))
@@ -199,9 +199,9 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _names(told: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+def _names(hparams: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     """Features as stores name them, without the prefix that newer versions write."""
-    names = told.get(key) or []
+    names = hparams.get(key) or []
     good = isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
     if not good or len(set(names)) < len(names):
         raise Problem(f"{key} of hyper_parameters is {names!r}, expected a list of names", file=path)
@@ -209,8 +209,8 @@ def _names(told: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     return tuple(name.removeprefix(prefix) for name in names)
 
 
-def _scales(told: Mapping[str, Any], key: str, names: Sequence[str], path: Path) -> tuple[float, ...] | None:
-    scales = told.get(key)
+def _scales(hparams: Mapping[str, Any], key: str, names: Sequence[str], path: Path) -> tuple[float, ...] | None:
+    scales = hparams.get(key)
     if scales is None:
         return None
     good = isinstance(scales, list) and all(isinstance(of, int | float) and not isinstance(of, bool) for of in scales)

@@ -25,12 +25,12 @@ class Checkpointer:
         config: Steps, and minutes by rank 0's clock, between two checkpoints.
         trainer: Holds the network and optimiser that are saved.
         run_log: Takes note of weights that are saved, and of failed saves.
-        stop: Whether this rank was asked to stop.
+        stop: The request to stop, of this rank.
 
     Attributes:
         failed_saves: Saves that failed so far; on rank 0.
         unsaved: Why the last save of the run failed, the same on all ranks; None if it did not.
-        terminated: Whether SIGTERM asked the run to stop, the same on all ranks.
+        terminated: Whether SIGTERM stopped the run, the same on all ranks.
     """
 
     def __init__(self, config: RecordFlags, trainer: Trainer, run_log: RunLog, stop: StopFlag) -> None:
@@ -69,14 +69,14 @@ class Checkpointer:
     def boundary(self, state: TrainingState, may_save: bool = False) -> bool:
         """Agree at a step boundary whether to stop, and save if so or if it is time. *Collective*: one small sum.
 
-        `may_save`: whether no other checkpoint follows at once. Returns whether any rank was asked to stop.
+        `may_save`: whether no other checkpoint follows at once. Returns whether any rank has a request to stop.
         """
         faults.reach("boundary")
-        asked, every = self._stop.requested, self._config.checkpoint_every
+        requested, every = self._stop.requested, self._config.checkpoint_every
         seconds = 60 * (self._config.save_every_minutes or 0)
         # One clock: ranks that looked at their own would not all save.
         overdue = self.world.is_root and 0 < seconds <= time.monotonic() - self._saved_at
-        flags = torch.tensor([asked, overdue, asked and self._stop.by == signal.SIGTERM], dtype=torch.int64)
+        flags = torch.tensor([requested, overdue, requested and self._stop.by == signal.SIGTERM], dtype=torch.int64)
         stops, late, terminated = (bool(count) for count in self.world.step_boundary(flags))
         self.terminated |= terminated
         due = every is not None and state.step > 0 and state.step % every == 0

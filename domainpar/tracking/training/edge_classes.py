@@ -137,8 +137,8 @@ class EdgeRules:
                 holds &= passes(true.astype(np.int8), rule.conditions[LABEL])
             if conditions := rule.on_particle:
                 if particles is None or particle_of_edge is None:
-                    asked = f"--weighting asks for {', '.join(conditions)} of particles"
-                    raise ValueError(f"{asked}, and this event has no particle table.")
+                    what = f"--weighting asks for {', '.join(conditions)} of particles"
+                    raise ValueError(f"{what}, and this event has no particle table.")
                 targets = particles.particle_id[target_particles(particles, conditions)]
                 holds &= true & np.isin(particle_of_edge, targets)
             kinds[holds] = number

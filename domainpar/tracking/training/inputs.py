@@ -93,7 +93,7 @@ def open_training_data(config: TrainingFlags, path: Path, world: World) -> Train
     warnings = check_edges(store, world, target, config.target) if tasks.edge_weight else []
     if len(train) == 1 and not val:
         alone = f"WARNING: one {'event' if sectors is None else 'sector'} to train on, and none to validate with"
-        warnings.append(f"{alone}: the network may learn it by heart, and nothing tells")
+        warnings.append(f"{alone}: the network may learn it by heart, and nothing shows it")
     if config.stop_early is not None and not val:
         what = f"--stop-early {config.stop_early}: store {store.path} has no validation events that could be better"
         agree(world.transport, Problem(what, "prepare some with --val-split, or leave it out"))
@@ -132,7 +132,7 @@ def _check_partitioner(partitioner: str | None, store: EventStore) -> None:
     if partitioner is None:
         return
     made_by = str(store.settings.get("partitioner", "who wrote it"))
-    if made_by.startswith("phi-eta, or"):  # nothing was said
+    if made_by.startswith("phi-eta, or"):  # no partitioner was named
         with store.open(store.readable()[0]) as event:
             made_by = "phi-eta" if event.has_positions else "metis"
     if made_by != partitioner:
@@ -319,7 +319,7 @@ def check_edges(store: EventStore, world: World, target: Conditions | None, targ
         return [f"WARNING: no true edge in {events}: the network learns to say no to every edge"]
     none = Problem(
         f"no edge of a target (--target {target_text!r}) in {events}: there is none to find",
-        "take a --target that some of their particles meet: prepare tells their pT",
+        "take a --target that some of their particles meet: prepare prints their pT",
     )
     agree(world.transport, None if targets else none)
     if target is None:

@@ -28,12 +28,12 @@ FAR = 2.0**-20
 
 
 def label_loss(
-    said: Tensor, labels: Tensor, task: Task, divisor: float, counts: bool, add: IntegerSums, at: int
+    output: Tensor, labels: Tensor, task: Task, divisor: float, counts: bool, add: IntegerSums, at: int
 ) -> Tensor:
     """Add the loss of some labels to a sum, and return its gradient.
 
     Args:
-        said: What the network said: of nodes [n, columns], of the graph [columns].
+        output: That of the network: of nodes [n, columns], of the graph [columns].
         labels: Of these, float64 [n], or [1] of the graph: classes, or numbers as the network is to say them.
         divisor: Known labels of the step, over all events and ranks, over the weight of the task.
         counts: Whether this rank counts them: each its own nodes, one of those that share a graph its label.
@@ -41,9 +41,9 @@ def label_loss(
         at: The place of this one.
 
     Returns:
-        d loss / d said, of its shape.
+        d loss / d output, of its shape.
     """
-    rows = said.detach().reshape(-1, task.head.columns).to(torch.float64).contiguous()
+    rows = output.detach().reshape(-1, task.head.columns).to(torch.float64).contiguous()
     if rows.is_cuda:
         gradient, terms = _over_tensors(rows, labels, bool(task.label.classes))
     else:
@@ -52,7 +52,7 @@ def label_loss(
         form(rows.numpy(), labels.numpy(), gradient.numpy(), terms.numpy())
     if counts:
         add.add_rows(terms[:, None] / divisor, at)
-    return (gradient / divisor).to(said.dtype).view_as(said)
+    return (gradient / divisor).to(output.dtype).view_as(output)
 
 
 def _over_tensors(rows: Tensor, labels: Tensor, of_classes: bool) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ class LabelMetrics:
     """Counts how often labels were right, over everything that is added on any rank.
 
     Of classes: rows of a class found right, and all rows of it. Of numbers: rows, and sums of the squares of what they
-    are off, of the labels, and of their squares, as the network says them.
+    are off, of the labels, and of their squares, as the network predicts them.
     """
 
     def __init__(self, task: Task) -> None:
@@ -130,17 +130,17 @@ class LabelMetrics:
             return list(self._classes.tolist())
         return [math.nan] * 4 if self._numbers.rejected else list((self._numbers.total() / FAR).tolist())
 
-    def add(self, said: FloatArray, labels: FloatArray) -> None:
+    def add(self, output: FloatArray, labels: FloatArray) -> None:
         """Count predictions of some rows, [n, columns], given their true labels, [n]."""
         if self.task.label.classes:
             known = labels >= 0
-            right, guess = labels[known].astype(np.int64), said[known].argmax(axis=1)
+            right, guess = labels[known].astype(np.int64), output[known].argmax(axis=1)
             count = self.task.label.classes
             for row, classes in enumerate((right[right == guess], right)):
                 self._classes[row] += torch.from_numpy(np.bincount(classes, minlength=count))
         else:
             known = np.isfinite(labels)
-            numbers, off = labels[known], said[known, 0] - labels[known]
+            numbers, off = labels[known], output[known, 0] - labels[known]
             columns = np.stack([np.ones(len(off)), off * off, numbers, numbers * numbers], axis=1) * FAR
             self._numbers.add_rows(torch.from_numpy(columns))
 

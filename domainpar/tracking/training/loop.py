@@ -69,7 +69,7 @@ class _Pass(NamedTuple):
     # before, after: partials of loss and gradients that this rank had rejected before and after it
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
-    said: Sequence[Tensor]  # what the network said
+    outputs: Sequence[Tensor]  # of the network
 
 
 class Shares(NamedTuple):
@@ -148,7 +148,7 @@ class Trainer:
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
                 suspects = [
-                    Suspect(one.event, not all(map(is_finite, one.said)))
+                    Suspect(one.event, not all(map(is_finite, one.outputs)))
                     for one in passes
                     if any(int(before) != int(after) for before, after in zip(one.before, one.after))
                 ]
@@ -259,9 +259,9 @@ class Trainer:
         if readings.edges is not None:
             gradients.append(edge_loss(readings.edges, part.graph, part.weights, shares.edges, step_totals.loss))
         for at, (task, share) in enumerate(zip(self.tasks, shares.labels)):
-            said, labels = readings.others[task.name], part.labels[task.name]
+            output, labels = readings.others[task.name], part.labels[task.name]
             counts = task.label.of == "node" or part.halo.transport.rank == 0
-            gradients.append(label_loss(said, labels, task, share, counts, step_totals.label_losses, at))
+            gradients.append(label_loss(output, labels, task, share, counts, step_totals.label_losses, at))
         return gradients
 
     def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, step_totals: StepTotals) -> _Pass:
@@ -286,7 +286,7 @@ class Trainer:
         return step_totals.rejected_now(), self._gradients.rejected_now()
 
     def _readings(self, part: LabelledPart, step: int) -> Readings:
-        """What the network says of a part in training; with the same random numbers whenever a step asks again."""
+        """Outputs of the network for a part in training; a second call in a step has the same random numbers."""
         return self.model.read(part.graph, part.halo, key_of(self.seed, step, part.name))
 
     def _norms(self) -> tuple[Tensor, Tensor]:
@@ -338,5 +338,5 @@ class Trainer:
                 for loss, (name, of_label) in zip(losses[1:], step_totals.labels.items())
             }
         more = {"skipped_events": totals.skipped, "edges_unknown": int(totals.kinds[NOT_KNOWN])}
-        told = {name: count for name, count in more.items() if count}
-        return {**figures, **metrics, **told, **step_totals.shared()}
+        counted = {name: count for name, count in more.items() if count}
+        return {**figures, **metrics, **counted, **step_totals.shared()}

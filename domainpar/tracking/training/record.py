@@ -64,8 +64,8 @@ class StepTotals:
                 self.metrics.add(logits.detach().numpy()[owned], part.classes[owned], part.num_not_scored)
         for name, metrics in self.labels.items():
             if metrics.task.label.of == "node" or part.halo.transport.rank == 0:  # one for those that share a graph
-                said = readings.others[name].detach().reshape(-1, metrics.task.head.columns)
-                metrics.add(said.double().cpu().numpy(), part.labels[name].cpu().numpy())
+                output = readings.others[name].detach().reshape(-1, metrics.task.head.columns)
+                metrics.add(output.double().cpu().numpy(), part.labels[name].cpu().numpy())
         self.owned_nodes += plan.num_owned
         self.ghost_nodes += plan.num_ghosts
         self.local_edges += len(plan.edge_ids)

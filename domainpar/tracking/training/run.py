@@ -61,7 +61,7 @@ def train(
     allocator: str | None = None,
     stop: StopFlag | None = None,
 ) -> Run:
-    """Train as a configuration says, until the last step or until asked to stop. *Collective*.
+    """Train as a configuration says, until the last step or until a request to stop. *Collective*.
 
     If it fails, `run.json` says so.
 
@@ -158,7 +158,7 @@ def _steps(
     checkpointer: Checkpointer,
     state: TrainingState,
 ) -> tuple[TrainingState, bool]:
-    """Train from a state to the last step; returns the state at the end, and whether a stop was asked. *Collective*."""
+    """Train from a state to the last step; returns the state at the end, and whether it was stopped. *Collective*."""
     trainer, run_log = checkpointer.trainer, checkpointer.run_log
     total, talks = training_data.total_steps, trainer.world.is_root
     costs = Costs(trainer.world, config.precision_in_words)
@@ -166,7 +166,7 @@ def _steps(
     if profile is not None:
         trainer.tell(profile.begins)
     with progress("train", total, "step", talks, state.step) as advance:
-        stopped = state.step < total and checkpointer.boundary(state)  # asked while the run was set up
+        stopped = state.step < total and checkpointer.boundary(state)  # stopped while the run was set up
         while state.step < total and not stopped and not _goes_stale(config.stop_early, state):
             epoch = state.epoch
             steps = steps_of(config, training_data.train, config.seed, epoch)

@@ -110,13 +110,13 @@ class RunLog:
             threads=team().size,
         )
         self._event_files = EventFiles(self.directory if self._record.log else None, yaml.safe_load(resolved))
-        promise, total_steps = self._exactness, self.training_data.total_steps
+        outcome, total_steps = self._exactness, self.training_data.total_steps
         exactness = ["exactness: the same bits on any number of ranks (self-test passed)"]
-        if promise.problem:
+        if outcome.problem:
             warning = "exactness: WARNING: the same result on any number of ranks up to rounding only, because"
-            exactness = [warning, f"           {promise.problem}"]
-        if not promise.bitwise:
-            exactness = [f"exactness: the same result on any number of ranks up to rounding: {promise.problem}"]
+            exactness = [warning, f"           {outcome.problem}"]
+        if not outcome.bitwise:
+            exactness = [f"exactness: the same result on any number of ranks up to rounding: {outcome.problem}"]
         steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
         steps += "; Ctrl-C or kill -USR1 stops it with a checkpoint"
         if state.step >= total_steps:
@@ -155,7 +155,7 @@ class RunLog:
         self.say(*straggler_lines(record), *spike_lines(record))
         if costs := record.get("epoch_costs"):
             self._costs.append(costs)
-            if costs["seconds"] >= LONG_EPOCH:  # short ones are told together in the end
+            if costs["seconds"] >= LONG_EPOCH:  # short ones are summed up in the end
                 self.say(f"epoch {record['epoch']}: {in_words(costs)}")
 
     def note_weights(self, step: int) -> None:
@@ -195,7 +195,7 @@ class RunLog:
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
         from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
         self.file.update(**changes, **left_out, **from_disk)
-        # What its hits tell is asked of the first event that could be read so far.
+        # What its hits show is read from the first event that could be read so far.
         store, events, tracks = self.training_data.store, {skip.event for skip in skipped}, ""
         for record in [record for record in store.readable() if record.event not in events][:1]:
             with store.open(record) as event:

@@ -45,7 +45,7 @@ def expected_memory(
         if found is None:
             return None
         return _expected(trainer, training_data, memory, *found, trainer.model.recompute_every)
-    except Refused:  # it cannot be run: its first step says why, with all that is said of a step
+    except Refused:  # it cannot be run: its first step says why, with all facts of a step
         return None
 
 
@@ -76,7 +76,7 @@ def choose_recompute(
             where = training_data.store, sample.record, trainer.world, trainer.loader.dtype
             weights[every] = weight_of(model, *where, every=every, keeps_freed=keeps_freed)
         way = _expected(trainer, training_data, memory, sample, weights[every], every, in_files)
-        # Of ways that do not fit, the least of all is to be told.
+        # Of ways that do not fit, the smallest is reported.
         if forecast is None or _fits(way, config.memory_limit) or way.largest < forecast.largest:
             forecast = way
         if _fits(way, config.memory_limit):

@@ -127,10 +127,10 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
     idle = [rank for rank, owned in enumerate(record["owned_nodes"]) if owned == 0]
     if len(idle) in (0, world.size):
         return "", []
-    hands = deal(samples, world.num_data_groups)
+    dealt = deal(samples, world.num_data_groups)
     groups = sorted({world.group_of(rank) for rank in idle})
-    few, validates = not all(hands[group] for group in groups), record["split"] == "val"
-    theirs = samples if few else hands[groups[0]]
+    few, validates = not all(dealt[group] for group in groups), record["split"] == "val"
+    theirs = samples if few else dealt[groups[0]]
     name = theirs[0].name + (", ..." if len(theirs) > 1 else "")
     when = f"the validation after step {record['step']}" if validates else f"training step {record['step']}"
     ranks = some_of([*map(str, idle)])
@@ -177,7 +177,7 @@ def last_lines(
     naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
     model = own_code(config, ["model"])
     score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{model}{naive}{tracks}"
-    more = [name for name, asked in ((f"{PROFILE.parent}/", record.profile), (f"{TRACKERS}/", record.log)) if asked]
+    more = [name for name, kept in ((f"{PROFILE.parent}/", record.profile), (f"{TRACKERS}/", record.log)) if kept]
     files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
     return [
         f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",

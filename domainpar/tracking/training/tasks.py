@@ -32,7 +32,7 @@ class Task:
 
     label: Label  # which
     weight: float = 1.0  # of its loss
-    # mean, scale: of numbers: what the network says times `scale`, plus `mean`, is in the units of the label
+    # mean, scale: of numbers: the output of the network times `scale`, plus `mean`, is in the units of the label
     mean: float = 0.0
     scale: float = 1.0
     usual_nodes: float = 1.0  # nodes of a training event, on average
@@ -67,11 +67,11 @@ class Task:
             raise event.place.problem(what, "classes of all events are counted when a training begins")
         return values
 
-    def values(self, said: FloatArray) -> npt.NDArray[Any]:
+    def values(self, output: FloatArray) -> npt.NDArray[Any]:
         """Predictions, [n, columns], as labels: the likeliest class, int64 [n], or a number, float64 [n]."""
         if self.label.classes:
-            return np.asarray(said.argmax(axis=1))
-        return np.asarray(said[:, 0] * self.scale + self.mean)
+            return np.asarray(output.argmax(axis=1))
+        return np.asarray(output[:, 0] * self.scale + self.mean)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class Tasks:
 
     edge_weight: float = 1.0  # weight of the loss of edges; 0: it does not score them
     labels: tuple[Task, ...] = ()  # labels that it learns
-    main: str = EDGE.name  # the name of what it is there for, a label or the edges: that tells the best checkpoint
+    main: str = (
+        EDGE.name
+    )  # the name of what it is there for, a label or the edges: by which the best checkpoint is chosen
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -88,14 +90,14 @@ class Tasks:
         return (*((EDGE,) if self.edge_weight else ()), *(task.head for task in self.labels))
 
     def missing(self, record: EventRecord) -> str | None:
-        """What an event lacks to be trained on, as far as its record tells; None if that is nothing."""
+        """What an event lacks to be trained on, as far as its record shows; None if that is nothing."""
         if self.edge_weight and not record.has_labels:
             return "truth"
         theirs = {label.name for label in record.labels} | {label.name for label in OF_PARTICLES}
         return next((f"label {task.name}" for task in self.labels if task.name not in theirs), None)
 
     def describe(self, figure: float) -> str:
-        """What tells the best checkpoint (`figure_of` of `runs.directory`), for the user."""
+        """The quantity that chooses the best checkpoint (`figure_of` of `runs.directory`), for the user."""
         if self.main == EDGE.name:
             return f"pooled edge AUC {figure:.4f}"
         of_classes = next(task for task in self.labels if task.name == self.main).label.classes
@@ -171,9 +173,9 @@ def _configured_tasks(config: TaskFlags, store: EventStore) -> Tasks:
             chosen = [label for label in fitting if label.name in store.labels] or fitting
         if len(chosen) != 1:
             names = ", ".join(label.name for label in fitting)
-            asked = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
+            found = f"no label {config.label}" if config.label else f"{'several labels' if chosen else 'no label'}"
             hint = f"--label takes one of {names}" if names else f"its events have {_listed(theirs) or 'no labels'}"
-            raise Problem(f"--task {config.task}: store {store.path} has {asked} of this kind", hint)
+            raise Problem(f"--task {config.task}: store {store.path} has {found} of this kind", hint)
         edge_weight, labels, main = 0.0, [Task(chosen[0])], chosen[0].name
     for name, weight in config.aux.value.items() if config.aux else ():
         if name == EDGE.name:
@@ -193,14 +195,14 @@ def going_on(tasks: Tasks, config: TaskFlags, store: EventStore) -> Tasks:
     Raises:
         Problem: If other labels are asked for, or another one as what it is there for.
     """
-    asked = _configured_tasks(config, store)
-    (heads, main), (now, now_main) = (([head.name for head in each.heads], each.main) for each in (tasks, asked))
+    configured = _configured_tasks(config, store)
+    (heads, main), (now, now_main) = (([head.name for head in each.heads], each.main) for each in (tasks, configured))
     if (heads, main) != (now, now_main):
         what = f"the run learns {', '.join(heads)}, and --task, --label and --aux ask for {', '.join(now)}"
         what += "" if heads != now else f", with {now_main} in place of {main} as what it is there for"
         raise Problem(what, "leave them as they were, or begin another run: --init takes weights of the same network")
-    labels = tuple(replace(task, weight=of.weight) for task, of in zip(tasks.labels, asked.labels))
-    return Tasks(asked.edge_weight, labels, main)
+    labels = tuple(replace(task, weight=of.weight) for task, of in zip(tasks.labels, configured.labels))
+    return Tasks(configured.edge_weight, labels, main)
 
 
 def _listed(labels: Mapping[str, Label]) -> str:
@@ -229,11 +231,11 @@ def label_arrays(tasks: Tasks, readings: Mapping[str, npt.NDArray[np.floating]])
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     for task in tasks.labels:
-        said = readings[task.name].reshape(-1, task.head.columns)
-        name, values = f"{task.label.of}_{task.name}", task.values(said.astype(np.float64))
+        output = readings[task.name].reshape(-1, task.head.columns)
+        name, values = f"{task.label.of}_{task.name}", task.values(output.astype(np.float64))
         arrays[name] = values.astype(np.int16) if task.label.classes else values
         if task.label.classes:
-            arrays[f"{name}_logits"] = said
+            arrays[f"{name}_logits"] = output
     return arrays
 
 

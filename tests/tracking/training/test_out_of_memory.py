@@ -14,7 +14,7 @@ from domainpar.nn.tilewise import EdgeTiles
 from domainpar.parallel.errors import RanksFailed
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import EventStore
-from domainpar.tracking.training.monitor.failure import asked_for, is_out_of_memory
+from domainpar.tracking.training.monitor.failure import is_out_of_memory, requested_memory
 from domainpar.tracking.training.sampler import samples_of
 
 
@@ -169,7 +169,7 @@ CPU = (
 )
 def test_allocators_are_understood(error, is_one, asked):
     assert is_out_of_memory(error) is is_one
-    assert asked_for(str(error)) == asked
+    assert requested_memory(str(error)) == asked
 
 
 @pytest.mark.parametrize(

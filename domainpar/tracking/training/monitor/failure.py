@@ -101,18 +101,18 @@ def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFail
         graph = now.part.graph
         nodes = f"{graph.num_owned:,} owned + {graph.plan.num_ghosts:,} ghost nodes"
         facts.append(f"{nodes}, {graph.num_edges:,} local edges")
-    if (asked := asked_for(str(error))) is not None:
-        facts.append(f"{asked} asked for")
+    if (requested := requested_memory(str(error))) is not None:
+        facts.append(f"{requested} asked for")
     facts.append(f"{byte_size(free)} free on {place}")
     recompute = "--recompute-every auto, " if model.recompute_every is None and model.ways_to_recompute[1:] else ""
     hint = f"try {recompute}more ranks on more machines, or a smaller --hidden"
     return StepFailed(f"{where}: {'; '.join(facts)}", hint, event=now.event)
 
 
-def asked_for(text: str) -> str | None:
-    """The amount of memory that was asked for, by the words of an allocator."""
-    if bytes_asked := re.search(r"allocate (\d+) bytes", text):
-        return byte_size(int(bytes_asked[1]))
+def requested_memory(text: str) -> str | None:
+    """The amount of memory that was requested, by the words of an allocator."""
+    if num_bytes := re.search(r"allocate (\d+) bytes", text):
+        return byte_size(int(num_bytes[1]))
     amount = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B)", text)
     return amount[1] if amount else None
 

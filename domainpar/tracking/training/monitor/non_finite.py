@@ -169,7 +169,7 @@ def look_again(
 
     Args:
         now: Takes note of the phases that are done again.
-        forward: What the network says of a part, with the random numbers of the first pass. *Collective* over the
+        forward: Outputs of the network for a part, with the random numbers of the first pass. *Collective* over the
             domain group.
         losses_of: Gradients of the losses of a part, and how many of their partials were not finite or too large.
 
