@@ -104,3 +104,4 @@ if __name__ == "__main__":
     for name, table_of in TABLES.items():
         path = Path(__file__).parent / name
         path.write_text(with_table(path.read_text(encoding="utf-8"), table_of()), encoding="utf-8")
+        print(path)

@@ -532,9 +532,9 @@ def test_help_and_the_pages_say_what_each_source_and_each_network_is():
         (docs / page).read_text(encoding="utf-8")
         for page in ("reference/flags.md", "your_data.md", "recipes/model_train.md")
     )
-    assert "\n".join(source_table.page()) in sources
+    assert "\n".join(source_table.page()) in sources, "python docs/write_reference.py writes docs/your_data.md anew"
     for name in source_table.SOURCES:
-        assert f" {name}: " in flags, name
+        assert f" {name}: " in flags, f"{name}: python docs/write_reference.py writes docs/reference/flags.md anew"
     of_models = flags.partition("  --model MODEL ")[2].partition("or your own")[0]
     for name in MODELS:
         assert name in re.findall(r"[\w-]+", of_models), name

@@ -16,6 +16,7 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.tracking.events.tables import InputTable
+from partitioners.topology import IntArray
 
 Frame = pd.DataFrame
 _OTHER_MARKS = {";": "';'", "\t": "tabs", "|": "'|'"}
@@ -67,6 +68,35 @@ def read_table(
         what = f"{len(repeated.drop_duplicates())} values of {', '.join(keys)} appear more than once"
         raise place.problem(f"{what}, the first is {', '.join(map(str, first))} in rows {at}")
     return values
+
+
+def in_order_of(hit_id: IntArray, truth: pd.DataFrame, hits: EventPlace, place: EventPlace) -> pd.DataFrame:
+    """A table of truth in the order of the hits: two files may be ordered differently.
+
+    Args:
+        hit_id: Number of each hit, int64 [N].
+        truth: A row a hit, with its `hit_id`.
+        hits: The file of the hits.
+        place: The file of the table.
+
+    Raises:
+        Problem: If a hit has no row, or a row no hit.
+    """
+    truth_id = truth["hit_id"].to_numpy()
+    unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
+    if len(unknown) or len(unlisted):
+        first = (unknown if len(unknown) else unlisted)[0]
+        hint = "one of the two files is truncated or of another event; remove the truth file to go without labels"
+        if not len(unknown) and len(hit_id):
+            hint = (
+                "if these are true points that left no hit, remove their rows from truth; else the hits are truncated"
+            )
+        raise place.problem(
+            f"{len(unknown)} of the {len(hit_id)} hits in {Path(str(hits.file)).name} have no row here "
+            f"and {len(unlisted)} rows name no such hit (first: hit_id {first})",
+            hint,
+        )
+    return truth.set_index("hit_id").loc[hit_id]
 
 
 def _check_fields(content: bytes, place: EventPlace) -> None:

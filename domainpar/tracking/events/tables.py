@@ -86,7 +86,7 @@ class InputTable:
     @property
     def what(self) -> str:
         """The file in a word: `hits` of `event{}-hits.csv`."""
-        return self.names[0].rpartition(".")[0].removeprefix("event{}").strip("-_") or "graph"
+        return self.names[0].rpartition(".")[0].removeprefix("event").removeprefix("{}").strip("-_.") or "graph"
 
 
 def list_files(directory: Path, tables: Sequence[InputTable]) -> list[tuple[str, Path]]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from domainpar.common.problems import EventPlace, Problem
 from domainpar.common.words import several, some_of
-from domainpar.tracking.events.csv_tables import MissingColumns
+from domainpar.tracking.events.csv_tables import MissingColumns, in_order_of
 from domainpar.tracking.events.detector import lie_on_known_surfaces
 from domainpar.tracking.events.graph import Hits, Particles, modules_of_32_bits
 from domainpar.tracking.events.measured import MEASURED_COLUMNS, MODULE_KEY, measured, rows_of_modules
@@ -132,21 +132,7 @@ def _truth(files: InputFiles, hit_id: IntArray, hits: EventPlace) -> tuple[IntAr
     if (read := _table(files, TRUTH)) is None:
         return None, None
     table, place = read
-    truth_id = table["hit_id"].to_numpy()
-    unknown, unlisted = np.setdiff1d(hit_id, truth_id), np.setdiff1d(truth_id, hit_id)
-    if len(unknown) or len(unlisted):
-        first = (unknown if len(unknown) else unlisted)[0]
-        hint = "one of the two files is truncated or of another event; remove the truth file to go without labels"
-        if not len(unknown) and len(hit_id):
-            hint = (
-                "if these are true points that left no hit, remove their rows from truth; else the hits are truncated"
-            )
-        raise place.problem(
-            f"{len(unknown)} of the {len(hit_id)} hits in {Path(str(hits.file)).name} have no row here "
-            f"and {len(unlisted)} rows name no such hit (first: hit_id {first})",
-            hint,
-        )
-    table = table.set_index("hit_id").loc[hit_id]  # in the order of the hits
+    table = in_order_of(hit_id, table, hits, place)
     weight = table["weight"].to_numpy(np.float32) if "weight" in table else None
     return table["particle_id"].to_numpy().view(np.int64), weight
 

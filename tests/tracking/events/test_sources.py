@@ -53,6 +53,13 @@ def test_columns_have_names_types_and_units():
     assert TABLE.missing(["hit_id", "x", "y", "of"], needed=["at"]) == ["at"]
 
 
+@pytest.mark.parametrize(
+    ("file", "what"), [("event{}-hits.csv", "hits"), ("{}.hits.csv", "hits"), ("event{}.csv", "graph")]
+)
+def test_a_file_is_called_by_its_name_without_that_of_the_event(file, what):
+    assert InputTable(file).what == what
+
+
 def test_files_are_listed_by_the_first_table_and_never_those_of_another(tmp_path):
     for name in ("event7-hits.csv", "event8-hits.csv.gz", "event9_ID.npz", "event9.npz", "event1.npz.gz"):
         (tmp_path / name).touch()
