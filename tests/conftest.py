@@ -33,13 +33,22 @@ MAY_BE_MISSING = (
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
 
 
-def fork_ranks(function, args, num_ranks, plain=testing.start_processes, **how):
+START_NEW_PROCESSES = testing.start_processes
+
+
+def fork_ranks(function, args, num_ranks, **how):
     """Ranks over gloo as forks of the tests' process, which has read all that they need, and has compiled it."""
-    return plain(as_new_process, (function, *args), num_ranks, **how | {"start_method": "fork"})
+    return START_NEW_PROCESSES(as_new_process, (function, *args), num_ranks, **how | {"start_method": "fork"})
 
 
 testing.start_processes = fork_ranks
-multiprocessing.forkserver.ensure_running = lambda: None  # no rank comes from there
+multiprocessing.forkserver.ensure_running = lambda: None  # where a test wants new processes, it starts by itself
+
+
+@pytest.fixture
+def new_processes(monkeypatch):
+    """Ranks over gloo are no forks of the tests' process: what they take shows in their memory."""
+    monkeypatch.setattr(testing, "start_processes", START_NEW_PROCESSES)
 
 
 def run_mpi(folder: Path, num_ranks: int, timeout: float, plain=testing._run_mpi) -> None:
