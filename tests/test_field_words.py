@@ -83,6 +83,18 @@ def test_docstrings_comments_and_messages_do_so_too():
     assert not found, "\n".join(found)
 
 
+def test_values_of_the_application_have_nouns_for_names():
+    names = {"told", "said", "asked", "promise"}
+    found = [
+        f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}"
+        for path in SOURCES
+        if "tracking" in path.parts
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+        if token.type == tokenize.NAME and token.string in names
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_a_word_in_a_wrong_sense_is_seen():
     assert misused("Drop tracks of less worth.") == [("worth", "the quality of a track")]
     assert not misused("Broad paths are kept.")

@@ -65,7 +65,7 @@ def run_command(
     """Read the command line and do the work: the frame of every command.
 
     Args:
-        config_class: What the command can be asked to do.
+        config_class: The flags of the command.
         work: The one call that does it; returns the exit code.
         text: The command's module docstring, which becomes its help: the purpose first, `Examples:` last.
         argv: The words after the command. Default: those of this process.
@@ -82,17 +82,17 @@ def run_command(
     if isinstance(sys.stdout, io.TextIOWrapper):  # else a notebook's or a test's own
         sys.stdout.reconfigure(line_buffering=True)
     try:
-        asked = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
+        chosen = parse(config_class, text or "", sys.argv[1:] if argv is None else argv)
         # Keep torch's pages of C++ frames about ranks that have gone from burying the one line that says why.
         # What NCCL has to say about a GPU stays. Torch is not imported yet: a driver's files say whether there is one.
-        device = getattr(asked, "device", "cpu")
+        device = getattr(chosen, "device", "cpu")
         has_gpu = any(found for name in ("nvidia[0-9]*", "kfd", "dxg") for found in _DRIVERS.glob(name))
         on_gpu = device == "cuda" or (device == "auto" and has_gpu)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if on_gpu else "FATAL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells that it begins and ends
         name = _Command(config_class).name
         with PROGRESS_LOG.heard(name) if started_as_root() else nullcontext():
-            code = work(asked)
+            code = work(chosen)
         _flush()
         return code
     except BrokenPipeError as error:
@@ -133,7 +133,7 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
     """Read flags, and below them the YAML file that `--config` names: a flag wins over the file, wherever it stands.
 
     Below both lie, the last one on top, the flags that `--preset` sets, those of the network of `--init`, and, with
-    `--resume`, the run's own `config.yaml`: a run goes on as it began, unless told otherwise.
+    `--resume`, the run's own `config.yaml`: a run goes on as it began, but for flags that are given.
 
     Raises:
         ConfigError: If a flag, a key or a value is unknown or impossible, or there is no run to resume.
@@ -153,34 +153,34 @@ def parse(config_class: type[Config], text: str, argv: Sequence[str]) -> Config:
             _flush()
         raise SystemExit(0)
     path, given = command.read_words(argv)
-    asked = ({} if path is None else command.read_file(Path(path), "model" in given)) | given
-    return config_class(**_beneath(command, asked) | asked)
+    chosen = ({} if path is None else command.read_file(Path(path), "model" in given)) | given
+    return config_class(**_beneath(command, chosen) | chosen)
 
 
-def _beneath(command: _Command, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that hold where neither the file nor a flag says otherwise, by what these ask for."""
-    for name, value in asked.items():  # a directory would be made under the name of a network that is shipped
+def _beneath(command: _Command, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that hold where neither the file nor a flag says otherwise, by the values that these give."""
+    for name, value in chosen.items():  # a directory would be made under the name of a network that is shipped
         may_be_shipped = name in ("run", "then", "beside", "init", "module_map")
         if not may_be_shipped and isinstance(value, str) and value.startswith(SHIPPED):
             what = f"{flag(name)} is {value!r}: a network that is shipped, and no directory"
             copy = f"runs/{value.replace(':', '-')}"
             raise ConfigError(what, f"name a directory; infer, report and export keep a copy as {copy}")
     values: dict[str, Any] = {}
-    presets, run = command.config_class.PRESETS, asked.get("then") or asked.get("run") or ""
+    presets, run = command.config_class.PRESETS, chosen.get("then") or chosen.get("run") or ""
     of_run = preset_of(run) if run.startswith(SHIPPED) else None
-    preset = asked.get("preset", of_run)  # null is none, also of a network that is shipped
+    preset = chosen.get("preset", of_run)  # null is none, also of a network that is shipped
     if preset in presets:
         values = {"preset": preset} | presets[preset]
-    if asked.get("init") is not None:
+    if chosen.get("init") is not None:
         from domainpar.tracking.training.pretrained import source
 
-        network = config_of_run(source(asked["init"]))
+        network = config_of_run(source(chosen["init"]))
         values |= {name: getattr(network, name) for name in config.NetworkFlags.__annotations__}
-    if asked.get("resume") and asked.get("out") is not None and not asked.get("overwrite"):
+    if chosen.get("resume") and chosen.get("out") is not None and not chosen.get("overwrite"):
         from domainpar.runs.directory import can_go_on
 
-        run = Path(asked["out"])
-        if asked["resume"] != "auto" or can_go_on(run):
+        run = Path(chosen["out"])
+        if chosen["resume"] != "auto" or can_go_on(run):
             own = command.read_run(run)
             # This may be another machine, and the store is found by `run.json`, which knows what has to be in it.
             values |= {name: value for name, value in own.items() if name not in (*_OF_THE_MACHINE, "store")}
@@ -225,7 +225,7 @@ class _Command:
     """The flags of one command: how they are listed, and read from words and from files.
 
     Args:
-        config_class: What the command can be asked to do.
+        config_class: The flags of the command.
 
     Attributes:
         flags: Each field as a flag, by name.
@@ -340,10 +340,10 @@ class _Command:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.what}", error.hint) from error
         if conversion is not None:
-            text, said = conversion
+            text, notes = conversion
             if started_as_root():
                 print(f"{path}: from acorn's keys, in our own:\n" + textwrap.indent(text, "  "), end="")
-                print(*(f"{path}: {line}" for line in said), sep="\n", flush=True)
+                print(*(f"{path}: {line}" for line in notes), sep="\n", flush=True)
             keys = loaded_yaml(text)  # what was printed is what is read
         if unknown := [str(key) for key in keys if key not in self.flags]:
             self._refuse_unknown(unknown, lambda command: command.flags, "unknown key", f"{path}: ")
@@ -375,7 +375,7 @@ def completion(shell: str, commands: Mapping[str, tuple[type[Group], str]]) -> s
 
     Args:
         shell: `bash`, `zsh`, `fish`, `tcsh` or `powershell`.
-        commands: What each command can be asked to do, and its purpose.
+        commands: The flags of each command, and its purpose.
     """
     import shtab
 
