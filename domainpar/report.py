@@ -5,7 +5,6 @@ Without a run it shows the newest. It shows scores and tracks if `infer --tracks
 Examples:
   python -m domainpar.report runs/0001                             writes runs/0001/report.html
   python -m domainpar.report runs/0001 runs/0002                   two runs: what differs, metrics and curves of both
-  python -m domainpar.report runs/0001 --naive runs/0002           beside a run of sectors
   python -m domainpar.report runs/0001 --event 000000004 --parts 16 --out event4.html
   python -m domainpar.report runs/0001 --png pictures              also the charts as pictures, for a talk
 """
@@ -48,26 +47,20 @@ def build_report(config: ReportConfig) -> "Page":
     """Read a run, and the one beside it, and lay out their report.
 
     Raises:
-        ValueError: If there is no run, or its files cannot be shown, or the other run is the same; if `--naive` is not
-            naive or was not counted alike.
+        ValueError: If there is no run, or its files cannot be shown, or the other run is the same.
     """
     from domainpar.runs.directory import newest_run
-    from domainpar.tracking.display.comparison import check_comparable
     from domainpar.tracking.display.run_files import read_run_files
     from domainpar.tracking.display.sections import build_page
     from domainpar.tracking.training.pretrained import as_run
 
     scores, store = (None if named is None else Path(named) for named in (config.scores, config.store))
     run = read_run_files(newest_run() if config.run is None else as_run(config.run), scores, store)
-    beside, other = config.naive or config.beside, None
-    if beside is not None:
-        other = read_run_files(as_run(beside))
-        if config.naive and not (other.approximate or other.scored_naive):
-            raise ValueError(f"--naive {beside} is no naive run: it was trained and scored on whole events.")
+    other = None
+    if config.beside is not None:
+        other = read_run_files(as_run(config.beside))
         if scores is None and other.directory.resolve() == run.directory.resolve():
-            raise ValueError(f"{beside} is the run itself: name another one to lie beside it.")
-        if config.naive:
-            check_comparable(run, other)
+            raise ValueError(f"{config.beside} is the run itself: name another one to lie beside it.")
     return build_page(run, other, config.event, config.parts)
 
 

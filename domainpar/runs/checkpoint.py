@@ -114,8 +114,6 @@ class Checkpoints(CheckpointFiles):
             what = f"checkpoint {self.place(name)} holds weights alone, as networks that are shipped do"
             raise Problem(what, "begin a run with them: --init")
         theirs = state.pop("optimizer", None)
-        if theirs in ("lars", "lamb"):  # as they were called while they were built in
-            theirs = f"examples.optimizers:{theirs.title()}"
         if optimizer is not None:
             if theirs != (ours := optimizer_name(optimizer)):
                 raise Problem(

@@ -358,7 +358,7 @@ def test_a_naive_run_leads_to_the_report_beside_the_run_on_whole_events(place, t
         return capsys.readouterr().out.splitlines()[-1].split("domainpar.report ")[1]
 
     sectors = {"mode": "naive", "sectors": 4}
-    both = f"{runs / '0001'} --naive {runs / '0002'} --png pictures"
+    both = f"{runs / '0001'} {runs / '0002'} --png pictures"
     assert proposed("0002", **sectors) == str(runs / "0002")  # nothing is beside it yet
     assert proposed("0001") == both
     assert proposed("0002", **sectors) == both

@@ -342,7 +342,7 @@ def test_a_shipped_network_is_not_resumed(store):
     assert "--init" in refused.value.hint
 
 
-@pytest.mark.parametrize("words", [["train", "--out"], ["infer", "--store"], ["report", "--naive"], ["export", "--out"],
+@pytest.mark.parametrize("words", [["train", "--out"], ["infer", "--store"], ["report", "--store"], ["export", "--out"],
                                    ["prepare", "--input"], ["doctor", "--verify"]])  # fmt: skip
 def test_it_is_refused_where_a_directory_is_asked_for(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)

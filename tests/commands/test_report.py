@@ -49,7 +49,6 @@ def test_the_run_may_stand_alone(typed, read):
         ("r s", {"run": "r", "beside": "s"}),
         ("--event e r --out o s", {"run": "r", "beside": "s", "event": "e", "out": "o"}),
         ("--run=r s", {"run": "r", "beside": "s"}),
-        ("r --naive s", {"run": "r", "naive": "s"}),
     ],
 )
 def test_a_second_run_may_stand_behind_it(typed, read):
@@ -113,12 +112,10 @@ def test_pictures_are_drawn_on_request_and_what_is_left_out_is_named(run, tmp_pa
         (["no-such-run"], "no-such-run is not a run: it has no run.json"),
         (["{run}", "--event", "z"], "has no event 'z' to show; it has c, a, b"),
         (["{run}", "--parts", "0"], "--parts is 0; it must be at least 1"),
-        (["{run}", "--naive", "{run}"], "is no naive run"),
         (["{run}", "--scores", "{run}"], "holds no scores"),
         (["{run}", "another"], "another is not a run: it has no run.json"),
         (["{run}", "{run}"], "is the run itself: name another one to lie beside it"),
         (["{run}", "one", "more"], "belong to no flag: more"),
-        (["{run}", "one", "--naive", "two"], "--beside one means nothing with --naive two"),
         (["{run}", "--beside", "pretrained:none"], "no network 'none' is shipped"),
         (["{run}", "--even", "z"], "unknown flag --even"),
     ],
@@ -189,7 +186,7 @@ def test_of_several_ranks_the_first_writes_and_the_others_do_nothing(run, tmp_pa
 
 def test_a_naive_run_lies_beside(run, tmp_path):
     naive = write_run(tmp_path, [drawn(6, num_edges=5, event_id=name) for name in "abc"], naive=4, tracks=False)
-    assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 0
+    assert main([str(run), str(naive), "--out", str(tmp_path / "r.html")]) == 0
     assert "naive, 4 sectors (approximate)" in (tmp_path / "r.html").read_text()
 
 
@@ -205,11 +202,10 @@ def test_any_two_runs_lie_side_by_side_scored_or_not(run, tmp_path, capsys):
     assert f"missing: {run}: No times of the inference" in capsys.readouterr().out
 
 
-def test_a_naive_run_that_was_counted_otherwise_is_refused(run, tmp_path, capsys):
+def test_a_naive_run_that_was_counted_otherwise_is_marked_so(run, tmp_path):
     naive = write_run(tmp_path, [drawn(6, num_edges=5)], naive=4, tracks=False)
-    assert main([str(run), "--naive", str(naive), "--out", str(tmp_path / "r.html")]) == 2
-    assert "infer both with the same --store" in capsys.readouterr().err
-    assert not (tmp_path / "r.html").exists()
+    assert main([str(run), str(naive), "--out", str(tmp_path / "r.html")]) == 0
+    assert "counted otherwise" in (tmp_path / "r.html").read_text()
 
 
 def test_without_jinja2_the_way_to_get_it_is_told(run, monkeypatch, capfd):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from domainpar.tracking.config.group import Group, MeansNothing, rules
+from domainpar.tracking.config.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,6 @@ class ReportConfig(Group):
     beside: str | None = None
     """Directory of a second run, or pretrained:NAME, to compare with: flags that differ, metrics and curves. It may
     stand without the flag, after the first run. The page says what was not counted alike."""
-
-    naive: str | None = None
-    """Directory of a run of sectors, also scored with --mode naive, to compare with. Any other run is refused, and so
-    is one that was not counted alike."""
 
     event: str | None = None
     """Name of the event to draw. Default: the first that was not trained on."""
@@ -44,7 +40,3 @@ class ReportConfig(Group):
     """Directory for the charts as PNG pictures, besides the page."""
 
     WORDS = ("run", "beside")
-
-    RULES = rules(
-        MeansNothing("beside", beside="naive", hint="one run can lie beside another: drop one of them"),
-    )

@@ -55,16 +55,6 @@ def not_alike(run: RunFiles, other: RunFiles) -> dict[str, list[str]]:
     return found
 
 
-def check_comparable(run: RunFiles, other: RunFiles) -> None:
-    """Look whether the scores of two runs may lie side by side: the same events, counted alike.
-
-    Raises:
-        ValueError: Naming what differs and how to count alike.
-    """
-    for sentence in not_alike(run, other).get("scores", ()):
-        raise ValueError(sentence)
-
-
 def label_runs(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
     """Two runs as they are called in one chart: by name where their modes are the same, and what was counted
     otherwise in the second."""
@@ -114,8 +104,7 @@ def run_beside(run: Path) -> Path | None:
         with suppress(ValueError):  # a run that cannot be read or compared is no candidate
             both = ours, other = read_run_files(run), read_run_files(path.parents[1])
             as_trained = all(files.scores is not None and files.scored_naive == files.approximate for files in both)
-            if as_trained and ours.approximate != other.approximate:
-                check_comparable(ours, other)
+            if as_trained and ours.approximate != other.approximate and "scores" not in not_alike(ours, other):
                 return other.directory
     return None
 

@@ -148,7 +148,7 @@ def last_lines(
     run = quote(str(record.run))
     if beside is not None:  # the report is of the run on whole events, with the naive one at its side
         whole, naive = (beside, record.run) if record.mode == "naive" else (record.run, beside)
-        run = f"{quote(str(whole))} --naive {quote(str(naive))} --png pictures"
+        run = f"{quote(str(whole))} {quote(str(naive))} --png pictures"
     first = directory / min(outcome.scored.path for outcome in outcomes)
     shown = "edge_score[:10]" if record.tracks is None else "track_id[:10]"
     if not record.learns_edges:

@@ -17,7 +17,6 @@ from domainpar.common.agreement import Refused
 from domainpar.common.problems import Problem
 from domainpar.nn.optimizers import OPTIMIZERS, optimizer_name
 from domainpar.parallel.world import World
-from domainpar.runs.checkpoint import Checkpoints
 from domainpar.testing import run_ranks
 from domainpar.tracking.command_line import config_of_run, parse
 from domainpar.tracking.config import ConfigError, TrainConfig
@@ -232,19 +231,6 @@ def test_a_checkpoint_of_another_optimiser_is_refused(store, tmp_path):
     trained(store, tmp_path / "other", optimizer="adam", max_steps=1)
     with pytest.raises(Refused, match=f"left by adam, .* to {lamb}"):
         trained(store, tmp_path / "other", optimizer=lamb, resume=True)
-
-
-def test_a_checkpoint_of_when_lamb_was_built_in_goes_on_with_that_of_the_examples(store, tmp_path):
-    flags = RUNS["lamb"] | {"epochs": 1}
-    trained(store, tmp_path / "run", **flags, max_steps=1)
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    files = checkpoints.read(checkpoints.pointed("last"))
-    files.pop("manifest.json", None)
-    files["state.json"] = files["state.json"].replace(b"examples.optimizers:Lamb", b"lamb")
-    assert json.loads(files["state.json"])["optimizer"] == "lamb"
-    checkpoints.write(1, files, best=True)
-    resumed = trained(store, tmp_path / "run", **flags, resume=True)
-    assert invariance.parameters_of(resumed) == invariance.parameters_of(trained(store, tmp_path / "whole", **flags))
 
 
 def test_a_file_never_names_an_optimiser_of_ones_own_and_run_json_says_what_it_was(store, tmp_path, capfd):
