@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import FORKS_UNDER_MPIEXEC, as_new_process, under_mpiexec
 from hypothesis import HealthCheck, settings
 from marks import drawn
 
-from domainpar import testing
 from domainpar.common.words import PROGRESS_LOG
 
 _A_DAY = 86_400.0
@@ -32,38 +30,15 @@ MAY_BE_MISSING = (
 )
 """Reasons for a test to be skipped where all is installed that `make test` installs; any other one hides a test."""
 
-
-START_NEW_PROCESSES = testing.start_processes
-
-
-def fork_ranks(function, args, num_ranks, **how):
-    """Ranks over gloo as forks of the tests' process, which has read all that they need, and has compiled it."""
-    return START_NEW_PROCESSES(as_new_process, (function, *args), num_ranks, **how | {"start_method": "fork"})
+READ_BEFORE_RANKS_ARE_FORKED = ["pytest", "hypothesis", "domainpar.tracking.training.run"]
+"""What most functions of tests need, read once for all ranks that are processes over gloo: half the cost of each."""
 
 
-testing.start_processes = fork_ranks
-multiprocessing.forkserver.ensure_running = lambda: None  # where a test wants new processes, it starts by itself
+def preload(names: list[str], plain=multiprocessing.forkserver.set_forkserver_preload) -> None:
+    plain([*names, *READ_BEFORE_RANKS_ARE_FORKED])
 
 
-@pytest.fixture
-def new_processes(monkeypatch):
-    """Ranks over gloo are no forks of the tests' process: what they take shows in their memory."""
-    monkeypatch.setattr(testing, "start_processes", START_NEW_PROCESSES)
-
-
-def run_mpi(folder: Path, num_ranks: int, timeout: float, plain=testing._run_mpi) -> None:
-    """Ranks under mpiexec as forks of the tests' process; as processes of their own: `tests/test_testing.py`."""
-
-    def forks(command: list[str], limit: float) -> tuple[int, str]:
-        return under_mpiexec(num_ranks, testing._mpi_rank, folder, seconds=limit)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(testing, "run_command", forks)
-        plain(folder, num_ranks, timeout)
-
-
-if FORKS_UNDER_MPIEXEC:
-    testing._run_mpi = run_mpi
+multiprocessing.forkserver.set_forkserver_preload = preload
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import needs_mpich, under_mpiexec
 from jobs import without_signs_of_life
 from marks import fault
 from random_events import random_assignment, random_event
@@ -350,12 +349,16 @@ def test_a_preparation_that_fills_the_disk_has_failed_while_it_ran(tmp_path, mon
     assert "--store" in hint
 
 
-@needs_mpich
+def launch(ranks, program, *flags):
+    """Exit code and output of some ranks."""
+    return run_command([MPIEXEC, "-n", str(ranks), sys.executable, *program, *SMALL, *map(str, flags)], timeout=60)
+
+
+@needs_mpi
 def test_two_processes_refuse_with_one_voice_and_exit_code_two(copy):
     overwritten_end(event_file(copy / "store", 1))
     before = contents(copy)
-    flags = [*SMALL, "--store", str(copy / "store"), "--out", str(copy / "new")]
-    code, printed = under_mpiexec(2, train.main, flags)
+    code, printed = launch(2, ["-m", "domainpar.train"], "--store", copy / "store", "--out", copy / "new")
     assert code == 2
     printed = without_signs_of_life(printed)
     assert printed.startswith("domainpar: error: ")
@@ -367,8 +370,7 @@ def test_two_processes_refuse_with_one_voice_and_exit_code_two(copy):
 @needs_mpi
 @pytest.mark.slow
 def test_an_event_that_is_damaged_while_three_processes_train_ends_them_all_with_exit_code_one(copy):
-    flags = [*SMALL, "--store", str(copy / "store"), "--out", str(copy / "new"), "--epochs", "1000"]
-    code, printed = run_command([MPIEXEC, "-n", "3", sys.executable, PROGRAM, *flags], timeout=60)
+    code, printed = launch(3, [PROGRAM], "--store", copy / "store", "--out", copy / "new", "--epochs", 1000)
     assert code == 1, printed
     assert "Traceback" not in printed
     assert printed.count("domainpar: error: cannot read ") == 1

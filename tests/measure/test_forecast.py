@@ -97,7 +97,6 @@ def _taken(world, name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("new_processes")
 def test_two_processes_take_about_what_is_forecast():
     """By tensors the forecast is within a few per cent; the C library and first imports take the rest."""
     for expected, taken in run_ranks(_taken, 2, "sage", transport="gloo", timeout=300.0):

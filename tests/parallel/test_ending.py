@@ -7,9 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import ending_program
 import pytest
-from forked import needs_mpich, under_mpiexec
 from marks import fault
 
 from domainpar.testing import find_mpiexec, patient, run_command
@@ -37,9 +35,9 @@ def test_under_mpiexec_an_error_on_one_rank_aborts_all():
     assert "| step 1 phase working\n" in output
 
 
-@needs_mpich
+@needs_mpi
 def test_under_mpiexec_what_one_rank_refuses_is_said_once_with_exit_code_two():
-    code, output = under_mpiexec(2, ending_program.main, "refuse")
+    code, output = launch([MPIEXEC, "-n", "2"], "refuse")
     assert code == 2
     assert output.strip().endswith("event 7 has no truth | rank 1/2")
 
