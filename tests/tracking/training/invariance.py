@@ -11,6 +11,7 @@ from proving import no_rank_holds_all
 from domainpar.common.agreement import gather
 from domainpar.runs.checkpoint import Checkpoints
 from domainpar.tracking.config import TrainConfig
+from domainpar.tracking.training.metrics import EDGE_METRICS
 from domainpar.tracking.training.sampler import samples_of
 from domainpar.train import train
 
@@ -43,7 +44,7 @@ def parameters_of(run):
 
 
 TOLD = (
-    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc_pooled"),
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", *(metric.name for metric in EDGE_METRICS)),
     *("edges", "edges_not_scored", "target_edges", "counted_against"),
 )
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

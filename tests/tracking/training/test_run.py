@@ -22,6 +22,7 @@ from domainpar.testing import run_ranks
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore, write_manifest
 from domainpar.tracking.training.loop import Trainer
+from domainpar.tracking.training.metrics import EDGE_METRICS
 from domainpar.train import train
 
 SMALL = {"hidden": 16, "graph_iters": 1, "epochs": 2, "lr": 1e-2}
@@ -80,7 +81,7 @@ def run_json(out):
 
 
 FIELDS = {
-    *("split", "epoch", "step", "loss", "lr", "grad_norm", "edge_efficiency", "edge_purity", "edge_auc_pooled"),
+    *("split", "epoch", "step", "loss", "lr", "grad_norm", *(metric.name for metric in EDGE_METRICS)),
     *("counted_against", "edges", "edges_not_scored", "target_edges", "ranks"),
     *("seconds", "seconds_compute", "seconds_exchange", "seconds_wait", "seconds_load"),
     *("owned_nodes", "ghost_nodes", "local_edges", "halo_bytes", "peak_rss_bytes"),
