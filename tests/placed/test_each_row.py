@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import ODD, cases, check, refusals, sums
+from whole_and_split import ODD, check, sums
 
 
 def positive(vectors):
@@ -161,16 +161,6 @@ REFUSED = {
     "all pairs": (lambda x, z: torch.kron(x, z), "a table of all rows against all rows"),
     "cross products over rows": (lambda series: torch.linalg.cross(series, series, dim=1), "mixes rows"),
 }
-
-
-@cases(EXACT)
-def test_what_mixes_features_is_exact(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_what_mixes_rows_is_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

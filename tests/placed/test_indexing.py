@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from whole_and_split import ODD, cases, check, check_error, refusals, sums
+from whole_and_split import ODD, check, check_error, sums
 
 
 def without_loops(x, edge_index, mask):
@@ -172,16 +172,6 @@ REFUSED = {
     "a slice whose rows are changed in place": (changed_after(lambda x: x[1:], False), "write clone() there"),
     "take": (lambda x, src: x.take(src), "no exact form that is known here"),
 }
-
-
-@cases(EXACT)
-def test_reading_rows_is_exact(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_rows_read_after_what_they_were_taken_from_changed_are_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import ODD, cases, check, refusals, run, sums
+from whole_and_split import ODD, check, run, sums
 
 
 class Weighted(nn.Module):
@@ -278,16 +278,6 @@ REFUSED = {
     "groups of columns": (lambda columns, net: net(columns), "splits rows", {"net": lambda: nn.GroupNorm(2, 40)}),
     "local response": (lambda x: F.local_response_norm(x.t()[None], 2), "mixes rows"),
 }
-
-
-@cases(EXACT)
-def test_products_and_norms_are_exact(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_products_of_all_rows_with_all_are_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import ODD, cases, check, refusals, sums
+from whole_and_split import ODD, check, sums
 
 from domainpar import split_graph
 from domainpar.testing import run_ranks
@@ -118,16 +118,6 @@ REFUSED = {
     "cumsum of rows": (lambda x: x.cumsum(0), "an order of all rows"),
     "an unknown call": (lambda x: torch.cov(x), "all rows against all rows"),
 }
-
-
-@cases(EXACT)
-def test_rows_by_themselves_are_exact(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_all_rows_against_all_rows_are_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

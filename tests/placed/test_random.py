@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from whole_and_split import NUM_RANKS, ODD, USUAL, cases, check, refusals, run, sums
+from whole_and_split import NUM_RANKS, ODD, USUAL, cases, check, run, sums
 
 from domainpar import split_graph
 from domainpar.placed.moves import whole
@@ -90,16 +90,6 @@ PLAIN_DRAWS = {
     "rows by rows": like_one_rank(lambda x: torch.rand(x.size(0), x.size(0))),
     "complex numbers": lambda x: x * torch.randn_like(x, dtype=torch.complex64),
 }
-
-
-@cases(EXACT)
-def test_a_row_draws_the_same_numbers_on_any_number_of_ranks(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_draws_among_all_rows_are_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 PLAIN_DRAWS |= {

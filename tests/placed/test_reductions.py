@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from whole_and_split import ODD, cases, check, refusals
+from whole_and_split import ODD, check
 
 SINGLE = {"tolerance": 2e-6}
 
@@ -197,16 +197,6 @@ REFUSED = {
 
 
 TOO_FEW = ("no edges", "one node without edges")
-
-
-@cases(EXACT)
-def test_reductions_over_rows_are_the_whole_graphs(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_what_asks_for_an_order_of_all_rows_is_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.utils import degree, scatter, softmax
-from whole_and_split import ODD, cases, check, refusals, sums, wide
+from whole_and_split import ODD, check, sums, wide
 
 
 def put(tensor, where, values):
@@ -247,16 +247,6 @@ AT_SRC = {
 def test_rows_are_combined_where_edges_begin(name):
     reduce = AT_SRC[name]
     check(lambda x, e, src: reduce(x, e, src))
-
-
-@cases(EXACT)
-def test_sums_and_writes_are_exact(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_sums_and_writes_without_a_known_form_are_refused(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)

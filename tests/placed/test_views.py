@@ -4,7 +4,7 @@ import einops
 import pytest
 import torch
 import torch.nn.functional as F
-from whole_and_split import ODD, cases, check, refusals, sums
+from whole_and_split import ODD, check, sums
 
 
 def loops(edge_index, x):
@@ -186,16 +186,6 @@ REFUSED = {
     "as_strided": (lambda x: x.as_strided((2, 2), (1, 1)), "views by strides"),
     "unfolded": (lambda x: x.unfold(0, 2, 1), "torch.unfold along rows"),
 }
-
-
-@cases(EXACT)
-def test_rows_are_followed_to_where_they_go(function, more):
-    check(function, **more)
-
-
-@refusals(REFUSED)
-def test_rows_are_not_torn_apart(function, text, more):
-    check(function, refused=text, **more)
 
 
 @pytest.mark.parametrize("name", ODD)
