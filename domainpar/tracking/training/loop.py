@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -26,9 +25,9 @@ from domainpar.tracking.training.label_loss import FAR, label_loss
 from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.metrics import EdgeCounts, label_metrics, metrics_of
 from domainpar.tracking.training.monitor.failure import Now, memory_explained
-from domainpar.tracking.training.monitor.non_finite import Suspect, check_parameters, is_finite, look_again, stop_all
+from domainpar.tracking.training.monitor.non_finite import Pass, check_parameters, look_again, stop_all
 from domainpar.tracking.training.monitor.rank_differences import Stragglers, as_records, check_replicas
-from domainpar.tracking.training.monitor.sizes import Changes, layer_norms
+from domainpar.tracking.training.monitor.sizes import layer_norms, layer_sizes
 from domainpar.tracking.training.monitor.spikes import Spikes
 from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, StepCounts
 from domainpar.tracking.training.record import StepTotals
@@ -60,16 +59,6 @@ class Schedule:
         if self.shape == "step":
             return self.lr * 0.9 ** (step // max(1, self.steps_per_epoch) // 10)
         return self.lr
-
-
-class _Pass(NamedTuple):
-    """What both passes over a part made; nothing of it is read unless something was not finite."""
-
-    event: str  # name of the sample
-    # before, after: partials of loss and gradients that this rank had rejected before and after it
-    before: tuple[Tensor, Tensor]
-    after: tuple[Tensor, Tensor]
-    outputs: Sequence[Tensor]  # of the network
 
 
 class Shares(NamedTuple):
@@ -123,11 +112,11 @@ class Trainer:
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step, step_totals))
             self.loader.prefetch(self._expected)
-            totals = self.loader.total(parts, len(ours))
+            totals = self.loader.total([part.counted for part in parts], len(ours))
             shares = self._shares(totals)
             self.optimizer.zero_grad()
             buffers = StepBuffers(self.model.changing)
-            passes: list[_Pass] = []
+            passes: list[Pass] = []
             for part in parts:
                 if part is parts[-1]:
                     self._gradients.expect_last_pass(self.world.transport)
@@ -147,25 +136,20 @@ class Trainer:
                 check_parameters(self.model.layers, self.schedule.at(step - 1))
             # Partials that are not finite were counted, not added; the count is the same on every rank by now.
             if spoilt:
-                suspects = [
-                    Suspect(one.event, not all(map(is_finite, one.outputs)))
-                    for one in passes
-                    if any(int(before) != int(after) for before, after in zip(one.before, one.after))
-                ]
 
                 def losses_again(part: LabelledPart, readings: Readings) -> tuple[list[Tensor], Tensor]:
                     step_totals = StepTotals(self.world, self.tasks)
                     return self._gradients_of(shares, part, readings, step_totals), step_totals.rejected_now()
 
                 forward = partial(self._readings, step=step)
-                stop_all(look_again(parts, self.model, self._now, step, forward, losses_again), suspects, self.world)
+                stop_all(look_again(parts, self.model, self._now, step, forward, losses_again), passes, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             sizes, gradients = {}, layer_norms([self._layer_of[it] for it in self._with_gradient()], each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
                 looks = self.sizes_every > 0 and (step == 0 or (step + 1) % self.sizes_every == 0)
-                with Changes(self._layer_of) if looks else nullcontext() as changes:
-                    self._optimise(step, rate, norm)
-                sizes = {} if changes is None else {"layers": changes.sizes(gradients)}
+                before = [parameter.detach().clone() for parameter in self._layer_of] if looks else []
+                self._optimise(step, rate, norm)
+                sizes = {"layers": layer_sizes(self._layer_of, before, gradients)} if looks else {}
             record = self._record(
                 {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
                 samples, totals, step_totals, counts, losses,
@@ -199,7 +183,7 @@ class Trainer:
                 readings = self.model.read(part.graph, part.halo)
                 self._gradients_of(ones, part, readings, step_totals)
                 step_totals.add(part, readings)
-                counted.append(Counted(part.kind_counts, part.num_known))
+                counted.append(part.counted)
         step_totals.reduce()
         spoilt, losses, _, counts = step_totals.read()
         totals = self.loader.total(counted, len(ours))
@@ -264,7 +248,7 @@ class Trainer:
             gradients.append(label_loss(output, labels, task, share, counts, step_totals.label_losses, at))
         return gradients
 
-    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, step_totals: StepTotals) -> _Pass:
+    def _forward_and_back(self, part: LabelledPart, step: int, shares: Shares, step_totals: StepTotals) -> Pass:
         """Both passes over a part, and what is needed to say whether it made something that is not finite."""
         transport, before = part.halo.transport, self._rejected(step_totals)
         began = transport.num_exchanges
@@ -280,7 +264,7 @@ class Trainer:
         self.exchanges = between - began, transport.num_exchanges - between
         step_totals.add(part, readings)
         # On this rank only until they are reduced: the part at hand has added to them.
-        return _Pass(part.name, before, self._rejected(step_totals), [tensor.detach() for tensor in readings.tensors])
+        return Pass(part.name, before, self._rejected(step_totals), [tensor.detach() for tensor in readings.tensors])
 
     def _rejected(self, step_totals: StepTotals) -> tuple[Tensor, Tensor]:
         return step_totals.rejected_now(), self._gradients.rejected_now()

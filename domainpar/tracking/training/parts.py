@@ -37,29 +37,26 @@ from domainpar.tracking.training.sampler import Sample
 from domainpar.tracking.training.tasks import Tasks
 
 
+class Counted(NamedTuple):
+    """What a part counts."""
+
+    kinds: IntArray  # edges by kind of weight, int64 [num_kinds]
+    # known labels of each task: of owned nodes, and of the graph on the first rank that shares it
+    known: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class LabelledPart(Part):
-    """One rank's part of a sample, with the classes and weights of its edges.
+    """One rank's part of a sample, with the classes and weights of its edges."""
 
-    Attributes:
-        classes: Class of each local edge, int8 [num_edges].
-        kind_counts: Edges that this part counts, by kind of weight, int64 [num_kinds].
-        weights: Weight of each local edge in the loss, [num_edges].
-        name: Name of the sample.
-        labels: Labels that are trained on, by name, as the network is to say them: of nodes float64 [num_owned], of the
-            graph [1].
-        num_known: Labels of each that this part counts, those that are known: of its own nodes, and of the graph on the
-            first rank that shares it.
-        num_not_scored: Edges that end in this sector of naive mode and start in another one: no sector holds them.
-            Counted on the first rank that shares the sample, 0 on others.
-    """
-
-    classes: IntArray
-    kind_counts: IntArray
-    weights: Tensor
-    name: str
+    classes: IntArray  # class of each local edge, int8 [num_edges]
+    counted: Counted  # edges and labels that this part counts
+    weights: Tensor  # weight of each local edge in the loss, [num_edges]
+    name: str  # name of the sample
+    # labels that are trained on, by name, in the units of the network: of nodes float64 [num_owned], of the graph [1]
     labels: Mapping[str, Tensor]
-    num_known: tuple[int, ...]
+    # edges that end in this sector of naive mode and start in another one: no sector holds them; counted on the first
+    # rank that shares the sample, 0 on others
     num_not_scored: int = 0
 
     @cached_property
@@ -73,13 +70,6 @@ class LabelledPart(Part):
 Draft = tuple[LocalGraph, dict[str, Any]]
 """What a rank reads of a sample by itself: its graph, which does not know yet what others need of it, and what a
 `LabelledPart` holds beside it."""
-
-
-class Counted(NamedTuple):
-    """What a part counts, without the part: see `LabelledPart`."""
-
-    kind_counts: IntArray
-    num_known: tuple[int, ...]
 
 
 class Skip(NamedTuple):
@@ -184,7 +174,7 @@ class PartLoader:
         kept = min(edges // self.world.domain.size, self.keep_edges)
         return nodes * kept // max(edges, 1), kept
 
-    def total(self, counted: Sequence[LabelledPart | Counted], num_samples: int) -> StepCounts:
+    def total(self, counted: Sequence[Counted], num_samples: int) -> StepCounts:
         """Add up edges, labels and samples over all ranks, and note the samples left out. *Collective* over all ranks.
 
         Args:
@@ -194,8 +184,8 @@ class PartLoader:
         speaks = self.world.domain.rank == 0  # one for those that share a sample
         ours = [len(counted), num_samples - len(counted), len(self._new)] if speaks else [0, 0, 0]
         no_edges, num_labels = self.edge_weights.count(np.zeros(0, np.int16)), len(self.tasks.labels)
-        of_kinds = np.sum([no_edges, *[part.kind_counts for part in counted]], axis=0)
-        of_labels = np.sum([[0] * num_labels, *[part.num_known for part in counted]], axis=0)
+        of_kinds = np.sum([no_edges, *[part.kinds for part in counted]], axis=0)
+        of_labels = np.sum([[0] * num_labels, *[part.known for part in counted]], axis=0)
         totals = torch.from_numpy(np.concatenate([of_kinds, of_labels, np.array(ours, np.int64)]).astype(np.int64))
         self.world.transport.all_reduce(totals)
         kinds, known = totals[: len(no_edges)].numpy(), totals[len(no_edges) : -3].tolist()
@@ -231,7 +221,7 @@ class PartLoader:
         classes = edge_classes(truth, particle_of_edge, particles, self.target)
         kinds = rules.kinds(classes, particle_of_edge, particles)
         labels = {task.name: task.labels(event, plan.owned_ids) for task in self.tasks.labels}
-        num_known = tuple(
+        known = tuple(
             int(is_known(task.label, labels[task.name]).sum()) * (task.label.of == "node" or domain.rank == 0)
             for task in self.tasks.labels
         )
@@ -243,10 +233,9 @@ class PartLoader:
             num_not_scored = int(tiles.joining[ends & ~starts].sum())
         return graph, {
             "classes": classes,
-            "kind_counts": rules.count(kinds[plan.edge_owned]),
+            "counted": Counted(rules.count(kinds[plan.edge_owned]), known),
             "weights": torch.from_numpy(rules.weights(kinds)).to(device, self.dtype),
             "name": sample.name,
             "labels": {name: torch.from_numpy(values).to(device) for name, values in labels.items()},
-            "num_known": num_known,
             "num_not_scored": num_not_scored,
         }

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 import yaml
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Where, error_text
-from domainpar.common.words import PROGRESS_LOG, several
+from domainpar.common.words import PROGRESS_LOG, several, this_python
 from domainpar.measure.forecast import Forecast
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
@@ -20,6 +21,7 @@ from domainpar.runs.checkpoint import TrainingState, parameters_sha256, warn
 from domainpar.runs.checkpoint_files import CheckpointFiles
 from domainpar.runs.directory import RunDirectory
 from domainpar.runs.origin import describe_process
+from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.runs.records import RUN_FILE, RunFile, RunRecord, StoreRecord, run_record
 from domainpar.tracking.config import is_code, resolved_yaml
 from domainpar.tracking.config.train import RecordFlags, TrainingFlags
@@ -27,6 +29,7 @@ from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.cost.scratch import Traffic
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.networks.catalogue import options_of
+from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
 from domainpar.tracking.training import summary
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
@@ -180,7 +183,7 @@ class RunLog:
         """Write and say how the run ended.
 
         Args:
-            how: `done` or `preempted`.
+            how: `done`, or `preempted`: stopped on request, with a checkpoint.
             taken: The memory of each rank at its peak.
             moved: What went to disks and came from them, where tables lie in files.
         """
@@ -195,11 +198,14 @@ class RunLog:
         changes = {"state": how, "parameters_sha256": sha256, "steps": state.step, "seconds": seconds, "memory": memory}
         from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
         self.file.update(**changes, **left_out, **from_disk)
-        # What its hits show is read from the first event that could be read so far.
-        store, events, tracks = self.training_data.store, {skip.event for skip in skipped}, ""
-        for record in [record for record in store.readable() if record.event not in events][:1]:
+        config, store, tasks, tracks = self.config, self.training_data.store, self.training_data.tasks, ""
+        # Flags of infer with which the shipped networks were evaluated, as far as the hits of the first readable event
+        # allow.
+        events = {skip.event for skip in skipped}
+        for record in [record for record in store.readable() if tasks.edge_weight and record.event not in events][:1]:
             with store.open(record) as event:
-                tracks = summary.how_tracks_are_found(event)
+                if event.has_positions:
+                    tracks = " --tracks greedy" + (" --extend --ckf" if why_not_followed(event) is None else "")
         lines = [summary.memory_taken(self._expected, taken)]
         if moved is not None and steps:
             read, written = (f"{bytes_moved / steps / 1e9:.2f} GB" for bytes_moved in moved)
@@ -217,20 +223,20 @@ class RunLog:
             lines += [f"         {skip.sample}: {skip.why}"[:120] for skip in skipped[:8]]
         if len(skipped) > 8:
             lines.append(f"         and {len(skipped) - 8} more; run.json lists them all")
+        # Scores that compare like with like are those of sectors, too.
+        naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
+        own = summary.own_code(config, ["model"])
+        score = f"{this_python()} -m domainpar.infer --run {quote(str(self.directory))}{own}{naive}{tracks}"
+        best = "" if state.best is None else f"; best validation {tasks.describe(state.best)} at step {state.best_step}"
+        files = ["metrics.jsonl", "config.yaml", "run.json", "checkpoints/"]
+        files += [f"{PROFILE.parent}/"] * bool(self._record.profile) + [f"{TRACKERS}/"] * bool(self._record.log)
+        exact = self._exactness.bitwise and self._exactness.problem is None
         PROGRESS_LOG.close(
             *lines,
-            *summary.last_lines(
-                self.directory,
-                self.config,
-                self._record,
-                state,
-                how,
-                self.training_data.tasks,
-                seconds=seconds,
-                sha256=sha256,
-                exact=self._exactness.bitwise and self._exactness.problem is None,
-                tracks=tracks,
-            ),
+            f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
+            f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
+            f"results in {self.directory}: {', '.join(files)}",
+            f"next: {score if how == 'done' else summary.resume_command(self.directory, config)}",
         )
 
     def end_unsaved(self, problem: str, step: int) -> None:

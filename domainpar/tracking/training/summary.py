@@ -11,17 +11,13 @@ from domainpar.common.words import between, byte_size, several, some_of, this_py
 from domainpar.measure.forecast import Forecast
 from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
-from domainpar.runs.checkpoint import TrainingState
-from domainpar.runs.own_files import PROFILE, TRACKERS
 from domainpar.tracking.config import CODE, NetworkFlags, flag, is_code
-from domainpar.tracking.config.train import RecordFlags, TrainedFlags, TrainingFlags
-from domainpar.tracking.events.store import StoredEvent
+from domainpar.tracking.config.train import TrainedFlags, TrainingFlags
 from domainpar.tracking.networks.catalogue import options_of
-from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.sampler import Sample, deal
-from domainpar.tracking.training.tasks import Tasks, task_lines
+from domainpar.tracking.training.tasks import task_lines
 from partitioners import number_of_sectors
 
 WIDEST = 120  # of a printed line
@@ -148,50 +144,6 @@ def idle_ranks(record: Mapping[str, Any], samples: Sequence[Sample], more: bool,
         f"      {why}",
     ]
     return f"{record['split']}, {'few samples' if few else 'few tiles'}", lines
-
-
-def last_lines(
-    directory: Path,
-    config: TrainingFlags,
-    record: RecordFlags,
-    state: TrainingState,
-    how: str,
-    tasks: Tasks,
-    *,
-    seconds: float,
-    sha256: str,
-    exact: bool,
-    tracks: str,
-) -> list[str]:
-    """The end of the run, its results, and the command to type next.
-
-    Args:
-        how: `done` or `preempted`: stopped on request, with a checkpoint.
-        tasks: What the network was trained on.
-        exact: Whether it is the hash on any number of ranks.
-        tracks: Flags of infer for tracks; empty where hits have no positions.
-    """
-    best = "" if state.best is None else f"; best validation {tasks.describe(state.best)} at step {state.best_step}"
-    tracks = tracks if tasks.edge_weight else ""
-    # Scores that compare like with like are those of sectors, too.
-    naive = "" if config.sectors is None else f" --mode naive --sectors {config.sectors}"
-    model = own_code(config, ["model"])
-    score = f"{this_python()} -m domainpar.infer --run {quote(str(directory))}{model}{naive}{tracks}"
-    more = [name for name, kept in ((f"{PROFILE.parent}/", record.profile), (f"{TRACKERS}/", record.log)) if kept]
-    files = ", ".join(["metrics.jsonl", "config.yaml", "run.json", "checkpoints/", *more])
-    return [
-        f"{how} after {several(state.step, 'step')}, {seconds:.0f} s{best}",
-        f"parameters sha256 {sha256[:16]}" + (": another number of ranks ends with the same" if exact else ""),
-        f"results in {directory}: {files}",
-        f"next: {score if how == 'done' else resume_command(directory, config)}",
-    ]
-
-
-def how_tracks_are_found(event: StoredEvent) -> str:
-    """The flags of infer with which the shipped networks were evaluated, as far as an event's hits allow."""
-    if not event.has_positions:
-        return ""
-    return " --tracks greedy" + (" --extend --ckf" if why_not_followed(event) is None else "")
 
 
 def resume_command(directory: Path, config: TrainingFlags) -> str:

@@ -86,7 +86,7 @@ def _classes(world, path):
     ]
     return (
         of_edges,
-        loader.total(loaded, len(loaded)).kinds.tolist(),
+        loader.total([part.counted for part in loaded], len(loaded)).kinds.tolist(),
         [part.num_not_scored for part in loaded],
     )
 

@@ -33,7 +33,7 @@ def slow(times, rank=3, usual=0.1, num_ranks=4):
 @fault(34)
 def test_a_rank_that_is_slow_for_20_steps_is_told_of_once():
     ((step, found),) = told([slow(2.1)] * 60)
-    assert (step, found.rank, found.times, found.times_edges) == (STEPS, 3, 2.1, 1.0)
+    assert (step, found["rank"], found["times"], found["times_edges"]) == (STEPS, 3, 2.1, 1.0)
 
 
 @pytest.mark.parametrize("times", [1.0, 1.4])
@@ -47,7 +47,7 @@ def test_one_fast_step_begins_the_count_anew():
 
 def test_a_rank_that_recovered_may_be_told_of_again():
     steps = [slow(2.0)] * 30 + [slow(1.0)] * STEPS + [slow(3.0)] * 30
-    assert [(step, one.times) for step, one in told(steps)] == [(20, 2.0), (70, 3.0)]
+    assert [(step, one["times"]) for step, one in told(steps)] == [(20, 2.0), (70, 3.0)]
 
 
 def test_a_rank_that_was_fast_for_a_moment_is_not_told_of_again():
@@ -56,7 +56,7 @@ def test_a_rank_that_was_fast_for_a_moment_is_not_told_of_again():
 
 def test_of_two_ranks_the_other_one_is_what_is_usual():
     ((_, found),) = told([slow(1.6, rank=1, num_ranks=2)] * 30, EVEN[:2])
-    assert (found.rank, found.times) == (1, 1.6)
+    assert (found["rank"], found["times"]) == (1, 1.6)
 
 
 def test_one_rank_alone_waits_for_nobody():
@@ -68,7 +68,7 @@ def test_steps_of_milliseconds_are_noise():
 
 
 def test_two_ranks_can_be_slow():
-    assert [one.rank for _, one in told([[0.1, 0.2, 0.1, 0.3, 0.1]] * 30, [10] * 5)] == [1, 3]
+    assert [one["rank"] for _, one in told([[0.1, 0.2, 0.1, 0.3, 0.1]] * 30, [10] * 5)] == [1, 3]
 
 
 def line(times, times_edges):

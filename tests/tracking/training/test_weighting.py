@@ -138,7 +138,7 @@ SAME_BY_RULES = EdgeRules.of([(0.5, {"y": False}), (0.25, {"y": True}), (3.0, {"
 def _loaded(world, path, edge_weights):
     loader = PartLoader(EventStore(path), world, edge_weights=edge_weights, target=FAST, dtype=torch.float64)
     parts = [loader.load(sample) for sample in samples_of(EventStore(path).events(), None)]
-    total = edge_weights.total(loader.total(parts, len(parts)).kinds)
+    total = edge_weights.total(loader.total([part.counted for part in parts], len(parts)).kinds)
     return [(part.weights.tolist(), part.classes.tolist()) for part in parts], total
 
 

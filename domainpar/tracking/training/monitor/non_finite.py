@@ -70,11 +70,14 @@ def check_parameters(model: nn.Module, rate: float) -> None:
         raise StepFailed(what, OF_PARAMETERS)
 
 
-class Suspect(NamedTuple):
-    """A sample of which this rank met something not finite in the first pass."""
+class Pass(NamedTuple):
+    """The results of both passes over a part; read only where something was not finite."""
 
-    event: str  # its name
-    in_logits: bool  # whether its logits were not finite; else its loss was too large, or a gradient was the first
+    event: str  # name of the sample
+    # before, after: partials of loss and gradients that this rank had rejected before and after the passes
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor]
+    outputs: Sequence[Tensor]  # of the network
 
 
 class NonFinite(NamedTuple):
@@ -204,19 +207,25 @@ def look_again(
     return min(findings, key=lambda finding: finding.order, default=None)
 
 
-def stop_all(finding: NonFinite | None, suspects: Sequence[Suspect], world: World) -> NoReturn:
+def stop_all(finding: NonFinite | None, passes: Sequence[Pass], world: World) -> NoReturn:
     """Stop all ranks, with the finding that is the first in the order of the computation. *Collective*.
 
-    The finding is the second pass's on this rank, the suspects are its samples that were not finite in the first.
+    The finding is that of this rank when the step was done again, `passes` are those of the step itself.
 
     Raises:
         StepFailed: On the first rank that it is about.
         RanksFailed: On all others.
     """
-    of_ranks = gather(world.transport, [finding, list(suspects)])
+    # Samples with something not finite, and whether the logits were; else the loss was too large, or a gradient.
+    suspects = [
+        (one.event, not all(map(is_finite, one.outputs)))
+        for one in passes
+        if any(int(before) != int(after) for before, after in zip(one.before, one.after))
+    ]
+    of_ranks = gather(world.transport, [finding, suspects])
     findings = {rank: NonFinite(*values) for rank, (values, _) in enumerate(of_ranks) if values is not None}
     if not findings:
-        in_logits = [[event for event, there in of_rank if there] for _, of_rank in of_ranks]
+        in_logits = [[event for event, of_logits in of_rank if of_logits] for _, of_rank in of_ranks]
         in_gradients = [[event for event, _ in of_rank] for _, of_rank in of_ranks]
         for where, events in (("the logits", in_logits), ("a gradient", in_gradients)):
             if ranks := [rank for rank, names in enumerate(events) if names]:

@@ -6,7 +6,6 @@ Every rank holds the same parameters and the same state of the optimiser, to the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -61,16 +60,6 @@ def check_replicas(model: nn.Module, optimizer: torch.optim.Optimizer, world: Wo
         fail_alike(world, StepFailed(what, HINT), differing_ranks[0])
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that was slow for `STEPS` steps."""
-
-    rank: int  # the rank
-    times: float  # its own seconds of computing, times the median of the ranks
-    times_edges: float  # its local edges, times the median of the ranks
-    host: str = ""  # its machine, once it is known
-
-
 class Stragglers:
     """Counts the slow steps of every rank. The same on every rank, for all look at the same records."""
 
@@ -78,12 +67,15 @@ class Stragglers:
         self._slow: dict[int, list[tuple[float, float]]] = {}
         self._noted: dict[int, int] = {}  # steps since a rank with a note was last slow
 
-    def look(self, seconds: Sequence[float], edges: Sequence[int]) -> list[Straggler]:
-        """Look at one step; returns the ranks that are due for a note.
+    def look(self, seconds: Sequence[float], edges: Sequence[int]) -> list[dict[str, Any]]:
+        """Look at one step; returns the ranks that were slow for `STEPS` steps and are due for a note.
 
         Args:
             seconds: Seconds of computing of each rank, waiting left out.
             edges: Local edges of each rank.
+
+        Returns:
+            Each `rank`, and `times` and `times_edges`: its seconds and its edges, times the median of the ranks.
         """
         due = []
         for rank in range(len(seconds)):
@@ -102,7 +94,7 @@ class Stragglers:
             elif len(steps) >= STEPS:
                 self._noted[rank] = 0
                 times, times_edges = (median(ratios) for ratios in zip(*steps[-STEPS:]))
-                due.append(Straggler(rank, round(times, 2), round(times_edges, 2)))
+                due.append({"rank": rank, "times": round(times, 2), "times_edges": round(times_edges, 2)})
         return due
 
 
@@ -115,21 +107,22 @@ def _times(value: float, usual: float) -> float:
     return value / usual if usual > 0 else 1.0
 
 
-def as_records(stragglers: Sequence[Straggler], world: World) -> list[dict[str, Any]]:
+def as_records(stragglers: Sequence[dict[str, Any]], world: World) -> list[dict[str, Any]]:
     """For `metrics.jsonl`: each with its host. *Collective*."""
     hosts = [host.decode() for host in world.transport.all_gather(world.host.encode())]
-    return [asdict(replace(straggler, host=hosts[straggler.rank])) for straggler in stragglers]
+    return [{**straggler, "host": hosts[straggler["rank"]]} for straggler in stragglers]
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """A printed note for each straggler in a training record; nothing if it names none."""
     notes = []
-    for slow in (Straggler(**values) for values in record.get("straggler", ())):
+    for slow in record.get("straggler", ()):
+        times, times_edges = slow["times"], slow["times_edges"]
         # It may have so much more to do that nothing else need be wrong.
-        for_its_edges = slow.times_edges >= MORE_EDGES and slow.times < UNEXPLAINED * slow.times_edges
+        for_its_edges = times_edges >= MORE_EDGES and times < UNEXPLAINED * times_edges
         why = "try --grouping metis or more tiles" if for_its_edges else "a slow or shared core?"
         notes.append(
-            f"note: rank {slow.rank} ({slow.host}) computed {slow.times:.1f}x the median for {STEPS} steps with "
-            f"{slow.times_edges:.2f}x the edges: {why}"
+            f"note: rank {slow['rank']} ({slow['host']}) computed {times:.1f}x the median for {STEPS} steps with "
+            f"{times_edges:.2f}x the edges: {why}"
         )
     return notes

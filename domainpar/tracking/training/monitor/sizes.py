@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def layer_norms(layers: Iterable[str], norms: Iterable[float]) -> dict[str, float]:
@@ -18,47 +17,31 @@ def layer_norms(layers: Iterable[str], norms: Iterable[float]) -> dict[str, floa
     return {layer: math.sqrt(square) for layer, square in squares.items()}
 
 
-class Changes:
-    """Around a step of the optimiser: what it makes of the parameters.
+def layer_sizes(
+    layer_of: Mapping[nn.Parameter, str], before: Sequence[Tensor], gradients: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    """Norms of each layer: of its `parameters` after a step of the optimiser, of the `update`, and of the `gradient`.
 
     Args:
         layer_of: The layer of each parameter.
+        before: Copies of the parameters before the step.
+        gradients: Norms of the gradients of layers that have one.
+
+    Returns:
+        By layer, for `metrics.jsonl`: None where a norm is too large for the parameters' type.
     """
-
-    def __init__(self, layer_of: Mapping[nn.Parameter, str]) -> None:
-        self._layer_of = layer_of
-
-    def __enter__(self) -> Changes:
-        self._before = [parameter.detach().clone() for parameter in self._layer_of]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        after = [parameter.detach() for parameter in self._layer_of]
-        norms = [*torch._foreach_norm(after), *torch._foreach_norm(torch._foreach_sub(after, self._before))]
-        read: list[float] = torch.stack(
-            [norm.double() for norm in norms]
-        ).tolist()  # together: a GPU is waited for once
-        self._norms = read[: len(after)], read[len(after) :]
-        del self._before
-
-    def sizes(self, gradients: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
-        """Norms of each layer: of its `parameters` after the step, of the `update`, and of the `gradient` before.
-
-        Args:
-            gradients: Norms of the gradients of layers that have one.
-
-        Returns:
-            By layer, for `metrics.jsonl`: None where a norm is too large for the parameters' type.
-        """
-        parameters, updates = (layer_norms(self._layer_of.values(), norms) for norms in self._norms)
-        return {
-            layer: {
-                "parameters": _json(size),
-                "gradient": _json(gradients.get(layer, 0.0)),
-                "update": _json(updates[layer]),
-            }
-            for layer, size in parameters.items()
+    after = [parameter.detach() for parameter in layer_of]
+    norms = [*torch._foreach_norm(after), *torch._foreach_norm(torch._foreach_sub(after, list(before)))]
+    read: list[float] = torch.stack([norm.double() for norm in norms]).tolist()  # together: a GPU is waited for once
+    parameters, updates = (layer_norms(layer_of.values(), of) for of in (read[: len(after)], read[len(after) :]))
+    return {
+        layer: {
+            "parameters": _json(size),
+            "gradient": _json(gradients.get(layer, 0.0)),
+            "update": _json(updates[layer]),
         }
+        for layer, size in parameters.items()
+    }
 
 
 def _json(norm: float) -> float | None:
