@@ -20,12 +20,12 @@ def _spoil(store: Path) -> None:
 def main(argv: list[str]) -> int:
     plain_step, plain_loader = loop.Trainer.step, parts.PartLoader.__init__
 
-    def step(self, samples, step):
+    def step(self, samples, step, following=()):
         if step == SPOIL_BEFORE_STEP:
             if self.world.is_root:
                 _spoil(Path(argv[argv.index("--store") + 1]))
             self.world.transport.barrier()
-        return plain_step(self, samples, step)
+        return plain_step(self, samples, step, following)
 
     loop.Trainer.step = step
     parts.PartLoader.__init__ = lambda *args, **kwargs: plain_loader(*args, **kwargs, keep_edges=0)

@@ -167,8 +167,8 @@ def test_later_inferences_take_them_unless_told_otherwise(place):
     assert options_of(inferred(place, place / "cc", tracks="cc", split="test")[0])["score_cut"] == 0.5
 
 
-def test_cuts_of_methods_that_have_left_stay_with_their_run(tmp_path):
-    before = {"walk": {"cuts": {"walk_min": 0.3}}, "junction, refined": {"cuts": {"score_cut": 0.8}}}
+def test_cuts_of_another_method_stay_with_their_run(tmp_path):
+    before = {"cc": {"cuts": {"score_cut": 0.7}}, "cc, refined": {"cuts": {"score_cut": 0.8}}}
     (tmp_path / "tracks.json").write_text(json.dumps(before))
     chosen = {"cuts": {"score_cut": 0.3}}
     tuning.keep(tmp_path, TrackOptions(), chosen)

@@ -8,7 +8,7 @@ from domainpar.tracking.config.rank_flags import NCCL_ON_CPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckFlags(Group):
+class DoctorConfig(Group):
     """What to look at"""
 
     verify: str | None = None
@@ -31,8 +31,3 @@ class CheckFlags(Group):
     """File for the same as JSON."""
 
     RULES = rules(NCCL_ON_CPU)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig(CheckFlags):
-    """All flags of `doctor`."""

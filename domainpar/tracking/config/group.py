@@ -93,20 +93,13 @@ class MeansNothing:
 
     Flags are fields with commas between them. A field alone is given if it has another value than its default; a field
     with a value, `tracks cc`, if it has that one.
-
-    Attributes:
-        flags: What must not be given in vain.
-        without: Flags of which one gives `flags` a meaning.
-        beside: Flags of which each takes the meaning away.
-        hint: The reason, or the remedy. Default: to add or to omit a flag.
-        spares_presets: A value that a preset sets may have no meaning.
     """
 
-    flags: str
-    without: str = ""
-    beside: str = ""
-    hint: str = ""
-    spares_presets: bool = False
+    flags: str  # flags that must not be given in vain
+    without: str = ""  # flags of which one gives `flags` a meaning
+    beside: str = ""  # flags of which each takes the meaning away
+    hint: str = ""  # the reason, or the remedy; default: to add or to omit a flag
+    spares_presets: bool = False  # a value that a preset sets may have no meaning
 
     def check(self, config: Group) -> None:
         """Refuse a flag that is given in vain.

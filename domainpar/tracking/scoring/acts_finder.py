@@ -46,15 +46,10 @@ _OF_SECONDS = {"Seeding": "seeds", "TrackFinding": "filter", "Ambiguity": "ambig
 
 
 class TrackFinder(NamedTuple):
-    """Finds the tracks of events that ACTS wrote.
+    """Finds the tracks of events that ACTS wrote."""
 
-    Attributes:
-        directory: Their CSV files.
-        field: The field that it goes by; None: 2 T.
-    """
-
-    directory: Path
-    field: Field | None
+    directory: Path  # CSV files of the events
+    field: Field | None  # the magnetic field; None: 2 T
 
     def points(self, settings: str | None) -> dict[str, dict[str, Any]]:
         """The working points of a file by name; None: those that are shipped.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from domainpar.common.problems import Problem
 from domainpar.common.words import progress, several, some_of, this_python
-from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.config.evaluate import EvaluateConfig
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.given_tracks import GivenTracks, plain_name, read_tracks, rows_of
@@ -28,18 +26,6 @@ from domainpar.tracking.scoring.score_files import list_of, store_of_scores, wri
 from partitioners import Sectors
 
 
-@dataclass(frozen=True, eq=False)
-class _Counting:
-    """Events to count tracks of, how, and the counts of other finders in all of these events."""
-
-    store: EventStore
-    records: Sequence[EventRecord]
-    cuts: TrackCuts
-    borders: Sectors | None
-    style: str
-    beside: Performance
-
-
 def evaluate(config: EvaluateConfig) -> list[str]:
     """Count the tracks of some files, and keep the counts with the scores that are named; the lines to be printed.
 
@@ -48,51 +34,60 @@ def evaluate(config: EvaluateConfig) -> list[str]:
             scores have no tracks, or events without tracks here.
     """
     scores = None if config.scores is None else list_of(Path(config.scores))
+    beside: Performance = {}  # counts of other finders in the same events
     if scores is None:
         store = EventStore(Path(str(config.store)))
         records = store.events(None if config.split == "all" else config.split)
-        counting = _Counting(store, records, track_cuts(config), None, config.matching_style, {})
-    else:
-        counting = _as_scored(*scores)
+        cuts, borders, style = track_cuts(config), None, str(config.matching_style)
+    else:  # as the tracks of the scored events were counted
+        directory, listed = scores
+        tracks, beside = listed.tracks or {}, read_performance(listed.tracks)
+        one = next((counts for of_split in beside.values() for counts in of_split.values()), None)
+        if one is None:
+            raise Problem(f"{directory} has no tracks that were counted", "infer with --tracks, or name a --store")
+        store, scored = store_of_scores(directory, listed)
+        records = [record for record in scored.values() if record.split in beside]
+        cuts, borders, style = one.cuts, one.border_sectors, tracks["matching_style"]
     lines: list[str] = []
     counts: dict[str, dict[str, list[TrackCounts]]] = {}
     notes: Counter[str] = Counter()
-    rows = _rows(config, counting, lines)
+    rows = _rows(config, store, records, lines)
     for name, given in rows.items():
         if scores is not None and name in FINDERS:
             raise Problem(f"--name {name}: infer counts tracks of its own under this name", "take another --name")
-        lines += _left_out(given, counting)
-        for record in counting.records:
+        lines += _left_out(given, store, records, bool(beside))
+        for record in records:
             if (of_event := given.get(plain_name(record.event))) is not None:
-                with counting.store.open(record) as event:
+                with store.open(record) as event:
                     of_split = counts.setdefault(record.split, {})
-                    of_split.setdefault(name, []).append(_counted(event, of_event, counting, notes))
+                    of_split.setdefault(name, []).append(_counted(event, of_event, cuts, borders, notes))
     performance = {
-        split: {**counting.beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
+        split: {**beside.get(split, {}), **{name: total(each) for name, each in of_split.items()}}
         for split, of_split in counts.items()
     }
     lines += [f"{what}: {several(number, 'event')}" for what, number in notes.items()]
     shared = any(of[name].shared for of in performance.values() for name in rows)
-    naive = scores is not None and scores[1].mode == "naive"
-    lines += performance_lines(performance, counting.style, naive=naive, shared=shared)
+    naive = scores is not None and listed.mode == "naive"
+    lines += performance_lines(performance, style, naive=naive, shared=shared)
     if scores is None:
         return lines
-    directory, listed = scores
     write_list(directory, listed.changed(tracks={**(listed.tracks or {}), **counts_of_tracks(performance)}))
     run = os.path.normpath(directory / listed.run)
     following = f"{this_python()} -m domainpar.report {run} --scores {directory}"
     return [*lines, f"kept with the scores; next: {following}"]
 
 
-def _rows(config: EvaluateConfig, counting: _Counting, lines: list[str]) -> dict[str, dict[str, GivenTracks]]:
+def _rows(
+    config: EvaluateConfig, store: EventStore, records: Sequence[EventRecord], lines: list[str]
+) -> dict[str, dict[str, GivenTracks]]:
     """The tracks of each row of the table by events: of the files that are named, or found now."""
     if config.compare is None:
         given = read_tracks(str(config.tracks))
         return {config.name or Path(str(config.tracks)).name.split(".")[0].replace("*", ""): given}
-    field = counting.store.settings.get("field")
+    field = store.settings.get("field")
     made_by = import_module(f"domainpar.tracking.scoring.{config.compare}_finder").TrackFinder
     finder = made_by(Path(str(config.input)), None if field is None else Field.of(field))
-    events = [record.event for record in counting.records]
+    events = [record.event for record in records]
     rows = {}
     for point, settings in finder.points(config.acts_settings).items():
         name = f"{config.compare}-{point}"
@@ -103,26 +98,17 @@ def _rows(config: EvaluateConfig, counting: _Counting, lines: list[str]) -> dict
     return rows
 
 
-def _as_scored(directory: Path, record: ScoresRecord) -> _Counting:
-    """Events that were scored, counted as their tracks were."""
-    tracks, beside = record.tracks or {}, read_performance(record.tracks)
-    one = next((counts for of_split in beside.values() for counts in of_split.values()), None)
-    if one is None:
-        raise Problem(f"{directory} has no tracks that were counted", "infer with --tracks, or name a --store")
-    store, records = store_of_scores(directory, record)
-    of_splits = [each for each in records.values() if each.split in beside]
-    return _Counting(store, of_splits, one.cuts, one.border_sectors, tracks["matching_style"], beside)
-
-
-def _left_out(given: Mapping[str, GivenTracks], counting: _Counting) -> list[str]:
+def _left_out(
+    given: Mapping[str, GivenTracks], store: EventStore, records: Sequence[EventRecord], all_needed: bool
+) -> list[str]:
     """Refuse tracks of unknown events; sentences on events of which only one side has something."""
-    known = {plain_name(record.event) for record in counting.store.events()}
-    wanted = {plain_name(record.event): record.event for record in counting.records}
+    known = {plain_name(record.event) for record in store.events()}
+    wanted = {plain_name(record.event): record.event for record in records}
     for event, of_event in given.items():
         if event not in known:
-            raise of_event.place.problem(f"{counting.store.path} holds no such event", "name the store of its hits")
+            raise of_event.place.problem(f"{store.path} holds no such event", "name the store of its hits")
     absent = [record for event, record in wanted.items() if event not in given]
-    if len(absent) == len(wanted) or (absent and counting.beside):
+    if len(absent) == len(wanted) or (absent and all_needed):
         what = f"no tracks of {len(absent)} of the {len(wanted)} events to count: {some_of(absent)}"
         raise Problem(what, "an event without tracks has a row of track -1; or take another --split, or --store")
     others = [of_event.place.event for event, of_event in given.items() if event not in wanted]
@@ -130,9 +116,11 @@ def _left_out(given: Mapping[str, GivenTracks], counting: _Counting) -> list[str
     return [f"events that {what}: {some_of(names)}" for names, what in sides if names]
 
 
-def _counted(event: StoredEvent, given: GivenTracks, counting: _Counting, notes: Counter[str]) -> TrackCounts:
+def _counted(
+    event: StoredEvent, given: GivenTracks, cuts: TrackCuts, borders: Sectors | None, notes: Counter[str]
+) -> TrackCounts:
     """The tracks of an event against its truth."""
-    if isinstance(truth := truth_to_count(event, counting.cuts, counting.borders), str):
+    if isinstance(truth := truth_to_count(event, cuts, borders), str):
         raise event.place.problem(f"tracks of such events cannot be counted: {truth}")
     hit_id = WholeEvent(event).nodes("hit_id")
     assert hit_id is not None  # every store has them
@@ -151,7 +139,7 @@ def _counted(event: StoredEvent, given: GivenTracks, counting: _Counting, notes:
         hint = "if the store keeps only some hits (--volumes, --hard-cuts), leave out the others or prepare all"
         raise given.place.problem(f"{what}, the first is hit_id {hit[~there][0]}", hint)
     track_id, shared = _memberships(rows_of(hit, hit_id), track, len(hit_id))
-    return count_tracks(track_id, truth, counting.cuts, shared)
+    return count_tracks(track_id, truth, cuts, shared)
 
 
 def _memberships(row: IntArray, track: IntArray, num_hits: int) -> tuple[IntArray, IntArray | None]:

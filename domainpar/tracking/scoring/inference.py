@@ -91,9 +91,7 @@ class ScoringJob:
     records: list[EventRecord]  # the events to score, in the order of the store
     left_out: list[LeftOut]  # events of the split that are known not to be readable
     record: ScoresRecord  # run, network and how it scores, for `scores.json`
-    of_run: RunRecord  # what the run says of its training
-    of_filter: RunRecord | None = None  # what that of the filter says; None without one
-    networks: Sequence[ScoringNetwork] = ()  # a filter, if there is one, and the network
+    networks: Sequence[ScoringNetwork]  # a filter, if there is one, and the network
 
 
 class _Chosen(NamedTuple):
@@ -147,7 +145,7 @@ def _tuned(config: InferConfig, job: ScoringJob) -> ScoringJob:
     """Choose the cuts of tracks on validation events, and keep them with the run. *Collective*."""
     scorer, world, run, options = job.scorer, job.scorer.world, Path(job.record.run), job.options
     assert options is not None  # --tune asks for --tracks
-    records = [record for record in scorer.store.events("val") if record.event not in scorer.store.unreadable]
+    records = scorer.store.readable("val")
     if not records:
         agree(world.transport, Problem(f"store {scorer.store.path} has no validation events to tune on", "omit --tune"))
     place = scorer.directory / TUNING
@@ -187,8 +185,9 @@ def _publish(
     evaluations = EventMetrics(records, outcomes, Tasks.of(job.record))
     metrics, performance = evaluations.metrics(), evaluations.performance()
     in_map = {name: bool((outcome.evaluation or {}).get("in_map")) for name, outcome in outcomes.items()}
-    own, run = own_events(job.of_run, job.of_filter), Path(job.record.run)
-    alike = alike_by_name(job.of_run, run, job.scorer.store, records)
+    of_run, *of_filter = (network.record for network in reversed(job.networks))
+    own, run = own_events(of_run, *of_filter), Path(job.record.run)
+    alike = alike_by_name(of_run, run, job.scorer.store, records)
     seen = None if own is None else own.counted(records, in_map, alike)
     record = job.record.changed(
         metrics=metrics,
@@ -307,7 +306,7 @@ def _set_up(config: InferConfig, world: World) -> ScoringJob:
         outside=outside(first.record.store.surveyed, store.survey),
         bitwise_problem=problem,
     )
-    return ScoringJob(config, scorer, options, records, left_out, record, of_run, before and before.record, networks)
+    return ScoringJob(config, scorer, options, records, left_out, record, networks)
 
 
 def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: World) -> tuple[EdgeClassifier, int, Score]:
@@ -400,10 +399,10 @@ def _choose_run(named: str | None, model: str | None, world: World) -> _Chosen:
 
 def _choose_events(config: ScoringFlags, store: EventStore, world: World) -> tuple[list[EventRecord], list[LeftOut]]:
     """The events to score, and those of them that are left out from the start. *Collective*."""
-    chosen = store.events(None if config.split == "all" else config.split)
+    split = None if config.split == "all" else config.split
+    chosen, records = store.events(split), store.readable(split)
     if not chosen:
         agree(world.transport, Problem(f"store {store.path} has no {config.split} events", "take another --split"))
-    records = [record for record in chosen if record.event not in store.unreadable]
     if not records:
         what = f"no {config.split} event of store {store.path} can be read"
         agree(world.transport, Problem(what, "take another --split"))

@@ -16,7 +16,7 @@ from domainpar.tracking.config import TrainedFlags
 from domainpar.tracking.config.rank_flags import RankFlags
 from domainpar.tracking.events.store import EventRecord, EventStore, JoinedEvents
 from domainpar.tracking.networks.catalogue import DTYPES
-from domainpar.tracking.part_loading import BadEvent, Part, all_sectors, load_part, open_together
+from domainpar.tracking.part_loading import BadEvent, all_sectors, load_part, open_together
 from domainpar.tracking.training.step_memory import DATA_BYTES, weight_of
 
 OF_TRACKS = 300
@@ -54,7 +54,19 @@ def expected_memory(
     if world.device.type != "cpu":  # its kernels were counted with backward alone
         return None
     first, last = networks[0], networks[-1]
-    part = _part(config, first.trained, store, call, world)
+    try:
+        with ExitStack() as opened:
+            events = [opened.enter_context(open_together(store, record, world.domain)) for record in call]
+            part = load_part(
+                events[0] if len(events) == 1 else JoinedEvents(events),
+                world.domain,
+                grouping=config.grouping,
+                sector=all_sectors(config.sectors)[0],
+                dtype=DTYPES[first.trained.dtype],
+                seed=first.trained.seed,
+            )
+    except BadEvent:
+        part = None
     missing = world.step_boundary(torch.tensor([int(part is None)], dtype=torch.int64))
     if part is None or missing[0]:  # scoring says why
         return None
@@ -77,22 +89,3 @@ def expected_memory(
     return forecast_of(
         world.transport, world.device, sizes, max(of_networks) + kept + of_tracks, memory.bare, sample=name
     )
-
-
-def _part(
-    config: RankFlags, trained: TrainedFlags, store: EventStore, call: Sequence[EventRecord], world: World
-) -> Part | None:
-    """This rank's part of a call, of a sector where events are cut; None if it cannot be read. *Collective*."""
-    try:
-        with ExitStack() as opened:
-            events = [opened.enter_context(open_together(store, record, world.domain)) for record in call]
-            return load_part(
-                events[0] if len(events) == 1 else JoinedEvents(events),
-                world.domain,
-                grouping=config.grouping,
-                sector=all_sectors(config.sectors)[0],
-                dtype=DTYPES[trained.dtype],
-                seed=trained.seed,
-            )
-    except BadEvent:
-        return None

@@ -49,9 +49,6 @@ CUTS = ("score_cut", "max_chi2", "min_quality")
 
 REFINED, EXTENDED = ", refined", ", extended"
 
-LEFT = ("walk", "junction")
-"""Methods that are no longer built in. Runs of before keep the cuts of theirs, which nobody asks for."""
-
 
 def grid(options: TrackOptions, given: dict[str, float]) -> Iterator[dict[str, float]]:
     """The cuts that are tried for a method; what is given stays."""
@@ -178,9 +175,7 @@ def read(run: Path) -> dict[str, Any]:
     def checked(content: Table) -> dict[str, Any]:
         for key, chosen in content.items():
             # Refuses a method that is none, what is no cut, or has no possible value.
-            if (method := key.removesuffix(EXTENDED).removesuffix(REFINED)) in LEFT:
-                continue
-            TrackOptions(**{"method": method, **chosen["cuts"]})
+            TrackOptions(**{"method": key.removesuffix(EXTENDED).removesuffix(REFINED), **chosen["cuts"]})
             for name in ("min_quality", "max_chi2"):
                 if chosen["cuts"].get(name) and chosen.get("quality") != list(REASONS):
                     what = f"{name} {chosen['cuts'][name]:g} of {key!r} was chosen when other things counted as quality"

@@ -255,7 +255,7 @@ def check_events(
         if label := next(iter(store.labels.values()), None):
             hint = f"their labels are trained on with --task {label.task} --label {label.name}"
         raise Problem(f"{what}; they can be inferred on, not trained on", hint)
-    records = [record for record in store.events("train") + store.events("val") if record.event not in store.unreadable]
+    records = store.readable("train") + store.readable("val")
     has_conditions = target or any(rule.conditions for rule in edge_weights.rules)
     for record in records[world.rank :: world.size]:
         place = EventPlace(record.event, store.path / record.path)
@@ -292,7 +292,7 @@ def check_edges(store: EventStore, world: World, target: Conditions | None, targ
     Raises:
         Refused: On all ranks alike.
     """
-    records = [record for record in store.events("train") if record.has_labels and record.event not in store.unreadable]
+    records = [record for record in store.readable("train") if record.has_labels]
     events = f"{several(len(records), 'training event')} of {store.path}"
     no_edge = Problem(
         f"no candidate edge in {events}: there is nothing to train on",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -84,23 +84,24 @@ class Trainer:
     sizes_every: int = 0
     # exchanges of rows on the way forward and on the way back of the last sample
     exchanges: tuple[int, int] | None = field(default=None, init=False)
+    now: Now = field(init=False)  # the phase of the step at hand
     # whether all logits of the last step, or of the last evaluation, lay between 0 and 1
     squashed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._gradients = self.model.gradients(self.world.size > 1)
-        self._now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
-        self._expected: Sequence[Sample] = []
+        self.now, self._stragglers, self._spikes = Now(self.world), Stragglers(), Spikes()
         self._sound = torch.ones((), dtype=torch.bool, device=self.world.device)
         self._layer_of = {it: name.rpartition(".")[0] or name for name, it in self.model.layers.named_parameters()}
         self._first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def step(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
+    def step(self, samples: Sequence[Sample], step: int, following: Sequence[Sample] = ()) -> dict[str, Any]:
         """One optimiser step on some samples; returns its record. *Collective*.
 
         Args:
             samples: The samples of the whole step, the same list on every rank.
             step: Number of the step, from 0.
+            following: The samples of the next step, to be loaded meanwhile.
 
         Raises:
             StepFailed: On the rank that it happened on (RanksFailed on others), if a loss or gradient is not finite,
@@ -108,10 +109,10 @@ class Trainer:
                 or if this rank runs out of memory.
         """
         step_totals = StepTotals(self.world, self.tasks)
-        with memory_explained(self._now, self.model):
+        with memory_explained(self.now, self.model):
             ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
             parts = list(self._load(ours, step, step_totals))
-            self.loader.prefetch(self._expected)
+            self.loader.prefetch(deal(following, self.world.num_data_groups)[self.world.data_group])
             totals = self.loader.total([part.counted for part in parts], len(ours))
             shares = self._shares(totals)
             self.optimizer.zero_grad()
@@ -122,7 +123,7 @@ class Trainer:
                     self._gradients.expect_last_pass(self.world.transport)
                 with buffers.sample(counts=self.world.domain.rank == 0):
                     passes.append(self._forward_and_back(part, step, shares, step_totals))
-            self._now.begin("reduce", step)
+            self.now.begin("reduce", step)
             faults.reach("reduce")
             rejected = self._gradients.reduce(self.world.transport)
             step_totals.reduce()
@@ -142,7 +143,7 @@ class Trainer:
                     return self._gradients_of(shares, part, readings, step_totals), step_totals.rejected_now()
 
                 forward = partial(self._readings, step=step)
-                stop_all(look_again(parts, self.model, self._now, step, forward, losses_again), passes, self.world)
+                stop_all(look_again(parts, self.model, self.now, step, forward, losses_again), passes, self.world)
             buffers.end(self.world.transport, max(1, totals.loaded))
             sizes, gradients = {}, layer_norms([self._layer_of[it] for it in self._with_gradient()], each)
             if totals.loaded:  # else there is nothing to learn from: the optimiser would still decay weights
@@ -176,9 +177,9 @@ class Trainer:
         counted: list[Counted] = []
         ones = Shares(1.0, (1 / FAR,) * len(self.tasks))  # not divided yet
         ours = deal(samples, self.world.num_data_groups)[self.world.data_group]
-        with memory_explained(self._now, self.model), torch.no_grad():
+        with memory_explained(self.now, self.model), torch.no_grad():
             for part in self._load(ours, step, step_totals):
-                self._now.begin("evaluate", step, part=part)
+                self.now.begin("evaluate", step, part=part)
                 faults.reach("evaluate")
                 readings = self.model.read(part.graph, part.halo)
                 self._gradients_of(ones, part, readings, step_totals)
@@ -197,14 +198,6 @@ class Trainer:
         }
         return self._record(figures, samples, totals, step_totals, counts, losses)
 
-    def expect(self, samples: Sequence[Sample]) -> None:
-        """Say which samples the step after the next one takes, so that they can be loaded meanwhile."""
-        self._expected = deal(samples, self.world.num_data_groups)[self.world.data_group]
-
-    def tell(self, listener: Callable[[str], None]) -> None:
-        """Report each phase of a step that begins."""
-        self._now.listener = listener
-
     def check_replicas(self) -> None:
         """Compare the parameters and the optimiser's state of all ranks, unless that is switched off. *Collective*.
 
@@ -217,7 +210,7 @@ class Trainer:
     def _load(self, samples: Sequence[Sample], step: int, step_totals: StepTotals) -> Iterator[LabelledPart]:
         """Parts of samples, one after the other, but for those that are left out."""
         for sample in samples:
-            self._now.begin("load", step, sample.name)
+            self.now.begin("load", step, sample.name)
             began = clock()
             part = self.loader.load(sample)
             step_totals.seconds_load += clock() - began
@@ -252,12 +245,12 @@ class Trainer:
         """Both passes over a part, and what is needed to say whether it made something that is not finite."""
         transport, before = part.halo.transport, self._rejected(step_totals)
         began = transport.num_exchanges
-        self._now.begin("forward", step, part=part)
+        self.now.begin("forward", step, part=part)
         faults.reach("forward")
         readings = self._readings(part, step)
         faults.reach("loss", readings.tensors[0])
         gradients = self._gradients_of(shares, part, readings, step_totals)
-        self._now.begin("backward", step, part=part)
+        self.now.begin("backward", step, part=part)
         faults.reach("backward")
         between = transport.num_exchanges
         pass_back(readings.tensors, gradients)
@@ -290,7 +283,7 @@ class Trainer:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self._now.begin("optimizer", step)
+        self.now.begin("optimizer", step)
         faults.reach("optimizer", self._first.grad)
         self.optimizer.step()
         # Under a mode, such as that which counts operations, torch does not count calls of many tensors as changes, and

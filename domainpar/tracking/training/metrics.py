@@ -24,26 +24,17 @@ AGAINST = {False: "candidate edges", True: "candidate edges inside sectors (appr
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: how it comes from counts, and how it is shown.
+    """A metric: how it comes from counts, and how it is shown."""
 
-    Attributes:
-        name: In `metrics.jsonl`, event files, `scores.json` and printed lines.
-        heading: In the tables of the report.
-        meaning: A sentence for docs/reference/files.md, and for the captions and headings of the report.
-        value: Of the counts, `EdgeCounts` or those of `label_loss.LabelMetrics` (of numbers after their unit); None
-            where there is nothing to divide by.
-        axis: The label of its chart in the report; empty for no chart.
-        line: Its format in the printed line of a step; empty: it is not in it.
-        mean: Its name in `scores.json` if it is the mean over events there; empty: it is that of all events together.
-    """
-
-    name: str
-    heading: str
-    meaning: str
+    name: str  # in `metrics.jsonl`, event files, `scores.json` and printed lines
+    heading: str  # in the tables of the report
+    meaning: str  # a sentence for docs/reference/files.md, and for the captions and headings of the report
+    # of the counts, `EdgeCounts` or those of `label_loss.LabelMetrics` (of numbers after their unit); None where there
+    # is nothing to divide by
     value: Callable[..., float | None]
-    axis: str = ""
-    line: str = ""
-    mean: str = ""
+    axis: str = ""  # label of its chart in the report; empty for no chart
+    line: str = ""  # format in the printed line of a step; empty: the metric is not in it
+    mean: str = ""  # name in `scores.json` of the mean over events; empty: the metric is that of all events together
 
 
 # --- edges -----------------------------------------------------------------------------------------------------------

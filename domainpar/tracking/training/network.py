@@ -16,7 +16,7 @@ from domainpar.parallel.world import World
 from domainpar.runs.checkpoint import Checkpoints, TrainingState, load_agreed
 from domainpar.runs.directory import read_run
 from domainpar.tracking.config.train import TrainedFlags
-from domainpar.tracking.events.store import EventRecord, EventStore
+from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import make_network, message_of
 from domainpar.tracking.training.inputs import TrainingData
 from domainpar.tracking.training.tasks import Tasks
@@ -38,35 +38,29 @@ def verify_network(model: EdgeClassifier, training_data: TrainingData, world: Wo
         what = "the network whole and split over 3 ranks, on a piece of the first event (--no-verify: skip)"
         PROGRESS_LOG.say(f"verify   : {what}")
     world.mark("verify", 0)
-    conclusion = on_root(world.transport, lambda: verified(model, training_data.store, first))
-    for line in conclusion.splitlines() if world.is_root else ():
+
+    def conclusion() -> str:
+        with training_data.store.open(first) as event:
+            # Whole tiles with some thousand edges; all of a small event.
+            tiles = int(np.searchsorted(event.edge_ptr, min(MOST_EDGES_TO_VERIFY, event.edge_ptr[-1]), side="left"))
+            nodes = int(event.node_ptr[min(tiles, event.num_tiles)])
+            ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
+            ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
+            inside = (ends < nodes).all(axis=0)
+            # In float64, so that rounding does not hide a mistake.
+            x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
+            edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
+        try:
+            return model.verify(torch.from_numpy(ends[:, inside]), x, edge_attr)
+        except Differs:
+            raise
+        except Exception as error:  # a user's own code may raise anything: it is a reason like any other
+            what = f"the network cannot be run on a piece of event {first.event}: {message_of(error)}"
+            raise ValueError(what) from error
+
+    lines = on_root(world.transport, conclusion).splitlines()
+    for line in lines if world.is_root else ():
         PROGRESS_LOG.say(f"           {line}")
-
-
-def verified(model: EdgeClassifier, store: EventStore, record: EventRecord) -> str:
-    """Compare a network whole and split on the first tiles of an event; returns the conclusion, for the user.
-
-    Raises:
-        ValueError: If the network does not compute the same, or makes a call that has no exact form.
-    """
-    with store.open(record) as event:
-        # Whole tiles with some thousand edges; all of a small event.
-        tiles = int(np.searchsorted(event.edge_ptr, min(MOST_EDGES_TO_VERIFY, event.edge_ptr[-1]), side="left"))
-        nodes = int(event.node_ptr[min(tiles, event.num_tiles)])
-        ids = np.arange(event.edge_ptr[np.searchsorted(event.node_ptr, nodes)])
-        ends = np.stack([event.read_edges("src", ids), event.read_edges("dst", ids)]).astype(np.int64)
-        inside = (ends < nodes).all(axis=0)
-        # In float64, so that rounding does not hide a mistake.
-        x = torch.from_numpy(event.read_nodes("features", np.arange(nodes))).double()
-        edge_attr = torch.from_numpy(event.read_edges("features", ids[inside])).double()
-    try:
-        return model.verify(torch.from_numpy(ends[:, inside]), x, edge_attr)
-    except Differs:
-        raise
-    except Exception as error:  # a user's own code may raise anything: it is a reason like any other
-        raise ValueError(
-            f"the network cannot be run on a piece of event {record.event}: {message_of(error)}"
-        ) from error
 
 
 def load_network(

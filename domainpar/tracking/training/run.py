@@ -164,7 +164,7 @@ def _steps(
     costs = Costs(trainer.world, config.precision_in_words)
     profile = None if upkeep.profile is None else Profile(trainer.world, run_log.directory, upkeep.profile)
     if profile is not None:
-        trainer.tell(profile.begins)
+        trainer.now.listener = profile.begins
     with progress("train", total, "step", talks, state.step) as advance:
         stopped = state.step < total and checkpointer.boundary(state)  # stopped while the run was set up
         while state.step < total and not stopped and not _goes_stale(config.stop_early, state):
@@ -172,9 +172,8 @@ def _steps(
             steps = steps_of(config, training_data.train, config.seed, epoch)
             costs.begin()
             for samples, following in pairwise([*steps[state.step_in_epoch :], []]):
-                trainer.expect(following)
                 with nullcontext() if profile is None else profile.step(), costs.step():
-                    record = trainer.step(samples, state.step)
+                    record = trainer.step(samples, state.step, following)
                 costs.add(record)
                 if profile is not None:
                     profile.add(record)

@@ -131,7 +131,7 @@ def tasks_of(config: TrainingFlags, store: EventStore, world: World) -> Tasks:
             same = known is not None and known.head == task.head._replace(usual_nodes=known.usual_nodes)
             labels.append(replace(known, weight=task.weight, label=task.label) if known is not None and same else task)
         tasks = replace(tasks, labels=tuple(labels))
-    records = [it for it in store.events("train") if it.event not in store.unreadable and tasks.missing(it) is None]
+    records = [record for record in store.readable("train") if tasks.missing(record) is None]
     if not records:  # refused with the reason when events are checked
         return tasks
     skips = config.on_bad_event == "skip"

@@ -31,42 +31,25 @@ MOST_STEPS = 64
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training takes on some ranks.
+    """The cost of training on some ranks."""
 
-    Attributes:
-        ranks: All of them.
-        domain_size: Ranks that share an event.
-        recompute_every: As of `train`.
-        seconds: Of a step.
-        bytes_of_rank: Most memory of a rank, with that of its bare process, for the largest event.
-        fits: Whether all ranks have so much on this machine.
-    """
-
-    ranks: int
-    domain_size: int
-    recompute_every: int | None
-    seconds: float
-    bytes_of_rank: int
-    fits: bool
+    ranks: int  # all of them
+    domain_size: int  # ranks that share an event
+    recompute_every: int | None  # as in `train`
+    seconds: float  # of a step
+    bytes_of_rank: int  # most memory of a rank, with that of its bare process, for the largest event
+    fits: bool  # whether all ranks have so much on this machine
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A training, and the memory of a step on one rank.
+    """A training, and the memory of a step on one rank."""
 
-    Attributes:
-        data: The events of the training.
-        largest: The one that is looked at in full.
-        tiling: That event in the tiles of the store.
-        bare: Bytes of a process before it has an event.
-        memory: Of a part, by how often it computes again (`--recompute-every`).
-    """
-
-    data: TrainingData
-    largest: Sample
-    tiling: Tiling
-    bare: int
-    memory: Mapping[int | None, PartMemory]
+    data: TrainingData  # the events
+    largest: Sample  # the event that is looked at in full
+    tiling: Tiling  # that event in the tiles of the store
+    bare: int  # bytes of a process before it has an event
+    memory: Mapping[int | None, PartMemory]  # of a part, by how often it computes again (`--recompute-every`)
 
     @classmethod
     def of(cls, config: TrainingFlags, store: Path) -> Work:

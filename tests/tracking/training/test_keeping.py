@@ -130,8 +130,8 @@ def test_a_second_start_beside_a_run_at_work_names_its_process(store, tmp_path):
 def spoil_after_step(monkeypatch, number, rank):
     """Let a rank hold a NaN in its optimiser's state after a step."""
 
-    def step(self, samples, step, plain=Trainer.step):
-        record = plain(self, samples, step)
+    def step(self, samples, step, following=(), plain=Trainer.step):
+        record = plain(self, samples, step, following)
         if step + 1 == number and self.world.rank == rank:
             next(iter(self.optimizer.state.values()))["exp_avg"].view(-1)[0] = float("nan")
         return record
@@ -171,9 +171,9 @@ def test_time_alone_makes_a_run_save_and_none_makes_it_save_at_the_end_of_epochs
 def test_the_time_until_the_next_save_begins_with_the_last_one(store, tmp_path, monkeypatch):
     seconds = [0.0]
 
-    def step(self, samples, step, plain=Trainer.step):
+    def step(self, samples, step, following=(), plain=Trainer.step):
         seconds[0] += 30.0
-        return plain(self, samples, step)
+        return plain(self, samples, step, following)
 
     monkeypatch.setattr(Trainer, "step", step)
     monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
@@ -204,11 +204,11 @@ def test_lines_of_metrics_that_a_full_disk_does_not_take_are_counted_and_trainin
 def test_a_run_holds_its_directory_while_it_lasts_and_gives_it_back_however_it_ends(store, tmp_path, monkeypatch):
     seen = []
 
-    def step(self, samples, step, plain=Trainer.step):
+    def step(self, samples, step, following=(), plain=Trainer.step):
         seen.append((tmp_path / "run" / RUN.lock).exists())
         if step == 4:
             raise KeyError("no luck")
-        return plain(self, samples, step)
+        return plain(self, samples, step, following)
 
     monkeypatch.setattr(Trainer, "step", step)
     with pytest.raises(KeyError):

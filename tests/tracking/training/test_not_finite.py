@@ -172,7 +172,7 @@ def test_what_a_second_pass_does_not_find_is_said_to_be_of_the_first_only(store,
 
     def nan(logits):
         if point == "loss":
-            foreign = ~trainers[1]._now.part.graph.plan.edge_owned
+            foreign = ~trainers[1].now.part.graph.plan.edge_owned
             logits.detach()[int(foreign.nonzero()[0][0])] = torch.nan  # its loss is another rank's
         else:
             stage, given = trainers[1].model.head, []

@@ -89,7 +89,7 @@ def test_how_large_the_part_is_and_what_to_try(store):
 
     def spoil(trainer):
         def noted(*given):
-            graph = trainer._now.part.graph
+            graph = trainer.now.part.graph
             sizes.append((graph.num_owned, graph.plan.num_ghosts, graph.num_edges))
             too_much()
 

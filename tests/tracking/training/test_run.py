@@ -309,10 +309,10 @@ def test_a_run_goes_on_in_another_mode_with_the_state_of_its_optimiser(store, tm
     run(store, tmp_path / "run", asked={0: 3})
     held_by_rank = {}
 
-    def step(self, samples, step, plain=Trainer.step):
+    def step(self, samples, step, following=(), plain=Trainer.step):
         tensors = optimizer_tensors(self.model, self.optimizer)
         held_by_rank.setdefault(self.world.rank, {name: value.clone() for name, value in tensors.items()})
-        return plain(self, samples, step)
+        return plain(self, samples, step, following)
 
     monkeypatch.setattr(Trainer, "step", step)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step_000003" / "optimizer.safetensors")
@@ -334,10 +334,10 @@ class Broken(Exception):
 def break_in_step(monkeypatch, number, rank):
     """Let one rank fail in a step."""
 
-    def step(self, samples, step, plain=Trainer.step):
+    def step(self, samples, step, following=(), plain=Trainer.step):
         if step == number and self.world.rank == rank:
             raise Broken("no more memory")
-        return plain(self, samples, step)
+        return plain(self, samples, step, following)
 
     monkeypatch.setattr(Trainer, "step", step)
 

@@ -84,9 +84,9 @@ class EventStore:
             raise ValueError(f"unknown split {split!r}; known: train, val, test.")
         return [record for record in self.records if split in (None, record.split)]
 
-    def readable(self) -> list[EventRecord]:
-        """The events that are not known to be unreadable, in the order of the manifest."""
-        return [record for record in self.records if record.event not in self.unreadable]
+    def readable(self, split: Split | None = None) -> list[EventRecord]:
+        """Those of `events` that are not known to be unreadable."""
+        return [record for record in self.events(split) if record.event not in self.unreadable]
 
     def only(self, records: Sequence[EventRecord]) -> EventStore:
         """The same store as if it held these of its events only, in this order and in these splits."""

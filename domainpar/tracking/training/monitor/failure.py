@@ -78,7 +78,20 @@ def memory_explained(now: Now, model: EdgeClassifier) -> Iterator[None]:
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        raise explained(error, now, model) from error
+        layer = layer_of(error, model.computed)
+        where = f"out of memory in {now.phase}" if layer is None else f"out of memory in {layer} ({now.phase})"
+        place, free = free_memory(now.world.device)
+        facts = []
+        if now.part is not None:
+            graph = now.part.graph
+            nodes = f"{graph.num_owned:,} owned + {graph.plan.num_ghosts:,} ghost nodes"
+            facts.append(f"{nodes}, {graph.num_edges:,} local edges")
+        if (requested := requested_memory(str(error))) is not None:
+            facts.append(f"{requested} asked for")
+        facts.append(f"{byte_size(free)} free on {place}")
+        recompute = "--recompute-every auto, " if model.recompute_every is None and model.ways_to_recompute[1:] else ""
+        hint = f"try {recompute}more ranks on more machines, or a smaller --hidden"
+        raise StepFailed(f"{where}: {'; '.join(facts)}", hint, event=now.event) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -89,24 +102,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(phrase in str(error) for phrase in PHRASES)
-
-
-def explained(error: BaseException, now: Now, model: EdgeClassifier) -> StepFailed:
-    """The error with the layer, the part, and a way out."""
-    layer = layer_of(error, model.computed)
-    where = f"out of memory in {now.phase}" if layer is None else f"out of memory in {layer} ({now.phase})"
-    place, free = free_memory(now.world.device)
-    facts = []
-    if now.part is not None:
-        graph = now.part.graph
-        nodes = f"{graph.num_owned:,} owned + {graph.plan.num_ghosts:,} ghost nodes"
-        facts.append(f"{nodes}, {graph.num_edges:,} local edges")
-    if (requested := requested_memory(str(error))) is not None:
-        facts.append(f"{requested} asked for")
-    facts.append(f"{byte_size(free)} free on {place}")
-    recompute = "--recompute-every auto, " if model.recompute_every is None and model.ways_to_recompute[1:] else ""
-    hint = f"try {recompute}more ranks on more machines, or a smaller --hidden"
-    return StepFailed(f"{where}: {'; '.join(facts)}", hint, event=now.event)
 
 
 def requested_memory(text: str) -> str | None:
