@@ -59,11 +59,6 @@ def _of_yaml(text: str, hint: str) -> Any:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", hint) from error
 
 
-def _mapping(text: str, hint: str) -> Any:
-    """The value of a mapping on one line: without braces, `pt: [1, .inf], nhits: 3` would not be YAML."""
-    return _of_yaml(text if text.lstrip().startswith("{") else "{" + text + "}", hint)
-
-
 def _numbers(text: str) -> list[float]:
     """Numbers with commas between them; what is none is NaN."""
     numbers = []
@@ -98,7 +93,8 @@ class Conditions(Text):
     @cached_property
     def value(self) -> dict[str, Any]:
         hint = "write it as 'pt: [1, .inf], nhits: [3, .inf]'"
-        return _check_conditions(_mapping(self, hint), hint)
+        # Without braces `pt: [1, .inf], nhits: 3` would not be YAML.
+        return _check_conditions(_of_yaml(self if self.lstrip().startswith("{") else "{" + self + "}", hint), hint)
 
 
 class ConditionsOrAll(Conditions):

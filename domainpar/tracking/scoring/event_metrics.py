@@ -105,20 +105,16 @@ def evaluator(
         }
         evaluation["labels"] = count_labels(event, scores.readings, tasks.labels) or None
         evaluation["in_map"] = in_maps.hold(event)
-        evaluation["field"] = _held_against_field(event, scores)
+        # The field in words, and the halves of the tracks of the first finder in it.
+        finders, evaluation["field"] = [finder for finder in (NETWORK, CKF) if finder in scores.tracks], None
+        if finders and event.has_positions:
+            hits = hits_of(WholeEvent(event))
+            halves = ratios_of_halves(hits, scores.tracks[finders[0]]).tolist()
+            evaluation["field"] = {"name": str(Field.of(hits.field)), "halves": halves}
         evaluation["unfitted"] = why_not_followed(event) if scores.tracks else None
         return evaluation | (_evaluate_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})
 
     return evaluate
-
-
-def _held_against_field(event: StoredEvent, scores: EventScores) -> dict[str, Any] | None:
-    """The field in words, and the halves of the tracks of the first finder in it; None without tracks or positions."""
-    found = [scores.tracks[finder] for finder in (NETWORK, CKF) if finder in scores.tracks]
-    if not found or not event.has_positions:
-        return None
-    hits = hits_of(WholeEvent(event))
-    return {"name": str(Field.of(hits.field)), "halves": ratios_of_halves(hits, found[0]).tolist()}
 
 
 def _evaluate_tracks(

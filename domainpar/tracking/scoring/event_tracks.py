@@ -88,7 +88,15 @@ class TrackFinders:
             faults.reach("tracks")
             scores = with_tracks(whole, scores, self.options)
         if self.ckf:
-            scores = replace(scores, tracks={**scores.tracks, CKF: self._ckf(whole)})
+            check_positions(event, None, ckf=True)
+            spot = event.settings.get("beam_spot")
+            try:
+                tracks = find_tracks(hits_of(whole), self.beam_spot if spot is None else BeamSpot(*spot))
+            except ValueError as error:
+                raise event.place.attach_to(error) from error
+            if self.options is not None and self.options.refine:  # as those of the network are
+                tracks = finished(tracks, hits_of(whole), replace(self.options, extend=False))
+            scores = replace(scores, tracks={**scores.tracks, CKF: tracks})
         if scores.tracks and why_not_followed(event) is None:
             began, parameters = clock(), parameters_of(hits_of(whole), scores)
             scores = replace(scores, parameters=parameters, seconds={**scores.seconds, "fitting": clock() - began})
@@ -100,18 +108,6 @@ class TrackFinders:
         if self.format == "csv":
             write_csv(self.directory, scores)
         return scores
-
-    def _ckf(self, whole: WholeEvent) -> IntArray:
-        """The tracks of helix following, refined if those of the network are."""
-        check_positions(whole.event, None, ckf=True)
-        spot = whole.event.settings.get("beam_spot")
-        try:
-            tracks = find_tracks(hits_of(whole), self.beam_spot if spot is None else BeamSpot(*spot))
-        except ValueError as error:
-            raise whole.event.place.attach_to(error) from error
-        if self.options is None or not self.options.refine:
-            return tracks
-        return finished(tracks, hits_of(whole), replace(self.options, extend=False))
 
 
 def check_positions(event: StoredEvent, options: TrackOptions | None, ckf: bool = False, acorn: bool = False) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from domainpar.common import faults
+from domainpar.common.agreement import gather
 from domainpar.common.compiling import clock
 from domainpar.nn.classifier import EdgeClassifier
 from domainpar.nn.heads import Readings
@@ -26,7 +27,7 @@ from domainpar.tracking.training.loss import edge_loss
 from domainpar.tracking.training.metrics import EdgeCounts, label_metrics, metrics_of
 from domainpar.tracking.training.monitor.failure import Now, memory_explained
 from domainpar.tracking.training.monitor.non_finite import Pass, check_parameters, look_again, stop_all
-from domainpar.tracking.training.monitor.rank_differences import Stragglers, as_records, check_replicas
+from domainpar.tracking.training.monitor.rank_differences import Stragglers, check_replicas
 from domainpar.tracking.training.monitor.sizes import layer_norms, layer_sizes
 from domainpar.tracking.training.monitor.spikes import Spikes
 from domainpar.tracking.training.parts import Counted, LabelledPart, PartLoader, StepCounts
@@ -160,7 +161,8 @@ class Trainer:
         if self.check_replicas_every and (step + 1) % self.check_replicas_every == 0:
             self.check_replicas()
         if slow := self._stragglers.look(record["seconds_compute"], record["local_edges"]):
-            record["straggler"] = as_records(slow, self.world)
+            hosts = gather(self.world.transport, self.world.host)
+            record["straggler"] = [{**straggler, "host": hosts[straggler["rank"]]} for straggler in slow]
         return record
 
     def evaluate(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:

@@ -15,9 +15,6 @@ from domainpar.nn.optimizers import OPTIMIZERS
 from domainpar.tracking.config.train import LearningFlags
 from domainpar.tracking.networks.catalogue import taken, use_own_code
 
-MOMENTUM = 0.9
-"""Of SGD: no experiment of ours used another."""
-
 
 def make_optimizer(config: LearningFlags, model: nn.Module) -> Optimizer:
     """An optimiser of all parameters of a model.
@@ -34,7 +31,7 @@ def make_optimizer(config: LearningFlags, model: nn.Module) -> Optimizer:
         return _own(config, groups)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
-        options["momentum"] = MOMENTUM
+        options["momentum"] = 0.9  # no experiment of ours used another
     options["foreach"] = True  # all parameters at once: the same bits, with a fifth of the calls
     return OPTIMIZERS[config.optimizer](groups, **options)
 

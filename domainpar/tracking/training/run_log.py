@@ -199,8 +199,7 @@ class RunLog:
         from_disk = {} if moved is None else {"disk_bytes": moved._asdict()}
         self.file.update(**changes, **left_out, **from_disk)
         config, store, tasks, tracks = self.config, self.training_data.store, self.training_data.tasks, ""
-        # Flags of infer with which the shipped networks were evaluated, as far as the hits of the first readable event
-        # allow.
+        # The flags of infer with which the shipped networks were evaluated, as far as the hits of an event allow.
         events = {skip.event for skip in skipped}
         for record in [record for record in store.readable() if tasks.edge_weight and record.event not in events][:1]:
             with store.open(record) as event:

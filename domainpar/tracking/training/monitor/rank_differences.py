@@ -107,12 +107,6 @@ def _times(value: float, usual: float) -> float:
     return value / usual if usual > 0 else 1.0
 
 
-def as_records(stragglers: Sequence[dict[str, Any]], world: World) -> list[dict[str, Any]]:
-    """For `metrics.jsonl`: each with its host. *Collective*."""
-    hosts = [host.decode() for host in world.transport.all_gather(world.host.encode())]
-    return [{**straggler, "host": hosts[straggler["rank"]]} for straggler in stragglers]
-
-
 def lines(record: Mapping[str, Any]) -> list[str]:
     """A printed note for each straggler in a training record; nothing if it names none."""
     notes = []
