@@ -290,8 +290,8 @@ def network_of(hyperparameters: Mapping[str, Any]) -> str:
     if theirs not in NETWORKS:
         raise ConfigError(f"model '{theirs}' of acorn has no equal here", f"there are {' and '.join(NETWORKS)}")
     ours, options = NETWORKS[theirs]
-    there = {name: hyperparameters[name] for name in options if name in hyperparameters}
-    others = [f"{name}: {value}" for name, value in there.items() if value not in options[name]]
+    present = {name: hyperparameters[name] for name in options if name in hyperparameters}
+    others = [f"{name}: {value}" for name, value in present.items() if value not in options[name]]
     absent = sorted(name for name in options.keys() - _MAY_BE_ABSENT[theirs] if name not in hyperparameters)
     if others or absent:
         what = "; ".join([*others, *(f"no {name}" for name in absent)])

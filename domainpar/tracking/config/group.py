@@ -49,7 +49,6 @@ SHIPPED = "pretrained:"
 # How a command was started, not what it computes: left out of a run's `config.yaml`.
 _NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
 
-
 WHOLE = "--- # whole if it ends in a line of three dots"
 """First line of a run's `config.yaml`: half of one is YAML too, and would stand for defaults."""
 

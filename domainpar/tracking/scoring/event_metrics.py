@@ -43,7 +43,6 @@ Performance = Mapping[str, Mapping[str, TrackCounts]]
 DEFAULT_BORDERS = 8
 """Sectors whose borders efficiency is shown against where there are none: what others would have cut."""
 
-
 FILTERED = {"edges": "edges", "passing": "kept", "targets": "targets", "found": "targets_kept"}
 """Counts of what a filter keeps, as those of edges that pass, and their names in metrics."""
 

@@ -165,9 +165,7 @@ def parameters_of(hits: TrackHits, scores: EventScores) -> dict[str, Perigees]:
 
 def hits_of(whole: WholeEvent) -> TrackHits:
     """What track builders ask of the hits: five columns, not `whole.hits`, whose others take as long as tracks do."""
-    volume, layer, module = (
-        whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module")
-    )  # fmt: skip
+    volume, layer, module = (whole.event.read_nodes(name, whole.node_ids) for name in ("volume", "layer", "module"))
     field, layout = field_of(whole.event.settings, volume, layer), layout_of(whole.event.settings)
     return TrackHits.of(whole.nodes("position"), volume, layer, module, field, layout, whole.nodes("measured"))
 

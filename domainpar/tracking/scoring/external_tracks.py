@@ -134,10 +134,10 @@ def _counted(
         notes["each hit is there once and no track is negative, so track 0 means no track, as for TrackML"] += 1
         on_track = track > 0
     hit, track = hit[on_track], track[on_track]
-    if not (there := np.isin(hit, hit_id)).all():
-        what = f"{(~there).sum():,} of {len(hit):,} hits on tracks are none of its {len(hit_id):,} hits in the store"
+    if not (known := np.isin(hit, hit_id)).all():
+        what = f"{(~known).sum():,} of {len(hit):,} hits on tracks are none of its {len(hit_id):,} hits in the store"
         hint = "if the store keeps only some hits (--volumes, --hard-cuts), leave out the others or prepare all"
-        raise given.place.problem(f"{what}, the first is hit_id {hit[~there][0]}", hint)
+        raise given.place.problem(f"{what}, the first is hit_id {hit[~known][0]}", hint)
     track_id, shared = _memberships(rows_of(hit, hit_id), track, len(hit_id))
     return count_tracks(track_id, truth, cuts, shared)
 

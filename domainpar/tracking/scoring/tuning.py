@@ -46,7 +46,6 @@ particles, differ by less chance than that."""
 CUTS = ("score_cut", "max_chi2", "min_quality")
 """The flags that may be tuned."""
 
-
 REFINED, EXTENDED = ", refined", ", extended"
 
 

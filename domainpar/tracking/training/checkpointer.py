@@ -115,10 +115,10 @@ class Checkpointer:
                 self.failed_saves += 1
                 problem = f"the checkpoint of step {state.step} could not be saved: {error}"
                 try:
-                    there = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
+                    consequence = f"training goes on, the last checkpoint is {self.checkpoints.pointed('last')}"
                 except Problem:
-                    there = "training goes on without any checkpoint"
-                warn(f"{problem}; {there}")
+                    consequence = "training goes on without any checkpoint"
+                warn(f"{problem}; {consequence}")
                 self.run_log.note(failed_saves=self.failed_saves)
             else:
                 try:

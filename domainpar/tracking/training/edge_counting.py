@@ -21,12 +21,9 @@ from domainpar.tracking.training.metrics import EdgeCounts
 
 @dataclass
 class EdgeMetrics:
-    """Collects scores of owned edges, then counts them over all ranks.
+    """Collects scores of owned edges, then counts them over all ranks."""
 
-    Attributes:
-        device: Where the ranks compute, the same kind on all of them: on GPUs logits stay there.
-    """
-
+    # where the ranks compute, the same kind on all of them: on GPUs logits stay there
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _by_class: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _not_scored: int = 0

@@ -26,8 +26,8 @@ def source(run: str) -> Path:
     names = sorted(path.parent.name for path in PLACE.glob("*/run.json"))
     name = run.removeprefix(SHIPPED)
     if name not in names:
-        there = ", ".join(SHIPPED + one for one in names)
-        raise Problem(f"no network {name!r} is shipped", f"there are {there}" if there else "train one")
+        known = ", ".join(SHIPPED + network for network in names)
+        raise Problem(f"no network {name!r} is shipped", f"there are {known}" if known else "train one")
     return PLACE / name
 
 
@@ -39,8 +39,8 @@ def module_map_of(run: str) -> Path:
     """
     path = source(run).parent / run.removeprefix(SHIPPED).removesuffix("-filter") / MODULE_MAP
     if not path.is_file():
-        there = ", ".join(SHIPPED + path.parent.name for path in sorted(PLACE.glob(f"*/{MODULE_MAP}")))
-        raise Problem(f"no module map comes with {run}", f"there are those of {there}; or --module-map build")
+        with_maps = ", ".join(SHIPPED + path.parent.name for path in sorted(PLACE.glob(f"*/{MODULE_MAP}")))
+        raise Problem(f"no module map comes with {run}", f"there are those of {with_maps}; or --module-map build")
     return path
 
 
@@ -95,7 +95,7 @@ def as_run(run: str) -> Path:
                 raise Problem(what, "make room there, or work in a directory that you may write to") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    ours, theirs = (it.read_bytes() if it.is_file() else None for it in (shipped / "run.json", copy / "run.json"))
+    ours, theirs = (file.read_bytes() if file.is_file() else None for file in (shipped / "run.json", copy / "run.json"))
     if ours != theirs:
         raise Problem(f"{copy} is not the network that is shipped as {run}", "move it away, or name it with --run")
     return copy

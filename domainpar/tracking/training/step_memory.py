@@ -41,10 +41,10 @@ def expected_memory(
     Its part is loaded, and kept for its step.
     """
     try:
-        found = _largest(trainer, training_data, step, keeps_freed)
-        if found is None:
+        largest = _largest(trainer, training_data, step, keeps_freed)
+        if largest is None:
             return None
-        return _expected(trainer, training_data, memory, *found, trainer.model.recompute_every)
+        return _expected(trainer, training_data, memory, *largest, trainer.model.recompute_every)
     except Refused:  # it cannot be run: its first step says why, with all facts of a step
         return None
 
@@ -64,10 +64,10 @@ def choose_recompute(
     if config.scratch is not None:
         refusal = scratch.refusal(Path(config.scratch), trainer.world.device, on_stages)
         agree(trainer.world.transport, refusal)
-    found = _largest(trainer, training_data, 0, keeps_freed)
-    if found is None:
+    largest = _largest(trainer, training_data, 0, keeps_freed)
+    if largest is None:
         return None
-    sample, weights = found[0], {trainer.model.recompute_every: found[1]}
+    sample, weights = largest[0], {trainer.model.recompute_every: largest[1]}
     model, is_auto = trainer.model, config.recompute_every == "auto"
     forecast: Forecast | None = None
     recomputing = model.ways_to_recompute if is_auto else (model.recompute_every,)
@@ -204,9 +204,9 @@ def weight_of(
     # as threads, where ranks share an event.
     ranks = 2 if (shared or world.domain.size > 1) and world.device.type == "cpu" else 1
     how: dict[str, Any] = {"every": every, "ranks": ranks, "device": world.device, "trains": trains, "dtype": dtype}
-    found = on_root(world.transport, lambda: asdict(pieces.weighed(model, store, record, **how)))
+    weight = on_root(world.transport, lambda: asdict(pieces.weighed(model, store, record, **how)))
     # Stages have tables of their own, and torch has its own allocator on a GPU.
     of_torch = not isinstance(model, OnStages) and world.device.type == "cpu"
     gaps = GAPS if of_torch and keeps_freed else 1.0
     data = DATA_BYTES if trains else LOADING_BYTES
-    return PartMemory.from_record(found).plus(OF_TORCH if of_torch else 0, data, gaps)
+    return PartMemory.from_record(weight).plus(OF_TORCH if of_torch else 0, data, gaps)

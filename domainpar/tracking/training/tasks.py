@@ -80,9 +80,7 @@ class Tasks:
 
     edge_weight: float = 1.0  # weight of the loss of edges; 0: it does not score them
     labels: tuple[Task, ...] = ()  # labels that it learns
-    main: str = (
-        EDGE.name
-    )  # the name of what it is there for, a label or the edges: by which the best checkpoint is chosen
+    main: str = EDGE.name  # the name of the label, or of the edges, by which the best checkpoint is chosen
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -139,11 +137,11 @@ def tasks_of(config: TrainingFlags, store: EventStore, world: World) -> Tasks:
     sums = on_all(world.transport, lambda: [_sums(store, it, tasks.labels, skips) for it in share])
     of_events: list[Any] = []
     for rank, of_rank in enumerate(gather(world.transport, sums)):
-        for record, found in zip(records[rank :: world.size], of_rank):
-            if isinstance(found, dict):  # it is left out, on all ranks alike
-                store.unreadable[record.event] = Problem(**found)
+        for record, of_event in zip(records[rank :: world.size], of_rank):
+            if isinstance(of_event, dict):  # it is left out, on all ranks alike
+                store.unreadable[record.event] = Problem(**of_event)
             else:
-                of_events.append(found)
+                of_events.append(of_event)
     usual_nodes = sum(record.num_nodes for record in records) / max(len(records), 1)
 
     def standardised() -> Tasks:

@@ -53,7 +53,7 @@ class Work:
 
     @classmethod
     def of(cls, config: TrainingFlags, store: Path) -> Work:
-        """What one rank finds of a training."""
+        """A training as one rank sees it."""
         alone = World.alone()
         data = open_training_data(config, store, alone)
         trainer = make_trainer(config, data, alone)
@@ -74,7 +74,7 @@ class Work:
         sizes = parts.owned_nodes, parts.incident_ghosts, parts.incident_edges
         share = int(parts.incident_edges.max()) / max(self.largest.cost, 1)
         steps = steps_of(config, self.data.train, config.seed, 0)[:MOST_STEPS]
-        found = []
+        estimates = []
         for (every, weight), line in zip(self.memory.items(), lines):
             longest = [
                 max(
@@ -85,14 +85,14 @@ class Work:
             ]
             of_rank = self.bare + int(weight.of(*sizes).max())
             fits = of_rank * ranks <= min(psutil.virtual_memory().total, memory().limit)
-            found.append(Estimate(ranks, domain_size, every, float(np.mean(longest)), of_rank, fits))
-        return found
+            estimates.append(Estimate(ranks, domain_size, every, float(np.mean(longest)), of_rank, fits))
+        return estimates
 
 
 def ways(trainer: Any) -> list[int | None]:
     """To recompute nothing, and as much as takes least memory."""
-    found = trainer.model.ways_to_recompute
-    return list(dict.fromkeys((found[0], found[-1])))
+    every = trainer.model.ways_to_recompute
+    return list(dict.fromkeys((every[0], every[-1])))
 
 
 def step_lines(
