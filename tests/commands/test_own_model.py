@@ -407,10 +407,10 @@ def test_verification_leaves_the_network_and_the_run_as_they_are(store, tmp_path
 
 
 def test_networks_that_are_built_in_are_not_tried(store, tmp_path, monkeypatch):
-    def verified(*_):
+    def verify_network(*_):
         raise AssertionError
 
-    monkeypatch.setattr("domainpar.tracking.training.network.verified", verified)
+    monkeypatch.setattr("domainpar.tracking.training.run.verify_network", verify_network)
     trained(store, tmp_path / "run", model="acorn2", max_steps=1, verify=True)
     with pytest.raises(AssertionError):
         started(store, tmp_path / "own", "small")
