@@ -19,7 +19,7 @@ from domainpar.runs.checkpoint import parameters_sha256
 from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.events.store import EventStore
 from domainpar.tracking.networks.catalogue import DTYPES, make_network
-from domainpar.tracking.scoring.scores import score_event
+from domainpar.tracking.scoring.scores import score_events
 from domainpar.tracking.training.inputs import open_training_data
 from domainpar.tracking.training.loop import Trainer
 from domainpar.tracking.training.parts import PartLoader
@@ -149,11 +149,11 @@ def scoring_passes(world: World, job: Job) -> dict[str, Any]:
         world.transport.barrier()
         began = time.perf_counter()
         with store.open(store.events()[0]) as event:
-            scores = score_event(timed, event, world.domain, grouping=job.training.grouping, dtype=dtype)
+            scores = score_events(timed, [event], world.domain, grouping=job.training.grouping, dtype=dtype)
         times.append((seconds, time.perf_counter() - began))
     figures: dict[str, Any] = {"bare_rss": bare, "peak_rss": peak_rss_bytes(), "first_step": times[0][0]}
     figures["seconds"], figures["whole"] = map(list, zip(*times[job.warmup :]))
     if scores is not None:
-        figures["logits"] = scores.edge_logit
-        figures["sha256"] = hashlib.sha256(scores.edge_logit.tobytes() + scores.edge_score.tobytes()).hexdigest()
+        figures["logits"] = scores[0].edge_logit
+        figures["sha256"] = hashlib.sha256(scores[0].edge_logit.tobytes() + scores[0].edge_score.tobytes()).hexdigest()
     return figures

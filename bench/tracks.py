@@ -39,7 +39,7 @@ from domainpar.tracking.networks.catalogue import make_network
 from domainpar.tracking.part_loading import Part, load_part
 from domainpar.tracking.reco.tracks import SCORE_CUT, TrackOptions, build_tracks, finished
 from domainpar.tracking.scoring.event_tracks import hits_of
-from domainpar.tracking.scoring.scores import score_event
+from domainpar.tracking.scoring.scores import score_events
 from domainpar.tracking.training.network import load_network
 
 TRUE, FALSE = 3.5, -7.0  # logits to draw around
@@ -132,13 +132,13 @@ def measure(world: World, job: Job) -> dict[str, Any]:
             model = load_network(job.run, config_of_run(job.run), "best", store, world)[0]
         network = in_turns({"": lambda: forward(model, part)}, world.transport, job.repeats)[""]
         logits = forward(model, part) if job.run else drawn(part, event.event_id, job.spread)
-        scores = score_event(lambda graph, halo: torch.from_numpy(logits), event, world.domain)
+        scores = score_events(lambda graph, halo: torch.from_numpy(logits), [event], world.domain)
         hits = hits_of(WholeEvent(event))
 
         def build(method: Any) -> npt.NDArray[Any]:
             if scores is None:  # rank 0 has them
                 return np.full(event.num_nodes, -1)
-            return build_tracks(scores.edge_index, scores.edge_logit, hits, TrackOptions(method=method))
+            return build_tracks(scores[0].edge_index, scores[0].edge_logit, hits, TrackOptions(method=method))
 
         names = {method: build(method) for method in job.methods}
         building = {method: partial(build, method) for method in job.methods}

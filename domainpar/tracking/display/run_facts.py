@@ -18,6 +18,7 @@ from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
 from domainpar.tracking.events.own_events import training_overlap
 from domainpar.tracking.training.metrics import EDGE_METRICS, LABEL_METRICS, Metric
+from domainpar.tracking.training.summary import exactness_text
 
 STATES = {
     "done": "done",
@@ -89,9 +90,7 @@ def facts(run: RunFiles) -> ReportTable:
         scored = f"{several(len(run.scores.events), 'event')}{left}, {run.how_scored}, "
         scored += f"{by.checkpoint} checkpoint (step {by.step}){elsewhere}"
         scored = "; ".join([scored, *(training_overlap(by.trained_on) if "trained_on" in by.content else [])])
-    exactness = "the same bits on any number of ranks (self-test passed)"
-    if record.bitwise_problem:
-        exactness = f"the same result on any number of ranks up to rounding only: {record.bitwise_problem}"
+    exactness = exactness_text(record.bitwise_problem)
     if run.approximate:
         exactness = f"of sectors, not of whole events: approximate; {exactness}"
     facts = {

@@ -7,7 +7,6 @@ from pathlib import Path
 from shlex import quote
 
 from domainpar.common.words import between, several, this_python
-from domainpar.nn.program import means_of
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.events.store import EventRecord, EventStore
@@ -16,6 +15,7 @@ from domainpar.tracking.reco.performance.rates import short, table
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome
 from domainpar.tracking.training.metrics import EDGE_METRICS
+from domainpar.tracking.training.summary import exactness_text, ranks_line
 from partitioners import number_of_sectors
 
 
@@ -34,9 +34,6 @@ def first_lines(
         mode = f"APPROXIMATE: {record.sectors} sectors per event, edges between them get no score"
     in_bf16 = " with edges in bf16" if record.precision == "bf16" else ""
     trained = "" if record.trained_mode == record.mode else f", trained in {record.trained_mode} mode"
-    exactness = "the same bits on any number of ranks (self-test passed)"
-    if record.bitwise_problem:
-        exactness = f"the same scores on any number of ranks up to rounding only: {record.bitwise_problem}"
     sectors = record.trained_sectors
     trained_on = several(number_of_sectors(sectors or 1), "sector")
     otherwise = (
@@ -53,8 +50,7 @@ def first_lines(
         kept = f"edges with a score of at least {left['min_score']:g} are left"
         of_filter = f"filter   : {left['run']}, {kept}, parameters sha256 {left['parameters_sha256'][:16]}"
     return [
-        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
-        f"{means_of(world.device)} each, {mode}",
+        f"{ranks_line(world)}, {mode}",
         f"network  : {record.run}, {record.checkpoint} checkpoint (step {record.step}){trained}, "
         f"{record.dtype}{in_bf16}, parameters sha256 {record.parameters_sha256[:16]}",
         *([of_filter] if of_filter else []),
@@ -62,7 +58,7 @@ def first_lines(
         *([unlike] if learned != here else []),
         *other_events(record.outside, record.joined_by),
         *([] if allocator is None else [f"allocator: {allocator}"]),
-        f"exactness: {exactness}",
+        f"exactness: {exactness_text(record.bitwise_problem)}",
         f"events   : {store.path}: {len(sizes)} of its {several(len(store), 'event')}, "
         f"{between(sizes, 'candidate edge')}",
         *([] if targets is None else [f"targets  : {targets}"]),

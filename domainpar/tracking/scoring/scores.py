@@ -79,12 +79,6 @@ class EventScores:
         return int(np.count_nonzero(~self.edge_scored))
 
 
-def score_event(model: Network, event: StoredEvent, transport: Transport, **how: Any) -> EventScores | None:
-    """Score every edge of one event, as `score_events` does with several. *Collective* over the ranks that share it."""
-    scores = score_events(model, [event], transport, **how)
-    return None if scores is None else scores[0]
-
-
 def score_events(
     model: Network,
     events: Sequence[StoredEvent],

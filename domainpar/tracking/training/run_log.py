@@ -114,12 +114,8 @@ class RunLog:
         )
         self._event_files = EventFiles(self.directory if self._record.log else None, yaml.safe_load(resolved))
         outcome, total_steps = self._exactness, self.training_data.total_steps
-        exactness = ["exactness: the same bits on any number of ranks (self-test passed)"]
-        if outcome.problem:
-            warning = "exactness: WARNING: the same result on any number of ranks up to rounding only, because"
-            exactness = [warning, f"           {outcome.problem}"]
-        if not outcome.bitwise:
-            exactness = [f"exactness: the same result on any number of ranks up to rounding: {outcome.problem}"]
+        # Without a warning where the kind of the network is the reason.
+        unexpected = "WARNING: " if outcome.bitwise and outcome.problem else ""
         steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
         steps += "; Ctrl-C or kill -USR1 stops it with a checkpoint"
         if state.step >= total_steps:
@@ -127,7 +123,7 @@ class RunLog:
         self.say(
             *summary.first_lines(config, self.training_data, self.trainer, allocator),
             *summary.memory_expected(expected),
-            *exactness,
+            f"exactness: {unexpected}{summary.exactness_text(outcome.problem)}",
             f"run      : {self.directory}, {steps}",
             *self.training_data.warnings,
         )

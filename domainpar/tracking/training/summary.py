@@ -38,8 +38,7 @@ def first_lines(
     sizes += "standardised features, " if config.standardises else ""
     samples = several(len(training_data.train), "event" if config.mode == "halo" else "sector")
     lines = [
-        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
-        f"{means_of(world.device)} each",
+        ranks_line(world),
         f"events   : {store.path}",
         f"           {samples} to train on, {len(training_data.val)} to validate with; "
         f"{between(edges, 'candidate edge')} in {between(tiles, 'tile')}",
@@ -60,6 +59,21 @@ def first_lines(
         grid = "" if isinstance(config.sectors, int) else f" ({config.sectors} in phi x eta)"
         lines.append(f"naive    : APPROXIMATE: {sectors} per event{grid}; edges between them are dropped")
     return lines if allocator is None else [*lines, f"allocator: {allocator}"]
+
+
+def ranks_line(world: World) -> str:
+    """The ranks of a program, its first line."""
+    return (
+        f"domainpar: {several(world.size, 'rank')} over {world.transport.name}, {world.domain.size} per event, "
+        f"{means_of(world.device)} each"
+    )
+
+
+def exactness_text(problem: str | None) -> str:
+    """What holds on any number of ranks; `problem`: why bits may depend on them."""
+    if problem:
+        return f"the same result on any number of ranks up to rounding only: {problem}"
+    return "the same bits on any number of ranks (self-test passed)"
 
 
 def memory_expected(

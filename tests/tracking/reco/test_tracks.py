@@ -29,7 +29,7 @@ from domainpar.tracking.reco.tracks import (
     tracks_from_scores,
 )
 from domainpar.tracking.scoring.event_tracks import with_tracks
-from domainpar.tracking.scoring.scores import score_event
+from domainpar.tracking.scoring.scores import score_events
 
 METHODS = {
     "greedy": TrackOptions(method="greedy", stitch=False),
@@ -87,11 +87,11 @@ def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0,
             local[others] = np.random.default_rng(world.rank).normal(0, 5, np.count_nonzero(others))
         return torch.from_numpy(local)
 
-    scores = score_event(network, event, world.domain, root=root, sectors=sectors, grouping=grouping)
+    scores = score_events(network, [event], world.domain, root=root, sectors=sectors, grouping=grouping)
     if scores is None:
         return None
     whole = WholeEvent(event)
-    return {name: with_tracks(whole, scores, METHODS[name]).tracks[NETWORK].tolist() for name in names}
+    return {name: with_tracks(whole, scores[0], METHODS[name]).tracks[NETWORK].tolist() for name in names}
 
 
 def tracks_of(event, logits, num_ranks=1, **flags):
@@ -165,8 +165,8 @@ def test_no_helix_is_followed_without_positions_and_it_is_said(tmp_path):
     with pytest.raises(ValueError, match="their hits have no positions"):
         build(graph, random_logits(graph, 0), METHODS["greedy"])
     with stored(tmp_path, graph) as event:
-        scores = run_ranks(lambda world: score_event(
-            lambda part, halo: torch.zeros(len(part.plan.edge_ids)), event, world.domain), 1)[0]  # fmt: skip
+        ((scores,),) = run_ranks(lambda world: score_events(
+            lambda part, halo: torch.zeros(len(part.plan.edge_ids)), [event], world.domain), 1)  # fmt: skip
         of_cc = [TrackOptions("cc", **{flag: True}) for flag in ("refine", "extend", "shared_hits")]
         for options in (TrackOptions("greedy"), *of_cc):
             with pytest.raises(Problem, match="its hits have no positions") as refused:

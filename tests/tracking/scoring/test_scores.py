@@ -18,7 +18,7 @@ from domainpar.plan import build_plans
 from domainpar.testing import run_ranks
 from domainpar.tracking.events.store import StoredEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import load_part, sector_of_tiles
-from domainpar.tracking.scoring.scores import gather_scores, score_event, score_events
+from domainpar.tracking.scoring.scores import gather_scores, score_events
 from partitioners import number_of_sectors
 
 NUM_TILES = 12
@@ -41,7 +41,8 @@ def scores_on(event, num_ranks, **flags):
 
     def score(world):
         model = network(flags.get("dtype", torch.float32))
-        return score_event(model, event, world.domain, root=num_ranks - 1, **flags)
+        scores = score_events(model, [event], world.domain, root=num_ranks - 1, **flags)
+        return scores and scores[0]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # parts that own nothing are among the cases
@@ -143,7 +144,7 @@ def test_events_of_one_call_have_the_bits_of_calls_of_their_own(several, num_ran
             set_threads(1)
 
     def alone(world):
-        return [score_event(made, event, world.domain, **flags) for event in several]
+        return [score_events(made, [event], world.domain, **flags)[0] for event in several]
 
     (expected,) = run_ranks(alone, 1)
     with warnings.catch_warnings():
@@ -166,7 +167,7 @@ def test_a_sum_over_a_whole_graph_would_mix_the_events_of_a_call(several):
         return logits - logits.mean()
 
     world = World.alone()
-    alone = score_event(with_a_norm, several[0], world.domain)
+    alone, *_ = score_events(with_a_norm, several[:1], world.domain)
     joined, *_ = score_events(with_a_norm, several, world.domain)
     assert not np.array_equal(joined.edge_logit, alone.edge_logit)
 
@@ -282,7 +283,7 @@ def test_a_score_that_is_not_finite_stops_all_ranks_and_names_the_event(tmp_path
         return torch.full((graph.num_edges,), torch.inf)
 
     with stored(tmp_path, random_event(9, 20, 50)) as event, pytest.raises(RuntimeError, match="not finite") as raised:
-        score_event(broken, event, World.alone().domain)
+        score_events(broken, [event], World.alone().domain)
     assert raised.value.__notes__ == ["event 000000009"]
 
 
