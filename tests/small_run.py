@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -16,11 +15,11 @@ from domainpar.tracking.events.graph import EventGraph, Hits, Particles, surface
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
+from domainpar.tracking.reco.event_scores import ARRAYS_OF_FITS, FoundTracks
 from domainpar.tracking.reco.performance.counts import count_tracks, total
 from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.segments import TrackHits
-from domainpar.tracking.scoring.event_tracks import parameters_of
-from domainpar.tracking.scoring.score_files import ARRAYS_OF_FITS
+from domainpar.tracking.scoring.event_tracks import fitted
 from partitioners import Phi, Topology
 
 NUM_TILES = 8
@@ -190,9 +189,9 @@ def fits_of(hits: Hits, tracks):
     surface = surface_numbers(hits.volume, hits.layer)
     if hits.position is None or not np.isin(surface, known_surfaces()).all():
         return {}
-    scores = SimpleNamespace(tracks={"network": tracks["track_id"], "ckf": tracks["ckf_track_id"]}, shared_hits={})
-    fits = parameters_of(TrackHits(hits.position, surface, hits.module, geometry().field), scores)
-    values = {"": fits["network"], "ckf_": fits["ckf"]}
+    found = {"network": FoundTracks(tracks["track_id"]), "ckf": FoundTracks(tracks["ckf_track_id"])}
+    found = fitted(TrackHits(hits.position, surface, hits.module, geometry().field), found)
+    values = {"": found["network"].fits, "ckf_": found["ckf"].fits}
     return {f"{of}{name}": getattr(fit, to) for of, fit in values.items() for name, to in ARRAYS_OF_FITS.items()}
 
 

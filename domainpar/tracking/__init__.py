@@ -12,13 +12,15 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.events.graph import EventGraph as EventGraph, Hits as Hits, Particles as Particles
     from domainpar.tracking.events.simulate import simulate_event as simulate_event
     from domainpar.tracking.events.store import EventStore as EventStore, write_event as write_event
-    from domainpar.tracking.scoring.score_files import Scores as Scores, read_scores as read_scores
+    from domainpar.tracking.reco.event_scores import Scores as Scores
+    from domainpar.tracking.scoring.score_files import read_scores as read_scores
 
 _MODULES = {
     "domainpar.tracking.events.graph": "EventGraph Hits Particles",
     "domainpar.tracking.events.simulate": "simulate_event",
     "domainpar.tracking.events.store": "EventStore write_event",
-    "domainpar.tracking.scoring.score_files": "Scores read_scores",
+    "domainpar.tracking.reco.event_scores": "Scores",
+    "domainpar.tracking.scoring.score_files": "read_scores",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

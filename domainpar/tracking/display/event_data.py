@@ -14,7 +14,8 @@ from domainpar.tracking.cost.cuts import STORED, Tiling
 from domainpar.tracking.events import detector
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
-from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent, read_arrays
+from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.reco.performance.truth import EventTruth
 from domainpar.tracking.training.edge_classes import edge_classes
 from partitioners import TileGraph
@@ -40,14 +41,7 @@ class EventData:
         target: Whether each particle of the table is a target of tracks, bool [M]; None without a table.
         edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
             those of the training.
-        logit: The network's logit of each edge, -inf for one without a score, which joins two sectors of naive mode,
-            float64 [E]; None where the event was not scored.
-        track_id: Track of each hit, -1 for none, int64 [N]; None where no tracks were built.
-        shared_hits: Hits on several tracks, and each track of them but `track_id`, int64 [S, 2]; None where a hit has
-            one track at most.
-        built_track_id: The tracks before some were dropped for their quality, [N]; None where none were.
-        ckf_track_id: Track of each hit of the CKF.
-        fits: Parameters of the tracks at the beam line and their covariances, by finder, `network` or `ckf`.
+        scores: Its scores and tracks; None where the event was not scored.
         field: The field around the hits.
     """
 
@@ -64,13 +58,13 @@ class EventData:
     particles: Particles | None
     target: BoolArray | None
     edge_class: IntArray | None
-    logit: FloatArray | None
-    track_id: IntArray | None
-    shared_hits: IntArray | None
-    built_track_id: IntArray | None
-    ckf_track_id: IntArray | None
-    fits: Mapping[str, tuple[FloatArray, FloatArray]]
+    scores: Scores | None
     field: Field
+
+    @cached_property
+    def logit(self) -> FloatArray | None:
+        """`Scores.ranked_logit` in float64; None where the event was not scored."""
+        return None if self.scores is None else self.scores.ranked_logit.astype(np.float64)
 
     @property
     def num_hits(self) -> int:
@@ -131,17 +125,15 @@ def read_event_data(
         particles = event.particles() if event.has_particle_ids else None
         tiles = event.tile_graph()
         field = detector.field_of(event.settings, hits["volume"], hits["layer"])
-    arrays: dict[str, Any] = {}
-    if scores is not None:
-        arrays, about = read_arrays(scores)
-        if lacking := {"hit_id", "edge_index", "edge_logit", "edge_scored"} - set(arrays):
-            raise ValueError(f"{scores} holds no scores: it lacks {', '.join(sorted(lacking))}; run infer again.")
-        # Not by the name alone: an event that is prepared with other cuts keeps its name.
-        if not all(np.array_equal(arrays[name], own[name]) for name, own in (("hit_id", hits), ("edge_index", edges))):
-            raise ValueError(
-                f"{scores} holds scores of event {about.get('event')} as it was prepared another time: its hits or "
-                f"edges are not those of event {record.event} in this store; run infer again."
-            )
+    found = None if scores is None else Scores.read(scores)
+    # Not by the name alone: an event that is prepared with other cuts keeps its name.
+    if found is not None and not (
+        np.array_equal(found.hit_id, hits["hit_id"]) and np.array_equal(found.edge_index, edges["edge_index"])
+    ):
+        raise ValueError(
+            f"{scores} holds scores of event {found.event_id} as it was prepared another time: its hits or "
+            f"edges are not those of event {record.event} in this store; run infer again."
+        )
     target = None
     if particles is not None:
         known = {}
@@ -164,15 +156,6 @@ def read_event_data(
         particles=particles,
         target=target,
         edge_class=edge_class,
-        logit=np.where(arrays["edge_scored"], arrays["edge_logit"].astype(np.float64), -np.inf) if arrays else None,
-        track_id=arrays.get("track_id"),
-        shared_hits=arrays.get("shared_hits"),
-        built_track_id=arrays.get("built_track_id"),
-        ckf_track_id=arrays.get("ckf_track_id"),
-        fits={
-            finder: (arrays[f"{of}track_parameters"], arrays[f"{of}track_covariance"])
-            for finder, of in (("network", ""), ("ckf", "ckf_"))
-            if f"{of}track_parameters" in arrays
-        },
+        scores=found,
         field=field,
     )

@@ -22,7 +22,7 @@ from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.reco.performance.counts import fitted
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges, reasons_of_losses
 from domainpar.tracking.reco.performance.matching import Overlaps, TrackCuts, find_overlaps, match, memberships
-from domainpar.tracking.reco.performance.rates import CKF, NETWORK
+from domainpar.tracking.reco.performance.rates import NETWORK
 from partitioners import Sectors, group, number_of_sectors, sectors_of_tiles
 
 MOST_CUT_EDGES = 150_000
@@ -164,10 +164,8 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         "cut": event.edge_index[:, drawn].T.astype(np.int32).reshape(-1),
     }
     kept = _add_particles(event, event.position, facts, arrays)
-    finders = (NETWORK, event.track_id, event.shared_hits), (CKF, event.ckf_track_id, None)
-    for name, track_id, shared_hits in finders:
-        if track_id is None:
-            continue
+    for name, found in ({} if event.scores is None else event.scores.tracks).items():
+        track_id, shared_hits = found.track_id, found.shared_hits
         facts.setdefault("finders", []).append(name)
         arrays[f"{name}Track"] = track_id.astype(np.int32)
         hit, track = memberships(track_id, shared_hits)
@@ -176,7 +174,7 @@ def event_view(event: EventData, split: Split, tracking: Tracking, how_scored: s
         edges = None
         if name == NETWORK and event.logit is not None:
             scored = event.logit > -np.inf
-            edges = TrackEdges.of(event.edge_index, event.logit, scored, tracking.score_cut, event.built_track_id)
+            edges = TrackEdges.of(event.edge_index, event.logit, scored, tracking.score_cut, found.built_track_id)
         if (matches := match_tracks(event, track_id, tracking.cuts, tracking.style, shared_hits, edges)) is not None:
             _add_matches(name, matches, kept, facts, arrays)
     borrowed = first_that_borrows(part, event.edge_index)

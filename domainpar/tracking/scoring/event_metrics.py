@@ -19,6 +19,7 @@ from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
 from domainpar.tracking.events.targets import check_target
 from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.reco.field_check import field_warning, ratios_of_halves
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.lost import TrackEdges, TrueSegments, count_segments
@@ -29,7 +30,6 @@ from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.reco.truth_check import Frame, mistakes, rows_of_tracks, summary
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scorer import EventEvaluator, Outcome
-from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.scoring.tuning import given_cuts, key_of
 from domainpar.tracking.training.edge_counting import count_event
 from domainpar.tracking.training.label_loss import count_labels
@@ -89,10 +89,8 @@ def evaluator(
     if borders is None:  # no more than an event has tiles to make sectors of
         borders = min([DEFAULT_BORDERS, *(record.num_tiles for record in records)])
 
-    def evaluate(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
-        # An edge without a score never passes and ranks below all others: what naive mode cuts, it loses.
-        logits = np.where(scores.edge_scored, scores.edge_logit, -np.inf)
-        in_stored_order = logits[event.read_edges("original_position", np.arange(event.num_edges))]
+    def evaluate(event: StoredEvent, scores: Scores) -> dict[str, Any]:
+        in_stored_order = scores.ranked_logit[event.read_edges("original_position", np.arange(event.num_edges))]
         counts = count_event(event, in_stored_order, conditions) if tasks.edge_weight else None
         left = count_event(event, np.where(in_stored_order > -np.inf, 1, -1), conditions) if filters else None
         evaluation: dict[str, Any] = {
@@ -117,7 +115,7 @@ def evaluator(
 
 
 def _evaluate_tracks(
-    event: StoredEvent, scores: EventScores, cuts: TrackCuts, border_sectors: Sectors, score_cut: float
+    event: StoredEvent, scores: Scores, cuts: TrackCuts, border_sectors: Sectors, score_cut: float
 ) -> dict[str, Any]:
     """Count the tracks of each finder, and the segments that candidate edges hold, against the truth of an event.
 
@@ -128,18 +126,20 @@ def _evaluate_tracks(
     if isinstance(truth := truth_to_count(event, cuts, border_sectors), str):
         return {"uncounted": truth}
     rows = [
-        rows_of_tracks(truth, scores.tracks[finder], scores.shared_hits.get(finder), fits, cuts).tolist()
-        for finder, fits in scores.parameters.items()
+        rows_of_tracks(truth, found.track_id, found.shared_hits, found.fits, cuts).tolist()
+        for found in map(scores.tracks.get, (NETWORK, CKF))
+        if found is not None and found.fits is not None
     ]
-    scored, built = scores.edge_scored, scores.built
+    scored, tracks = scores.edge_scored, scores.tracks
     segments = count_segments(truth, scores.edge_index, cuts.target, scored & (scores.edge_logit > 0))
-    edges = {NETWORK: TrackEdges.of(scores.edge_index, scores.edge_logit, scored, score_cut, built.get(NETWORK))}
+    edges = {NETWORK: TrackEdges.of(scores.edge_index, scores.edge_logit, scored, score_cut, scores.built_track_id)}
     if (label := WholeEvent(event).edges("label")) is not None:
-        edges[PERFECT_SCORES] = TrackEdges(scores.edge_index, scored & (label > 0), built.get(PERFECT_SCORES))
+        built = tracks[PERFECT_SCORES].built_track_id
+        edges[PERFECT_SCORES] = TrackEdges(scores.edge_index, scored & (label > 0), built)
     return {
         "tracks": {
-            finder: plain(count_tracks(track_id, truth, cuts, scores.shared_hits.get(finder), edges.get(finder)))
-            for finder, track_id in scores.tracks.items()
+            finder: plain(count_tracks(found.track_id, truth, cuts, found.shared_hits, edges.get(finder)))
+            for finder, found in tracks.items()
         },
         "segments": None if segments is None else asdict(segments),
         "against_truth": {"rows": rows[0], "frame": Frame.of(truth.field, event.settings)} if rows else None,

@@ -35,10 +35,11 @@ from domainpar.tracking.events.store import SUFFIX, StoredEvent, WholeEvent, eve
 from domainpar.tracking.events.truth_order import rows_of_table
 from domainpar.tracking.reco.ckf.detector_layout import layout_of, why_not_followed
 from domainpar.tracking.reco.ckf.finder import find_tracks
+from domainpar.tracking.reco.event_scores import FoundTracks, Scores
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
-from domainpar.tracking.reco.perigee import NAMES, Perigees, fit_perigees
+from domainpar.tracking.reco.perigee import NAMES, fit_perigees
 from domainpar.tracking.reco.tracks import (
     TrackOptions,
     build_tracks,
@@ -46,7 +47,6 @@ from domainpar.tracking.reco.tracks import (
     shared_hits,
     tracks_from_scores,
 )
-from domainpar.tracking.scoring.scores import EventScores
 
 Format = Literal["zarr", "acorn", "acts", "csv"]
 
@@ -76,7 +76,7 @@ class TrackFinders:
     split_of: Mapping[str, str]  # split of each event by name
     beam_spot: BeamSpot = BEAM_SPOT  # where collisions lie along the beam, if the settings of an event do not tell
 
-    def __call__(self, event: StoredEvent, scores: EventScores) -> EventScores:
+    def __call__(self, event: StoredEvent, scores: Scores) -> Scores:
         """The scores with all tracks.
 
         Raises:
@@ -96,10 +96,10 @@ class TrackFinders:
                 raise event.place.attach_to(error) from error
             if self.options is not None and self.options.refine:  # as those of the network are
                 tracks = finished(tracks, hits_of(whole), replace(self.options, extend=False))
-            scores = replace(scores, tracks={**scores.tracks, CKF: tracks})
+            scores = replace(scores, tracks={**scores.tracks, CKF: FoundTracks(tracks)})
         if scores.tracks and why_not_followed(event) is None:
-            began, parameters = clock(), parameters_of(hits_of(whole), scores)
-            scores = replace(scores, parameters=parameters, seconds={**scores.seconds, "fitting": clock() - began})
+            began, tracks = clock(), fitted(hits_of(whole), scores.tracks)
+            scores = replace(scores, tracks=tracks, seconds={**scores.seconds, "fitting": clock() - began})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
@@ -119,7 +119,7 @@ def check_positions(event: StoredEvent, options: TrackOptions | None, ckf: bool 
         raise event.place.problem(f"its hits have no positions: {what} need them", "take --tracks cc")
 
 
-def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -> EventScores:
+def with_tracks(whole: WholeEvent, scores: Scores, options: TrackOptions) -> Scores:
     """Scores with the tracks that they, and perfect ones, give.
 
     In naive mode an edge between two sectors has no score: only stitching and following join tracks of two sectors.
@@ -132,35 +132,30 @@ def with_tracks(whole: WholeEvent, scores: EventScores, options: TrackOptions) -
     hits = hits_of(whole)
     edge_index = scores.edge_index[:, scores.edge_scored]
 
-    tracks: dict[str, IntArray] = {}
-    shared: dict[str, IntArray] = {}
-    built: dict[str, IntArray] = {}
-
-    def build(finder: str, logits: FloatArray, seconds: dict[str, float] | None = None) -> None:
+    def built(logits: FloatArray, seconds: dict[str, float] | None = None) -> FoundTracks:
         edges = edge_index, logits[scores.edge_scored]
         first = finished(build_tracks(*edges, hits, options), hits, options, seconds)
-        if options.min_quality:
-            built[finder] = first
-        tracks[finder] = tracks_from_scores(*edges, hits, options, seconds, first)
-        if (further := shared_hits(tracks[finder], *edges, hits, options)) is not None:
-            shared[finder] = further
+        track_id = tracks_from_scores(*edges, hits, options, seconds, first)
+        shared = shared_hits(track_id, *edges, hits, options)
+        return FoundTracks(track_id, shared, first if options.min_quality else None)
 
     seconds = {**scores.seconds}
-    build(NETWORK, scores.edge_logit, seconds)
+    tracks = {NETWORK: built(scores.edge_logit, seconds)}
     seconds["tracks"] = clock() - began
     if (label := whole.edges("label")) is not None:
-        build(PERFECT_SCORES, np.where(label > 0, CERTAIN, -CERTAIN))
-    return replace(scores, tracks=tracks, shared_hits=shared, built=built, seconds=seconds)
+        tracks[PERFECT_SCORES] = built(np.where(label > 0, CERTAIN, -CERTAIN))
+    return replace(scores, tracks=tracks, seconds=seconds)
 
 
-def parameters_of(hits: TrackHits, scores: EventScores) -> dict[str, Perigees]:
-    """The parameters of the tracks of the network and of the CKF; shared hits count on each of their tracks."""
-    fits = {}
+def fitted(hits: TrackHits, tracks: Mapping[str, FoundTracks]) -> dict[str, FoundTracks]:
+    """Tracks, with parameters those of the network and of the CKF; shared hits count on each of their tracks."""
+    with_fits = dict(tracks)
     for finder in (NETWORK, CKF):
-        if (track_id := scores.tracks.get(finder)) is not None:
-            rows, track = memberships(track_id, scores.shared_hits.get(finder))
-            fits[finder] = fit_perigees(hits, track, int(track_id.max(initial=-1)) + 1, rows)
-    return fits
+        if (found := tracks.get(finder)) is not None:
+            rows, track = memberships(found.track_id, found.shared_hits)
+            fits = fit_perigees(hits, track, int(found.track_id.max(initial=-1)) + 1, rows)
+            with_fits[finder] = replace(found, fits=fits)
+    return with_fits
 
 
 def hits_of(whole: WholeEvent) -> TrackHits:
@@ -189,7 +184,7 @@ def check_acorn_files_can_be_written() -> None:
 
 
 def write_acorn(
-    directory: str | Path, dataset: str, hits: Hits, scores: EventScores, label: IntArray | None
+    directory: str | Path, dataset: str, hits: Hits, scores: Scores, label: IntArray | None
 ) -> tuple[Path, Path]:
     """Write one event as acorn's track building leaves it: a `.pyg` file and a list of tracks.
 
@@ -217,12 +212,12 @@ def write_acorn(
     torch.save(data, buffer)
     write_whole(path, buffer.getvalue())
     tracks = Path(directory) / f"{dataset}_tracks" / f"{stem}.txt"
-    lines = track_lines(scores.hit_id, _track_id(scores), hits.position, scores.shared_hits.get(NETWORK))
+    lines = track_lines(scores.hit_id, _track_id(scores), hits.position, scores.shared_hits)
     write_whole(tracks, lines.encode())
     return path, tracks
 
 
-def write_csv(directory: str | Path, scores: EventScores) -> Path:
+def write_csv(directory: str | Path, scores: Scores) -> Path:
     """Write the track of each hit as CSV: columns event_id, hit_id, track_id, every hit once, in the user's order.
 
     A shared hit has its first track: TrackML takes one.
@@ -240,7 +235,7 @@ def write_csv(directory: str | Path, scores: EventScores) -> Path:
     return path
 
 
-def write_acts(directory: str | Path, scores: EventScores, position: FloatArray | None) -> Path:
+def write_acts(directory: str | Path, scores: Scores, position: FloatArray | None) -> Path:
     """Write tracks by the columns of ACTS's CsvTrackWriter that are known; returns the path.
 
     Measurements_ID are the ids of a track's hits as in `track_lines`, for `--source acts` of measurements, in brackets.
@@ -251,9 +246,9 @@ def write_acts(directory: str | Path, scores: EventScores, position: FloatArray 
         ValueError: If the name of the event cannot name a file.
     """
     path = Path(directory) / f"{_stem(scores.event_id)}{CSV_SUFFIX}"
-    lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits.get(NETWORK)).splitlines()
+    lines = track_lines(scores.hit_id, _track_id(scores), position, scores.shared_hits).splitlines()
     heading, columns = "", [""] * len(lines)
-    if (fits := scores.parameters.get(NETWORK)) is not None:
+    if NETWORK in scores.tracks and (fits := scores.tracks[NETWORK].fits) is not None:
         heading, (over_pt, eta, phi, *_) = "chi2,ndf,chi2/ndf,pT,eta,phi,", fits.momenta.T
         rows = np.column_stack([fits.chi2, fits.ndf, fits.chi2 / fits.ndf, 1 / np.abs(over_pt), eta, phi])
         columns = ["".join(f"{number:.9g}," for number in row) for row in rows]
@@ -286,7 +281,7 @@ def track_lines(
     return "".join(" ".join(of_track) + "\n" for of_track in of_tracks if len(of_track))
 
 
-def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> dict[str, Any]:
+def acorn_columns(hits: Hits, scores: Scores, label: IntArray | None) -> dict[str, Any]:
     """The columns of the `.pyg` file by acorn's names, as numpy arrays.
 
     True edges join the hits of a particle one after the other, by distance from the origin. With them come columns of
@@ -324,8 +319,8 @@ def acorn_columns(hits: Hits, scores: EventScores, label: IntArray | None) -> di
     }
 
 
-def _track_id(scores: EventScores) -> IntArray:
-    return scores.tracks.get(NETWORK, np.full(len(scores.hit_id), -1, np.int64))
+def _track_id(scores: Scores) -> IntArray:
+    return np.full(len(scores.hit_id), -1) if scores.track_id is None else scores.track_id
 
 
 def _truth(hits: Hits, edge_index: IntArray, distance: FloatArray) -> dict[str, Any]:

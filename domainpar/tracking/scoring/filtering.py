@@ -20,10 +20,10 @@ from domainpar.plan import BoolArray
 from domainpar.tracking.events.store import FilteredEvent, StoredEvent, WholeEvent
 from domainpar.tracking.events.stored_order import tiles_of
 from domainpar.tracking.part_loading import together
-from domainpar.tracking.scoring.scores import EventScores
+from domainpar.tracking.reco.event_scores import Scores
 from partitioners import Topology
 
-Score = Callable[..., list[EventScores] | None]
+Score = Callable[..., list[Scores] | None]
 """`score_events` with its network: called with the events of a call, the transport of the ranks that share them, and
 `root`."""
 
@@ -35,7 +35,7 @@ def kept_by(edge_score: npt.NDArray[np.floating], edge_scored: BoolArray, min_sc
 
 def score_what_is_left(
     first: Score, min_score: float, second: Score, events: Sequence[StoredEvent], transport: Transport, *, root: int = 0
-) -> list[EventScores] | None:
+) -> list[Scores] | None:
     """Score the edges that a filter keeps, of some events. *Collective* over the ranks that share them.
 
     Args:
@@ -71,7 +71,7 @@ def score_what_is_left(
 
 
 def _left(
-    event: StoredEvent, transport: Transport, root: int, scores: EventScores | None, min_score: float
+    event: StoredEvent, transport: Transport, root: int, scores: Scores | None, min_score: float
 ) -> FilteredEvent:
     """An event with the edges that its scores, on `root`, keep. *Collective*."""
 

@@ -46,6 +46,7 @@ from domainpar.tracking.networks.catalogue import DTYPES
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring import infer_summary as summary
 from domainpar.tracking.scoring.event_metrics import (
@@ -71,7 +72,7 @@ from domainpar.tracking.scoring.score_files import (
     write_list,
 )
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome, Scorer
-from domainpar.tracking.scoring.scores import EventScores, score_events
+from domainpar.tracking.scoring.scores import score_events
 from domainpar.tracking.scoring.scoring_memory import ScoringNetwork, expected_memory
 from domainpar.tracking.scoring.tuning import describe, keep, read, tune
 from domainpar.tracking.training.inputs import check_parts, open_store
@@ -321,7 +322,7 @@ def _loaded(chosen: _Chosen, config: InferConfig, store: EventStore, world: Worl
     how: dict[str, Any] = {"sectors": config.sectors, "grouping": config.grouping, "seed": trained.seed}
     how |= {"device": world.device, "dtype": DTYPES[trained.dtype]}
 
-    def score(events: Sequence[StoredEvent], transport: Transport, *, root: int = 0) -> list[EventScores] | None:
+    def score(events: Sequence[StoredEvent], transport: Transport, *, root: int = 0) -> list[Scores] | None:
         """`score_events` with the labels that the network's numbers mean."""
         scores = score_events(model.read, events, transport, root=root, **how)
         return scores and [replace(one, labels=label_arrays(chosen.tasks, one.readings)) for one in scores]

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy.typing as npt
 
 from domainpar.common.atomic_files import json_bytes, sync_directory, write_whole
 from domainpar.common.problems import Problem
 from domainpar.common.words import some_of
 from domainpar.runs.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, StoreRecord, scores_record
-from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
 from domainpar.tracking.events.own_events import difference, find_store, not_there, places
 from domainpar.tracking.events.store import (
     SCHEMA_VERSION,
@@ -39,18 +36,12 @@ from domainpar.tracking.events.store import (
     EventStore,
     WholeEvent,
     event_file_name,
-    read_arrays,
     write_arrays,
 )
-from domainpar.tracking.reco.performance.rates import CKF, NETWORK
-from domainpar.tracking.scoring.scores import EventScores
+from domainpar.tracking.reco.event_scores import Scores
 
 LIST = SCORES_FILE
 TIMINGS = "timings.json"
-ARRAY_OF_TRACKS = {NETWORK: "track_id", CKF: "ckf_track_id"}
-PREFIX_OF_TRACKS = {NETWORK: "", CKF: "ckf_"}
-ARRAYS_OF_FITS = {"track_parameters": "value", "track_covariance": "covariance", "track_chi2": "chi2"}
-"""The arrays of a file, and the attributes of `Perigees` in them."""
 SCORES_SUFFIX = f".scores{SUFFIX}"
 FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
 
@@ -99,7 +90,7 @@ def publish(unfinished: Path) -> Path:
     return unfinished.parent
 
 
-def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, Any]) -> ScoredEvent:
+def write_scores(directory: Path, scores: Scores, provenance: Mapping[str, Any]) -> ScoredEvent:
     """Write the scores of one event.
 
     Args:
@@ -111,15 +102,7 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
     path = directory / (event_file_name(scores.event_id).removesuffix(SUFFIX) + SCORES_SUFFIX)
     outputs = [scores.edge_logit, *(scores.readings[name] for name in sorted(scores.readings))]
     logits_sha256 = hashlib.sha256(b"".join(numbers.tobytes() for numbers in outputs)).hexdigest()
-    names = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
-    tracks = {name: scores.tracks[finder] for finder, name in ARRAY_OF_TRACKS.items() if finder in scores.tracks}
-    if NETWORK in scores.shared_hits:
-        tracks["shared_hits"] = scores.shared_hits[NETWORK]
-    if NETWORK in scores.built:
-        tracks["built_track_id"] = scores.built[NETWORK]
-    for finder, fits in scores.parameters.items():
-        tracks |= {f"{PREFIX_OF_TRACKS[finder]}{name}": getattr(fits, of) for name, of in ARRAYS_OF_FITS.items()}
-    num_tracks = int(tracks["track_id"].max(initial=-1)) + 1 if "track_id" in tracks else None
+    num_tracks = None if scores.track_id is None else int(scores.track_id.max(initial=-1)) + 1
     attributes = {
         **FORMAT,
         "event": scores.event_id,
@@ -130,9 +113,7 @@ def write_scores(directory: Path, scores: EventScores, provenance: Mapping[str, 
         "logits_sha256": logits_sha256,
         **provenance,
     }
-    sha256 = write_arrays(
-        path, {name: getattr(scores, name) for name in names} | tracks | dict(scores.labels), attributes
-    )
+    sha256 = write_arrays(path, scores.arrays, attributes)
     return ScoredEvent(
         event=scores.event_id,
         path=path.name,
@@ -153,91 +134,6 @@ def write_list(directory: Path, record: ScoresRecord) -> None:
 # --- read back -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Scores, and tracks, of one event: N hits and E candidate edges, both in the order of the user's own files.
-
-    What a file of scores does not hold is read from the store of the events, and None where that is not there or does
-    not know it.
-
-    Attributes:
-        event_id: Name of the event.
-        hit_id: The user's own number of each hit, int64 [N].
-        edge_index: The two hits of each edge, from the inside out, as rows of `hit_id`, int64 [2, E].
-        edge_logit: Logit of each edge, in the precision of the training, [E]; above 0 for a segment.
-        edge_score: The sigmoid of it, from 0 to 1, [E].
-        edge_scored: False for an edge that joins two sectors of naive mode: the network never saw it, and its logit and
-            score are 0. True for every edge of an event that was scored whole. bool [E].
-        track_id: Track of each hit that was built from the scores (`infer --tracks`), 0, 1, ... by first hits, -1 for
-            none, int64 [N]; None without tracks.
-        ckf_track_id: The same of a finder that follows helices through the hits and knows neither network nor
-            edges (`infer --ckf`), to compare with; the two number their tracks each for itself.
-        shared_hits: Row of each hit that lies on several tracks, and each track of it but `track_id`, ascending, int64
-            [S, 2] (`infer --shared-hits`); of the tracks that were built from the scores.
-        built_track_id: The tracks as they were built at first, int64 [N], where some are dropped for their quality
-            (`infer --min-quality`).
-        track_parameters: d0, z0, phi, theta, q/p of each track at the beam line in mm, rad and 1/GeV, by the
-            definitions of `reco.perigee`, NaN where a track has no fit, float64 [T, 5]; row `track_id`. None where none
-            could be fitted.
-        track_covariance: Their covariance, float64 [T, 5, 5].
-        track_chi2: chi^2 of the hits of each track, of twice their number less 5 degrees of freedom, float64 [T].
-        ckf_track_parameters, ckf_track_covariance, ckf_track_chi2: The same of the tracks `ckf_track_id`.
-        labels: Labels that the network predicts, by the names of their arrays: `node_NAME` [N] and `graph_NAME` [1], a
-            class or a number each, and of classes the logits, `node_NAME_logits` [N, classes].
-        about: Origin of the scores: mode, sectors, checkpoint step, hashes; the attributes of the file.
-        position: x, y, z of each hit in mm, float32 [N, 3]; from the store, as all that follows.
-        volume, layer, module: Place of each hit in the detector, int32 [N].
-        particle_id: The particle that made each hit, 0 for noise, int64 [N].
-        label: 1 for an edge that is a segment of a particle, 0 for another, -1 where that is not
-            known, int8 [E].
-    """
-
-    event_id: str
-    hit_id: IntArray
-    edge_index: IntArray
-    edge_logit: FloatArray
-    edge_score: FloatArray
-    edge_scored: BoolArray
-    track_id: IntArray | None = None
-    ckf_track_id: IntArray | None = None
-    shared_hits: IntArray | None = None
-    built_track_id: IntArray | None = None
-    track_parameters: FloatArray | None = None
-    track_covariance: FloatArray | None = None
-    track_chi2: FloatArray | None = None
-    ckf_track_parameters: FloatArray | None = None
-    ckf_track_covariance: FloatArray | None = None
-    ckf_track_chi2: FloatArray | None = None
-    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-    position: FloatArray | None = None
-    volume: IntArray | None = None
-    layer: IntArray | None = None
-    module: IntArray | None = None
-    particle_id: IntArray | None = None
-    label: IntArray | None = None
-
-    def to_pandas(self) -> tuple[Any, Any]:
-        """The event as two `pandas.DataFrame`s; a column that is not known is left out.
-
-        Returns:
-            One row a hit: `hit_id x y z volume layer module particle_id track_id ckf_track_id`, and labels that
-            the network predicts of it. One row an edge: `src dst` (rows of the hits), `src_hit_id dst_hit_id logit
-            score scored label`.
-        """
-        import pandas
-
-        x, y, z = (None, None, None) if self.position is None else self.position.T
-        detector = {"volume": self.volume, "layer": self.layer, "module": self.module}
-        tracks = {"track_id": self.track_id, "ckf_track_id": self.ckf_track_id}
-        hits = {"hit_id": self.hit_id, "x": x, "y": y, "z": z, **detector, "particle_id": self.particle_id, **tracks}
-        hits |= {name: of for name, of in self.labels.items() if name.startswith("node_") and of.ndim == 1}
-        src, dst = self.edge_index
-        ends = {"src": src, "dst": dst, "src_hit_id": self.hit_id[src], "dst_hit_id": self.hit_id[dst]}
-        values = {"logit": self.edge_logit, "score": self.edge_score, "scored": self.edge_scored, "label": self.label}
-        return pandas.DataFrame(_present(hits)), pandas.DataFrame(_present({**ends, **values}))
-
-
 def read_scores(path: str | Path, event: str | None = None, store: str | Path | None = None) -> Scores:
     """Read the scores of one event.
 
@@ -252,19 +148,16 @@ def read_scores(path: str | Path, event: str | None = None, store: str | Path | 
         StoreError: If a file is missing or damaged.
     """
     file, kept = _find(Path(path), event)
-    arrays, about = read_arrays(file)
-    if about.get("format") != FORMAT["format"]:
-        raise Problem(f"it is {about.get('format')!r}, not scores", "name what infer wrote", file=file)
+    scores = Scores.read(file)
     if store is not None:
-        columns = _columns_of_store(about, Path(store))
+        columns = _columns_of_store(scores.about, Path(store))
         if not columns:
             what = f"store {store} does not hold the event as it was scored"
-            raise Problem(what, "name its store", event=about["event"])
+            raise Problem(what, "name its store", event=scores.event_id)
     else:  # as seen from the scores, and where it was
         stores = filter(Path.is_dir, places(kept, file.parent))
-        columns = next(filter(None, (_columns_of_store(about, place) for place in stores)), {})
-    labels = {name: arrays.pop(name) for name in sorted(arrays) if name.startswith(("node_", "graph_"))}
-    return Scores(about["event"], **arrays, labels=labels, about=about, **columns)
+        columns = next(filter(None, (_columns_of_store(scores.about, place) for place in stores)), {})
+    return replace(scores, **columns)
 
 
 def list_of(path: Path) -> tuple[Path, ScoresRecord]:
@@ -321,8 +214,4 @@ def _columns_of_store(about: Mapping[str, Any], path: Path) -> dict[str, Any]:
     with store.open(record) as event:
         whole = WholeEvent(event)
         nodes = {name: whole.nodes(name) for name in ("volume", "layer", "module", "position", "particle_id")}
-        return _present({**nodes, "label": whole.edges("label")})
-
-
-def _present(columns: Mapping[str, npt.NDArray[Any] | None]) -> dict[str, npt.NDArray[Any]]:
-    return {name: values for name, values in columns.items() if values is not None}
+        return nodes | {"label": whole.edges("label")}

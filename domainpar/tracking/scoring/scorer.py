@@ -16,13 +16,13 @@ from domainpar.parallel.world import World
 from domainpar.runs.records import ScoredEvent
 from domainpar.tracking.events.store import EventRecord, EventStore, StoredEvent
 from domainpar.tracking.part_loading import BadEvent, open_together
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.scoring.score_files import write_scores
-from domainpar.tracking.scoring.scores import EventScores
 
-EventEvaluator = Callable[[StoredEvent, EventScores], dict[str, Any] | None]
+EventEvaluator = Callable[[StoredEvent, Scores], dict[str, Any] | None]
 """Compares an event's scores and tracks with its truth, in plain JSON values; called on the rank that has them."""
 
-Finish = Callable[[StoredEvent, EventScores], EventScores]
+Finish = Callable[[StoredEvent, Scores], Scores]
 """Adds tracks to the scores of an event, and writes other files of them; called on the rank that has them."""
 
 
@@ -64,7 +64,7 @@ class Scorer:
 
     # `score_events` with its network and options: called with the events of a call, the transport of the ranks that
     # share them, and `root`
-    score: Callable[..., list[EventScores] | None]
+    score: Callable[..., list[Scores] | None]
     store: EventStore  # the events
     world: World  # the ranks
     directory: Path  # for the files
@@ -106,7 +106,7 @@ class Scorer:
             calls: The events of each call, at most as many calls as the group has ranks; each rank finishes one.
             number: Calls of the group before.
         """
-        own: list[tuple[EventRecord, EventScores | LeftOut, float]] = []
+        own: list[tuple[EventRecord, Scores | LeftOut, float]] = []
         for root, records in enumerate(calls):
             self.world.mark("score", number + root, ", ".join(record.event for record in records))
             results = self._called(records, root)
@@ -120,9 +120,7 @@ class Scorer:
                 answers.append(self._finished(record, scores, seconds))
         return answers
 
-    def _called(
-        self, records: Sequence[EventRecord], root: int
-    ) -> list[tuple[EventRecord, EventScores | LeftOut, float]]:
+    def _called(self, records: Sequence[EventRecord], root: int) -> list[tuple[EventRecord, Scores | LeftOut, float]]:
         """The scores of the events of a call on `root`, and the seconds of each. *Collective*."""
         began = clock()
         try:
@@ -143,7 +141,7 @@ class Scorer:
             return []
         return [(record, of_event, (clock() - began) / len(records)) for record, of_event in zip(records, scores)]
 
-    def _finished(self, record: EventRecord, scores: EventScores, seconds: float) -> Outcome:
+    def _finished(self, record: EventRecord, scores: Scores, seconds: float) -> Outcome:
         """Find the tracks of an event, write and evaluate them; on one rank."""
         began = clock()
         with self.store.open(record) as event:

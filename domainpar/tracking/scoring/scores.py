@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +18,7 @@ from domainpar.parallel.transport import Transport
 from domainpar.plan import BoolArray, IntArray, PartitionPlan
 from domainpar.tracking.events.store import Events, JoinedEvents, StoredEvent, WholeEvent
 from domainpar.tracking.part_loading import all_sectors, load_part, sector_of_tiles, together
-from domainpar.tracking.reco.perigee import Perigees
+from domainpar.tracking.reco.event_scores import Scores
 from partitioners import Sectors
 
 BETWEEN_SECTORS = -1
@@ -29,54 +26,6 @@ EDGES = ""
 """The name of the logits of edges among tables of labels, which have one."""
 
 Network = Callable[[LocalGraph, CompleteHalo], Tensor | Readings]
-
-
-@dataclass(frozen=True, eq=False)
-class EventScores:
-    """The scores of one event. Nodes and edges are in the user's order.
-
-    Attributes:
-        event_id: The event.
-        hit_id: The user's own number of each hit, int64 [N].
-        edge_index: `src` and `dst` of each edge as rows of `hit_id`, int64 [2, E].
-        edge_logit: Logit of each edge, in the precision of the network, [E]; 0 where it has none.
-        edge_score: The sigmoid of it, [E]; 0 where there is no logit.
-        edge_scored: False where the network never saw the edge, which joins two sectors, or scores no edges at all,
-            bool [E].
-        readings: Outputs of the network for labels, by the name of the head: [N, columns] of nodes, [columns] of the
-            event.
-        labels: The labels that this means, by the name of their array in a file of scores.
-        tracks: Track of each hit, of several the first, -1 for none, int64 [N], by finder.
-        shared_hits: Row of each hit that lies on several tracks, and each track of it but the first, ascending, int64
-            [S, 2], by finder; of those alone whose tracks share hits.
-        built: The tracks as they were built at first, int64 [N], by finder; of those that drop some for their quality.
-        parameters: Parameters of the tracks at the beam line, a row each, by finder; of none where they cannot be
-            fitted.
-        seconds: Time of the network, an equal share of that of a call for several events, and of building tracks from
-            its scores, on this rank; compiling is left out.
-    """
-
-    event_id: str
-    hit_id: IntArray
-    edge_index: IntArray
-    edge_logit: npt.NDArray[np.floating]
-    edge_score: npt.NDArray[np.floating]
-    edge_scored: BoolArray
-    readings: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
-    labels: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    tracks: Mapping[str, IntArray] = field(default_factory=dict)
-    shared_hits: Mapping[str, IntArray] = field(default_factory=dict)
-    built: Mapping[str, IntArray] = field(default_factory=dict)
-    parameters: Mapping[str, Perigees] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def num_edges(self) -> int:
-        return len(self.edge_logit)
-
-    @property
-    def num_unscored(self) -> int:
-        return int(np.count_nonzero(~self.edge_scored))
 
 
 def score_events(
@@ -90,7 +39,7 @@ def score_events(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-) -> list[EventScores] | None:
+) -> list[Scores] | None:
     """Score every edge of some events in one call of the network. *Collective* over the ranks that share them.
 
     A network built on stages gives each event the bits that it has in a call of its own, on CPU.
@@ -176,14 +125,14 @@ def _clock(device: torch.device) -> float:
     return clock()
 
 
-def _in_users_order(whole: WholeEvent, tables: Mapping[str, Tensor], scored: BoolArray, seconds: float) -> EventScores:
+def _in_users_order(whole: WholeEvent, tables: Mapping[str, Tensor], scored: BoolArray, seconds: float) -> Scores:
     """The scores of an event, given all predictions for it in stored order, and which of its edges have a score."""
     logits, nodes = tables[EDGES], torch.from_numpy(whole.node_ids)
     of_labels = {name: table if table.dim() == 1 else table[nodes] for name, table in tables.items() if name != EDGES}
     # One tensor of all edges in one order, whatever the ranks: an edge's place decides how its sigmoid is rounded.
     edge_logit = logits[torch.from_numpy(whole.edge_ids)]
     edge_scored = scored[whole.edge_ids]
-    return EventScores(
+    return Scores(
         event_id=whole.event.event_id,
         hit_id=whole.event.read_nodes("hit_id", whole.node_ids),
         edge_index=whole.edge_index,

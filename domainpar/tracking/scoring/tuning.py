@@ -16,6 +16,7 @@ from domainpar.runs.own_files import TUNED
 from domainpar.runs.records import Table, read_file
 from domainpar.tracking.config.infer import CountedTrackFlags, TrackFlags
 from domainpar.tracking.events.store import EventRecord, StoredEvent, WholeEvent
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.reco.performance.counts import TrackCounts, count_tracks, total
 from domainpar.tracking.reco.performance.matching import TrackCuts
 from domainpar.tracking.reco.performance.rates import METRICS
@@ -23,7 +24,6 @@ from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.tracks import REASONS, TrackOptions, shared_hits, tracks_from_scores
 from domainpar.tracking.scoring.event_tracks import hits_of
 from domainpar.tracking.scoring.scorer import LeftOut, Scorer
-from domainpar.tracking.scoring.scores import EventScores
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "greedy": {"score_cut": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7), "max_chi2": (6.0, 12.0, 25.0)},
@@ -86,7 +86,7 @@ def tune(
     """
     tried = list(grid(options, given_cuts(config)))
 
-    def evaluate(event: StoredEvent, scores: EventScores) -> dict[str, Any]:
+    def evaluate(event: StoredEvent, scores: Scores) -> dict[str, Any]:
         truth = truth_of(event, 1)
         if truth is None:
             raise event.place.problem("it does not tell the particle of each hit", "tuning takes events with truth")

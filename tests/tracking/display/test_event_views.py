@@ -26,6 +26,7 @@ from domainpar.tracking.display.event_view import (
 )
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.graph import Particles
+from domainpar.tracking.reco.event_scores import FoundTracks
 from domainpar.tracking.reco.performance.counts import count_tracks
 from domainpar.tracking.reco.performance.lost import REASONS, TrackEdges
 from domainpar.tracking.reco.performance.matching import STYLES, TrackCuts
@@ -126,14 +127,20 @@ def test_paths_hold_every_hit_once_in_order(files, event):
         assert str(event.particles.particle_id[row]) == facts["particleIds"][number]
         away = np.linalg.norm(event.position[path] - event.particles.vertex[row], axis=1)
         assert (np.diff(away) >= 0).all()
-    assert np.array_equal(np.diff(arrays["networkPtr"]), np.bincount(event.track_id[event.track_id >= 0]))
-    assert np.array_equal(np.sort(arrays["networkRows"]), np.flatnonzero(event.track_id >= 0))
+    assert np.array_equal(np.diff(arrays["networkPtr"]), np.bincount(event.scores.track_id[event.scores.track_id >= 0]))
+    assert np.array_equal(np.sort(arrays["networkRows"]), np.flatnonzero(event.scores.track_id >= 0))
+
+
+def with_tracks(event, network, ckf=None):
+    """An event with other tracks of the network, and of the CKF."""
+    tracks = {"network": network, "ckf": ckf or event.scores.tracks["ckf"]}
+    return replace(event, scores=replace(event.scores, tracks=tracks))
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
     rng = np.random.default_rng(5)
-    track_id = event.track_id.copy()
+    track_id = event.scores.track_id.copy()
     moved = rng.random(len(track_id)) < 0.4  # tracks that share hits of many particles
     track_id[moved] = rng.integers(-1, track_id.max() + 1, int(moved.sum()))
     track_id = np.unique(track_id, return_inverse=True)[1] - int(track_id.min() < 0)
@@ -154,19 +161,19 @@ def test_found_missed_and_fake_are_those_of_the_efficiency(event, style):
 
 
 def test_shared_hits_are_drawn_and_counted_on_each_of_their_tracks(files, event):
-    on_track = np.flatnonzero(event.track_id >= 0)
+    on_track = np.flatnonzero(event.scores.track_id >= 0)
     hit = on_track[:: len(on_track) // 20]
-    own, first = event.track_id[hit], event.track_id.copy()
+    own, first = event.scores.track_id[hit], event.scores.track_id.copy()
     first[hit] = (own + 1) % (own.max() + 1)
-    lent = replace(event, track_id=first)  # some hits are on other tracks, at first
-    views = [lent, replace(lent, shared_hits=np.stack([hit, own], axis=1)), event]
+    lent = with_tracks(event, FoundTracks(first))  # some hits are on other tracks, at first
+    views = [lent, with_tracks(event, FoundTracks(first, np.stack([hit, own], axis=1))), event]
     without, shared, whole = (decoded(event_view(view, Split(4), files.tracking))[1] for view in views)
     assert np.array_equal(shared["networkBestShared"], whole["networkBestShared"])
     assert without["networkBestShared"].sum() < whole["networkBestShared"].sum()
     rows, ptr = shared["networkRows"], shared["networkPtr"]
     for track in range(len(ptr) - 1):
         path = rows[ptr[track] : ptr[track + 1]]
-        assert set(path) == set(np.flatnonzero((first == track) | (event.track_id == track)))
+        assert set(path) == set(np.flatnonzero((first == track) | (event.scores.track_id == track)))
         assert (np.diff(np.linalg.norm(event.position[path], axis=1)) >= 0).all()
     assert len(rows) == len(on_track) + len(hit)
 
@@ -200,19 +207,21 @@ def hand_made(particle, targets):
 
 
 @pytest.mark.parametrize(
-    ("reason", "edges", "changed"),
+    ("reason", "logit", "built"),
     [
-        ("edges", 3, {"logit": np.full(3, 1.0)}),
-        ("score", 5, {"logit": np.array([1.0, 1.0, -np.inf, 1.0, 1.0])}),
-        ("score", 5, {"logit": np.array([1.0, 1.0, 0.1, 1.0, 1.0])}),
-        ("builder", 5, {"logit": np.full(5, 1.0)}),
-        ("quality", 5, {"logit": np.full(5, 1.0), "built_track_id": np.zeros(6, np.int64)}),
+        ("edges", [1.0] * 3, None),
+        ("score", [1.0, 1.0, -np.inf, 1.0, 1.0], None),
+        ("score", [1.0, 1.0, 0.1, 1.0, 1.0], None),
+        ("builder", [1.0] * 5, None),
+        ("quality", [1.0] * 5, np.zeros(6, np.int64)),
     ],
 )
-def test_each_missed_particle_has_the_reason_of_its_loss(tmp_path, reason, edges, changed):
-    files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=edges)]))
-    nothing = np.full(6, -1)
-    event = replace(files.read_event(files.choose_event()), track_id=nothing, ckf_track_id=nothing, **changed)
+def test_each_missed_particle_has_the_reason_of_its_loss(tmp_path, reason, logit, built):
+    files = read_run_files(write_run(tmp_path, [drawn(6, num_edges=len(logit))]))
+    nothing, event = np.full(6, -1), files.read_event(files.choose_event())
+    scores = replace(event.scores, edge_logit=np.array(logit), edge_scored=np.isfinite(logit))
+    tracks = FoundTracks(nothing, built_track_id=built)
+    event = with_tracks(replace(event, scores=scores), tracks, FoundTracks(nothing))
     facts, arrays = decoded(event_view(event, Split(1), replace(files.tracking, score_cut=0.6)))
     told = {finder: facts["reasons"][arrays[f"{finder}Lost"][0]].split(":")[0] for finder in facts["finders"]}
     assert told == {"network": reason, "ckf": "finder"}

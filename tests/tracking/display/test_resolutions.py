@@ -39,12 +39,13 @@ def table(files):
 
 def test_differences_are_those_of_targets_by_their_own_truth(files):
     event = files.read_event(files.events("val")[0])
-    value, covariance = event.fits["network"]
+    fits = event.scores.tracks["network"].fits
+    value, covariance = fits.value, fits.covariance
     found = differences(event, "network", files.tracking.cuts)
     # Here each track has the hits of one particle: plainly one after the other.
     expected = []
     for track in range(len(value)):
-        hits = np.flatnonzero(event.track_id == track)
+        hits = np.flatnonzero(event.scores.track_id == track)
         (particle,) = set(event.particle_id[hits])
         pt, eta, nhits = (rows_of_table(event.particles, [particle], name)[0] for name in ("pt", "eta", "nhits"))
         if len(hits) >= 5 and nhits >= 5:
@@ -65,7 +66,11 @@ def test_a_finder_without_parameters_in_one_event_has_no_resolution(files):
 
     def read_event(record):
         event = files.read_event(record)
-        return replace(event, fits={"ckf": event.fits["ckf"]}) if record.event == "003" else event
+        if record.event != "003":
+            return event
+        tracks = event.scores.tracks
+        without = {"network": replace(tracks["network"], fits=None), "ckf": tracks["ckf"]}
+        return replace(event, scores=replace(event.scores, tracks=without))
 
     partly = SimpleNamespace(events_to_read=files.events_to_read, read_event=read_event, tracking=files.tracking)
     assert set(differences_of(partly, SPLITS, finders)) == {"ckf"}

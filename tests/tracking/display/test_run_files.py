@@ -177,7 +177,7 @@ def test_scores_that_are_damaged_gone_or_something_else_are_refused_by_their_nam
     files = read_run_files(run)
     path = run / "scores" / "event002.scores.zarr.zip"
     write_arrays(path, {"hit_id": np.zeros(3)}, {})
-    with pytest.raises(ValueError, match=r"event002.* lacks edge_index, edge_logit, edge_scored"):
+    with pytest.raises(ValueError, match=r"event002.* lacks edge_index, edge_logit, edge_score, edge_scored"):
         files.read_event(files.choose_event())
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"cannot be read.*event002"):

@@ -18,7 +18,6 @@ from domainpar.tracking.events.graph import surface_numbers
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
 from domainpar.tracking.part_loading import sector_of_tiles
 from domainpar.tracking.reco.hit_table import TrackHits
-from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.segments import Segments
 from domainpar.tracking.reco.tracks import (
     TrackOptions,
@@ -91,7 +90,7 @@ def tracks_on(world, event, logits, grouping="contiguous", sectors=None, root=0,
     if scores is None:
         return None
     whole = WholeEvent(event)
-    return {name: with_tracks(whole, scores[0], METHODS[name]).tracks[NETWORK].tolist() for name in names}
+    return {name: with_tracks(whole, scores[0], METHODS[name]).track_id.tolist() for name in names}
 
 
 def tracks_of(event, logits, num_ranks=1, **flags):

@@ -11,12 +11,12 @@ from small_run import drawn
 from domainpar.tracking.config import InferConfig
 from domainpar.tracking.events.own_events import InMaps
 from domainpar.tracking.events.store import StoredEvent, WholeEvent, event_file_name, write_event
+from domainpar.tracking.reco.event_scores import Scores
 from domainpar.tracking.reco.performance.lost import REASONS
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring.event_metrics import EventMetrics, evaluator
 from domainpar.tracking.scoring.event_tracks import with_tracks
 from domainpar.tracking.scoring.scorer import Outcome
-from domainpar.tracking.scoring.scores import EventScores
 from domainpar.tracking.training.tasks import EDGES
 
 
@@ -28,7 +28,7 @@ def evaluated(path, graph, logits, num_tiles=8, **options):
     evaluate = evaluator(InferConfig(tracks="cc"), None, EDGES, [record], InMaps(frozenset()), chosen)
     logit = np.array(logits, np.float32)
     columns = np.nan_to_num(logit), 1 / (1 + np.exp(-logit)), ~np.isnan(logit)
-    scores = EventScores(graph.hits.event_id, graph.hits.hit_id, graph.edge_index, *columns)
+    scores = Scores(graph.hits.event_id, graph.hits.hit_id, graph.edge_index, *columns)
     with StoredEvent(file) as event:
         return record, evaluate(event, with_tracks(WholeEvent(event), scores, chosen))
 

@@ -11,11 +11,11 @@ from domainpar.tracking.events.beam_spot import BeamSpot
 from domainpar.tracking.events.field import Field
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
 from domainpar.tracking.reco.ckf.finder import find_tracks
+from domainpar.tracking.reco.event_scores import FoundTracks, Scores
 from domainpar.tracking.reco.hit_table import TrackHits
 from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import fit_perigees
 from domainpar.tracking.scoring.event_tracks import write_acts
-from domainpar.tracking.scoring.scores import EventScores
 
 pytest.importorskip("acts")
 
@@ -48,9 +48,7 @@ def test_pulls_of_muons_of_acts_are_as_wide_as_the_errors_that_are_written(tmp_p
         tracks = find_tracks(of_tracks, BeamSpot(0, 55))
         fits = fit_perigees(of_tracks, tracks, tracks.max() + 1)
         nothing = np.zeros((2, 0), np.int64), *[np.zeros(0)] * 2, np.zeros(0, bool)
-        scores = EventScores(
-            f"{number:09d}", hits.hit_id, *nothing, tracks={NETWORK: tracks}, parameters={NETWORK: fits}
-        )
+        scores = Scores(f"{number:09d}", hits.hit_id, *nothing, tracks={NETWORK: FoundTracks(tracks, fits=fits)})
         write_acts(tmp_path, scores, hits.position)
     table = pulls(tmp_path, tmp_path, least_pt=pt)
     assert len(table) > 650  # of 700: hits of few muons are lost

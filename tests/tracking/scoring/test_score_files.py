@@ -12,6 +12,7 @@ import zarr
 from killed import killed_at_every_change, names_and_syncs
 
 from domainpar.runs.records import ScoredEvent, ScoresRecord
+from domainpar.tracking.reco.event_scores import FoundTracks, Scores
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK, PERFECT_SCORES
 from domainpar.tracking.reco.perigee import Perigees
 from domainpar.tracking.scoring.score_files import (
@@ -21,14 +22,13 @@ from domainpar.tracking.scoring.score_files import (
     write_list,
     write_scores,
 )
-from domainpar.tracking.scoring.scores import EventScores
 
 
 def some_scores(num_edges=5, event_id="7", dtype=np.float32):
     rng = np.random.default_rng(num_edges)
     scored = rng.random(num_edges) < 0.7
     logit = np.where(scored, rng.standard_normal(num_edges), 0).astype(dtype)
-    return EventScores(
+    return Scores(
         event_id=event_id,
         hit_id=np.array([11, 5, 9]),
         edge_index=rng.integers(0, 3, (2, num_edges)),
@@ -78,26 +78,32 @@ def test_the_hash_of_logits_holds_what_the_network_said_of_labels(tmp_path):
 
 
 def test_shared_hits_are_in_the_file_only_where_tracks_may_share_them(tmp_path):
-    tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
-    sharing = replace(tracked, shared_hits={NETWORK: np.array([[1, 1]]), PERFECT_SCORES: np.array([[0, 1]])})
+    track_id = np.array([0, 0, 1])
+    tracked = replace(some_scores(), tracks={NETWORK: FoundTracks(track_id)})
+    shared_hits = {NETWORK: np.array([[1, 1]]), PERFECT_SCORES: np.array([[0, 1]])}
+    sharing = replace(tracked, tracks={name: FoundTracks(track_id, shared) for name, shared in shared_hits.items()})
     alone = write_scores(tmp_path / "a", tracked, {})
     assert "shared_hits" not in zarr.open(zarr.storage.ZipStore(tmp_path / "a" / alone.path), mode="r")
     shared = write_scores(tmp_path / "b", sharing, {})
     assert shared.tracks == alone.tracks == 2
     assert read_scores(tmp_path / "b" / shared.path).shared_hits.tolist() == [[1, 1]]
-    none = replace(tracked, shared_hits={NETWORK: np.zeros((0, 2), np.int64)})
+    none = replace(tracked, tracks={NETWORK: FoundTracks(track_id, np.zeros((0, 2), np.int64))})
     assert read_scores(tmp_path / "c" / write_scores(tmp_path / "c", none, {}).path).shared_hits.shape == (0, 2)
 
 
 def test_parameters_of_tracks_come_back_by_finder(tmp_path):
     draw = np.random.default_rng(0).normal
-    fits = [Perigees(draw(size=(2, 5)), draw(size=(2, 5, 5)), draw(size=2), np.zeros(2)) for _ in range(2)]
-    tracked = replace(some_scores(), tracks={NETWORK: np.array([0, 0, 1])})
-    both = replace(tracked, parameters=dict(zip((NETWORK, CKF), fits)))
+    ndf = np.array([2 * 2 - 5, 2 * 2 - 5])  # of the shared hit, too
+    fits = [Perigees(draw(size=(2, 5)), draw(size=(2, 5, 5)), draw(size=2), ndf) for _ in range(2)]
+    track_id, shared_hits = np.array([0, 0, 1]), np.array([[1, 1]])
+    tracked = replace(some_scores(), tracks={NETWORK: FoundTracks(track_id)})
+    of_finders = {finder: FoundTracks(track_id, shared_hits, fits=of) for finder, of in zip((NETWORK, CKF), fits)}
+    both = replace(tracked, tracks=of_finders)
     found = read_scores(tmp_path / write_scores(tmp_path, both, {}).path)
     for prefix, of in zip(("", "ckf_"), fits):
         for name, values in (("parameters", of.value), ("covariance", of.covariance), ("chi2", of.chi2)):
             assert np.array_equal(getattr(found, f"{prefix}track_{name}"), values)
+    assert np.array_equal(found.tracks[NETWORK].fits.ndf, ndf)
     assert read_scores(tmp_path / "b" / write_scores(tmp_path / "b", tracked, {}).path).track_parameters is None
 
 

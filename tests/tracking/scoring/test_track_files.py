@@ -15,6 +15,7 @@ from source_files import pt_unit_of, read_file
 
 from domainpar.tracking.events.graph import Hits, Particles
 from domainpar.tracking.reco.ckf.detector_layout import why_not_followed
+from domainpar.tracking.reco.event_scores import FoundTracks, Scores
 from domainpar.tracking.reco.performance.rates import NETWORK
 from domainpar.tracking.reco.perigee import NAMES, Perigees
 from domainpar.tracking.scoring.event_tracks import (
@@ -24,7 +25,6 @@ from domainpar.tracking.scoring.event_tracks import (
     write_acts,
     write_csv,
 )
-from domainpar.tracking.scoring.scores import EventScores
 
 POSITION = np.array(
     [[30, 1, 5], [70, 2, 10], [115, 4, 20], [0, -31, 4], [0, -72, 9], [-500, 3, 600], [31, 1, 5.5]], np.float32
@@ -39,12 +39,12 @@ class Tracked:
     """An event as `write_acorn` takes it."""
 
     hits: Hits
-    scores: EventScores
+    scores: Scores
     label: np.ndarray | None
 
     @property
     def track_id(self):
-        return self.scores.tracks[NETWORK]
+        return self.scores.track_id
 
     def lines(self):
         return track_lines(self.hits.hit_id, self.track_id, self.hits.position)
@@ -80,16 +80,21 @@ def tracked(**changes):
         **changes,
     }
     edge_score = fields["edge_score"]
-    scores = EventScores(
+    scores = Scores(
         event_id=fields["event_id"],
         hit_id=fields["hit_id"],
         edge_index=fields["edge_index"],
         edge_logit=edge_score,
         edge_score=edge_score,
         edge_scored=edge_score > 0,
-        tracks={NETWORK: fields["track_id"]},
+        tracks={NETWORK: FoundTracks(fields["track_id"])},
     )
     return Tracked(Hits(**{name: fields[name] for name in HITS}), scores, fields["label"])
+
+
+def found(scores, **changes):
+    """Scores whose tracks have more."""
+    return replace(scores, tracks={NETWORK: replace(scores.tracks[NETWORK], **changes)})
 
 
 NOTHING = {
@@ -191,7 +196,7 @@ def test_the_table_is_what_the_trackml_scorer_takes(tmp_path):
 
 
 def test_the_list_for_acts_has_a_row_for_each_track_and_its_hits_from_the_inside_out(tmp_path):
-    shared = replace(tracked().scores, shared_hits={NETWORK: np.array([[4, 0]])})
+    shared = found(tracked().scores, shared_hits=np.array([[4, 0]]))
     path = write_acts(tmp_path, shared, POSITION)
     assert path.name == "event000000007-tracks.csv"
     table = pd.read_csv(path, index_col="track_id")
@@ -202,7 +207,7 @@ def test_the_list_for_acts_has_a_row_for_each_track_and_its_hits_from_the_inside
 
 def test_in_the_table_a_shared_hit_is_on_its_first_track_alone(tmp_path):
     event = tracked()
-    shared = replace(event.scores, shared_hits={NETWORK: np.array([[0, 1], [3, 0]])})
+    shared = found(event.scores, shared_hits=np.array([[0, 1], [3, 0]]))
     alone, table = (write_csv(tmp_path, scores).read_text() for scores in (event.scores, shared))
     assert table == alone
 
@@ -247,7 +252,7 @@ def test_files_lie_where_acorn_puts_them(written, tmp_path):
 
 def test_acorns_list_of_tracks_knows_shared_hits(written):
     event = tracked()
-    event.scores = replace(event.scores, shared_hits={NETWORK: np.array([[6, 1]])})
+    event.scores = found(event.scores, shared_hits=np.array([[6, 1]]))
     assert written(event)[1].read_text() == "10 11 12\n13 16 14\n"
 
 
@@ -350,7 +355,7 @@ def fitted():
 
 def test_the_files_for_acts_have_fitted_momenta_and_parameters_with_covariances(tmp_path):
     fits = fitted()
-    path = write_acts(tmp_path, replace(tracked().scores, parameters={NETWORK: fits}), POSITION)
+    path = write_acts(tmp_path, found(tracked().scores, fits=fits), POSITION)
     table = pd.read_csv(path, index_col="track_id")
     assert table.Measurements_ID.tolist() == ["[10,11,12,]", "[13,14,]"]
     momentum = [np.sin(1.2) / 0.4, -np.log(np.tan(0.6)), 0.5]
