@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from domainpar.tracking.cost.cuts import STORED, Tiling
-from domainpar.tracking.events import detector
-from domainpar.tracking.events.field import Field
-from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles, surface_numbers
+from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray, Particles
 from domainpar.tracking.events.store import EventRecord, EventStore, WholeEvent
 from domainpar.tracking.reco.event_scores import Scores
-from domainpar.tracking.reco.performance.truth import EventTruth
+from domainpar.tracking.reco.performance.truth import EventTruth, truth_of
 from domainpar.tracking.training.edge_classes import edge_classes
 from partitioners import TileGraph
 
@@ -42,7 +40,7 @@ class EventData:
         edge_class: `FAKE`, `TARGET` or `OTHER` of `training.targets`, int8 [E]; None without truth. Its targets are
             those of the training.
         scores: Its scores and tracks; None where the event was not scored.
-        field: The field around the hits.
+        truth: What tracks are compared with; None where the particles of hits are unknown.
     """
 
     event_id: str
@@ -59,7 +57,7 @@ class EventData:
     target: BoolArray | None
     edge_class: IntArray | None
     scores: Scores | None
-    field: Field
+    truth: EventTruth | None
 
     @cached_property
     def logit(self) -> FloatArray | None:
@@ -85,14 +83,6 @@ class EventData:
         at = np.minimum(np.searchsorted(ids, self.particle_id), len(ids) - 1)
         listed = (ids[at] == self.particle_id) & (self.particle_id != 0)
         return np.where(listed, order[at], -1)
-
-    @cached_property
-    def truth(self) -> EventTruth | None:
-        """The truth that tracks are compared with; None where the particles of hits are unknown."""
-        if self.particle_id is None:
-            return None
-        surface = surface_numbers(self.volume, self.layer)
-        return EventTruth(self.particle_id, surface, position=self.position, particles=self.particles, field=self.field)
 
     @property
     def tiling(self) -> Tiling:
@@ -122,9 +112,7 @@ def read_event_data(
         }
         hits["tile"] = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))[whole.node_ids]
         edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
-        particles = event.particles() if event.has_particle_ids else None
-        tiles = event.tile_graph()
-        field = detector.field_of(event.settings, hits["volume"], hits["layer"])
+        tiles, truth = event.tile_graph(), truth_of(event)
     found = None if scores is None else Scores.read(scores)
     # Not by the name alone: an event that is prepared with other cuts keeps its name.
     if found is not None and not (
@@ -134,15 +122,13 @@ def read_event_data(
             f"{scores} holds scores of event {found.event_id} as it was prepared another time: its hits or "
             f"edges are not those of event {record.event} in this store; run infer again."
         )
-    target = None
-    if particles is not None:
+    target, particles = None, None if truth is None else truth.particles
+    if truth is not None and particles is not None:
         known = {}
         for name, condition in track_target.items():
             values = getattr(particles, name, None)
             if values is None or values.dtype.kind != "f" or not np.isnan(values).all():
                 known[name] = condition
-        surface = surface_numbers(hits["volume"], hits["layer"])
-        truth = EventTruth(hits["particle_id"], surface, position=hits["position"], particles=particles)
         target = truth.targets_among(particles.particle_id, known)
     edge_class = None
     if edges["label"] is not None and (particles is not None or not edge_target):
@@ -157,5 +143,5 @@ def read_event_data(
         target=target,
         edge_class=edge_class,
         scores=found,
-        field=field,
+        truth=truth,
     )

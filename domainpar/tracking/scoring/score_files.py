@@ -4,12 +4,7 @@ A directory of scores holds
 
     scores.json                                what was scored, with which weights; the sha256 of each file
     timings.json                               seconds per event, and memory; not hashed
-    event000001001.scores.zarr.zip             hit_id [N], edge_index [2, E], edge_logit, edge_score, edge_scored [E];
-                                               with tracks track_id [N], and with --ckf ckf_track_id [N] and
-                                               shared_hits [S, 2], and of each of T tracks track_parameters [T, 5],
-                                               track_covariance [T, 5, 5] and track_chi2 [T], with --ckf the same behind
-                                               ckf_; of labels that were trained on node_NAME [N] or
-                                               graph_NAME [1], of classes also node_NAME_logits [N, classes]
+    event000001001.scores.zarr.zip             the arrays of `Scores` that are not of the store
 
 While they are written they lie in its folder `unfinished`; `scores.json` appears last of all. `read_scores` gives them
 to a user's own program: numpy arrays by name, and tables of hits and edges.
