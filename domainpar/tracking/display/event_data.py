@@ -113,13 +113,13 @@ def read_event_data(
         hits["tile"] = np.repeat(np.arange(event.num_tiles), np.diff(event.node_ptr))[whole.node_ids]
         edges: dict[str, Any] = {"edge_index": whole.edge_index, "label": whole.edges("label")}
         tiles, truth = event.tile_graph(), truth_of(event)
-    found = None if scores is None else Scores.read(scores)
+    own = None if scores is None else Scores.read(scores)
     # Not by the name alone: an event that is prepared with other cuts keeps its name.
-    if found is not None and not (
-        np.array_equal(found.hit_id, hits["hit_id"]) and np.array_equal(found.edge_index, edges["edge_index"])
+    if own is not None and not (
+        np.array_equal(own.hit_id, hits["hit_id"]) and np.array_equal(own.edge_index, edges["edge_index"])
     ):
         raise ValueError(
-            f"{scores} holds scores of event {found.event_id} as it was prepared another time: its hits or "
+            f"{scores} holds scores of event {own.event_id} as it was prepared another time: its hits or "
             f"edges are not those of event {record.event} in this store; run infer again."
         )
     target, particles = None, None if truth is None else truth.particles
@@ -142,6 +142,6 @@ def read_event_data(
         particles=particles,
         target=target,
         edge_class=edge_class,
-        scores=found,
+        scores=own,
         truth=truth,
     )

@@ -52,14 +52,14 @@ def differences(event: EventData, finder: str, cuts: TrackCuts) -> FloatArray | 
     Columns are pt and eta of the particle, whether it is a target with its pT, differences from the truth, of q/p
     relative to it, and pulls.
     """
-    found = None if event.scores is None else event.scores.tracks.get(finder)
-    if (truth := event.truth) is None or event.particles is None or found is None or found.fits is None:
+    tracks = None if event.scores is None else event.scores.tracks.get(finder)
+    if (truth := event.truth) is None or event.particles is None or tracks is None or tracks.fits is None:
         return None
-    track, ids = matched(truth, found.track_id, found.shared_hits, cuts, cuts.target_without_pt)
+    track, ids = matched(truth, tracks.track_id, tracks.shared_hits, cuts, cuts.target_without_pt)
     true = true_perigees(truth, ids)
-    difference = found.fits.value[track] - true
+    difference = tracks.fits.value[track] - true
     difference[:, 2] = (difference[:, 2] + np.pi) % (2 * np.pi) - np.pi
-    pulls = difference / np.sqrt(np.einsum("tii->ti", found.fits.covariance[track]))
+    pulls = difference / np.sqrt(np.einsum("tii->ti", tracks.fits.covariance[track]))
     difference[:, 4] /= np.abs(true[:, 4])
     pt, eta = (rows_of_table(truth.particles, ids, name) for name in ("pt", "eta"))
     return np.column_stack([pt, eta, truth.targets_among(ids, cuts.target), difference, pulls])

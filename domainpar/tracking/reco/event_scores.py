@@ -136,13 +136,13 @@ class Scores:
         for finder, prefix in ((NETWORK, ""), (CKF, "ckf_")):
             if f"{prefix}track_id" in arrays:
                 of = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-                found = FoundTracks(of["track_id"], of.get("shared_hits"), of.get("built_track_id"))
+                own = FoundTracks(of["track_id"], of.get("shared_hits"), of.get("built_track_id"))
                 if "track_parameters" in of:
-                    _, track = memberships(found.track_id, found.shared_hits)
+                    _, track = memberships(own.track_id, own.shared_hits)
                     ndf = 2 * np.bincount(track[track >= 0], minlength=len(of["track_parameters"])) - 5
                     values = {attribute: of[name] for name, attribute in ARRAYS_OF_FITS.items()}
-                    found = replace(found, fits=Perigees(**values, ndf=ndf))
-                tracks[finder] = found
+                    own = replace(own, fits=Perigees(**values, ndf=ndf))
+                tracks[finder] = own
         labels = {name: arrays[name] for name in sorted(arrays) if name.startswith(("node_", "graph_"))}
         edges: dict[str, Any] = {name: arrays[name] for name in ARRAYS_OF_EDGES}
         return cls(about["event"], **edges, tracks=tracks, labels=labels, about=about)
