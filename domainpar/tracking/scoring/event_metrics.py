@@ -106,7 +106,7 @@ def evaluator(
         finders, evaluation["field"] = [finder for finder in (NETWORK, CKF) if finder in scores.tracks], None
         if finders and event.has_positions:
             hits = hits_of(WholeEvent(event))
-            halves = ratios_of_halves(hits, scores.tracks[finders[0]]).tolist()
+            halves = ratios_of_halves(hits, scores.tracks[finders[0]].track_id).tolist()
             evaluation["field"] = {"name": str(Field.of(hits.field)), "halves": halves}
         evaluation["unfitted"] = why_not_followed(event) if scores.tracks else None
         return evaluation | (_evaluate_tracks(event, scores, cuts, borders, score_cut) if config.tracks else {})

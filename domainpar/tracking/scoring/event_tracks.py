@@ -91,15 +91,15 @@ class TrackFinders:
             check_positions(event, None, ckf=True)
             spot = event.settings.get("beam_spot")
             try:
-                tracks = find_tracks(hits_of(whole), self.beam_spot if spot is None else BeamSpot(*spot))
+                track_id = find_tracks(hits_of(whole), self.beam_spot if spot is None else BeamSpot(*spot))
             except ValueError as error:
                 raise event.place.attach_to(error) from error
             if self.options is not None and self.options.refine:  # as those of the network are
-                tracks = finished(tracks, hits_of(whole), replace(self.options, extend=False))
-            scores = replace(scores, tracks={**scores.tracks, CKF: FoundTracks(tracks)})
+                track_id = finished(track_id, hits_of(whole), replace(self.options, extend=False))
+            scores = replace(scores, tracks={**scores.tracks, CKF: FoundTracks(track_id)})
         if scores.tracks and why_not_followed(event) is None:
-            began, tracks = clock(), fitted(hits_of(whole), scores.tracks)
-            scores = replace(scores, tracks=tracks, seconds={**scores.seconds, "fitting": clock() - began})
+            began, with_fits = clock(), fitted(hits_of(whole), scores.tracks)
+            scores = replace(scores, tracks=with_fits, seconds={**scores.seconds, "fitting": clock() - began})
         if self.format == "acorn":
             dataset = DATASETS[self.split_of[event.event_id]]
             write_acorn(self.directory, dataset, whole.hits, scores, whole.edges("label"))
