@@ -14,7 +14,8 @@ from pathlib import Path
 
 from domainpar.parallel.launcher import started_as_root
 from domainpar.tracking.command_line import refuse_like_flags, run_command
-from domainpar.tracking.config import ImportAcornConfig
+from domainpar.tracking.config import ImportAcornConfig, TrainConfig
+from domainpar.tracking.config.train import Network
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +30,10 @@ def _work(config: ImportAcornConfig) -> int:
         from domainpar.tracking.training.acorn_checkpoint import read_network, write_run
 
         network = read_network(Path(str(config.checkpoint)))
-        run, sha256 = write_run(network, config.out)
+        trained = TrainConfig(
+            standardise=False, model=Network(network.model), hidden=network.hidden, graph_iters=network.graph_iters
+        )
+        run, sha256 = write_run(network, trained, config.out)
     print(f"imported: {config.checkpoint}, step {network.step}, is {run}")
     print(f"network : {network.model}, hidden {network.hidden}, {network.graph_iters} iterations; sha256 {sha256[:16]}")
     prepare = ["python", "-m", "domainpar.prepare", "--source", "acorn", "--input", "DIRECTORY", "--store", "STORE"]

@@ -48,6 +48,7 @@ def _work(config: TrainConfig, stop: StopFlag) -> int:
     import torch
 
     from domainpar.parallel.world import World
+    from domainpar.tracking.training import run  # noqa: F401  # before ranks meet: a slow disk takes none of their time
     from domainpar.tracking.training.inputs import store_to_resume
 
     torch.set_num_threads(1)  # ranks are the parallelism; more threads inside a kernel could change its bits

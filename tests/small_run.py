@@ -15,7 +15,7 @@ from domainpar.tracking.events.graph import EventGraph, Hits, Particles, surface
 from domainpar.tracking.events.own_events import OwnEvents, kept_place
 from domainpar.tracking.events.simulate import simulate_event
 from domainpar.tracking.events.store import EventStore, event_file_name, write_arrays, write_event, write_manifest
-from domainpar.tracking.reco.event_scores import ARRAYS_OF_FITS, FoundTracks
+from domainpar.tracking.reco.event_scores import ARRAYS_OF_FITS, FORMAT, FoundTracks
 from domainpar.tracking.reco.performance.counts import count_tracks, total
 from domainpar.tracking.reco.performance.truth import truth_of
 from domainpar.tracking.reco.segments import TrackHits
@@ -134,7 +134,7 @@ def write_some_scores(directory, store, graphs, tracks=True, naive=None):
     for graph, event in zip(graphs, store.events(), strict=True):
         arrays = score_arrays(graph, tracks, naive)
         path = f"event{event.event}.scores.zarr.zip"
-        write_arrays(directory / path, arrays, {"event": event.event})
+        write_arrays(directory / path, arrays, {**FORMAT, "event": event.event})
         sizes = {"edges": graph.num_edges, "unscored": 0}
         listed.append({"event": event.event, "path": path, "event_sha256": event.sha256, **sizes})
         with store.open(event) as stored:

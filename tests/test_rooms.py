@@ -58,7 +58,7 @@ def test_torch_distributed_is_used_in_the_ranks_room_only():
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("TrainConfig", {"train.py"}),
+        ("TrainConfig", {"train.py", "import_acorn.py"}),
         ("InferConfig", {"infer.py", "tracking/scoring/inference.py"}),
         ("PrepareConfig", {"prepare.py", "train.py", "infer.py", "estimate.py"}),
     ],

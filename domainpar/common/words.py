@@ -21,6 +21,13 @@ def several(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
+def exactness_text(problem: str | None) -> str:
+    """What holds on any number of ranks; `problem`: why bits may depend on them."""
+    if problem:
+        return f"the same result on any number of ranks up to rounding only: {problem}"
+    return "the same bits on any number of ranks (self-test passed)"
+
+
 def between(counts: Sequence[int], what: str) -> str:
     """`854,270 to 1,224,025 hits`, or `1 hit` when all are equal. Needs at least one count."""
     least, most = min(counts), max(counts)

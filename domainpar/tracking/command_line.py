@@ -387,7 +387,7 @@ def completion(shell: str, commands: Mapping[str, tuple[type[Group], str]]) -> s
         parser = parsers.add_parser(name, help=purpose, add_help=False)
         parser.add_argument("--config").complete = shtab.FILE  # type: ignore[attr-defined]
         for field in fields_of(config_class).values():
-            words = _arguments(field, "", None) | {"choices": field.choices or None}
+            words = _arguments(field, "", None) | ({"choices": field.choices} if field.choices else {})
             action = parser.add_argument(flag(field.name), **words)
             if words.get("metavar") in ("DIR", "FILE"):
                 action.complete = shtab.DIRECTORY if words["metavar"] == "DIR" else shtab.FILE  # type: ignore[attr-defined]

@@ -220,7 +220,7 @@ def test_without_jinja2_the_way_to_get_it_is_told(run, monkeypatch, capfd):
 
 def test_reading_a_run_loads_no_torch_and_no_figures():
     heavy = "{'torch', 'matplotlib', 'jinja2'}"
-    program = f"import sys, domainpar.tracking.display.run_files; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, domainpar.tracking.display.sections; print(sorted({heavy} & set(sys.modules)))"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=patient(60)
     )

@@ -35,7 +35,7 @@ def model(tmp_path_factory):
     path = export(ExportConfig(run=str(place / "run"), checkpoint="last"))
     events = EventStore(store)
     with events.open(events.events()[0]) as event:
-        tables = {name: table.numpy() for name, table in _inputs(event)._asdict().items()}
+        tables = {name: table.numpy() for name, table in _inputs(event, True).items()}
     how = onnxruntime.SessionOptions()
     how.intra_op_num_threads = 1  # as the server has it
     return path, onnxruntime.InferenceSession(path, how, providers=["CPUExecutionProvider"]), tables

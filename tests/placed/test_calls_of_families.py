@@ -1,5 +1,6 @@
 """The tables of each family of calls: what is exact, whole and split, and what is refused in which words."""
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,12 @@ FAMILIES = {
     "scatters": test_scatters,
     "views": test_views,
 }
+
+
+def test_each_file_with_such_tables_is_here_or_runs_them_itself():
+    files = [file for file in Path(__file__).parent.glob("test_*.py") if "\nEXACT = {" in file.read_text()]
+    elsewhere = {file.stem for file in files if "@cases(EXACT)" not in file.read_text()}
+    assert elsewhere == {family.__name__ for family in FAMILIES.values()}
 
 
 def of_each(families: dict[str, ModuleType], table: str) -> dict[str, Any]:

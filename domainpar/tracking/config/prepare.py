@@ -228,7 +228,8 @@ class CandidateFlags(Group):
     map_edges_per_hit: Positive | None = None
     """Mean number of pairs of hits, per hit, that a module map may hold, its purest boxes first; triplets then confirm
     some of them as edges. Of an embedding: of candidate edges, which sets the radius, at most twice the margin of the
-    training. Default: 30 for a map that is built, 5 for an embedding that is trained, all for one from a file."""
+    training. Default: 30 for a map that is built, 5 for an embedding that is trained; of a
+    file all pairs of a map, and the radius of an embedding."""
 
     map_target: Conditions = Conditions("pt: [1, .inf], nhits: [5, .inf]")
     """Particles whose segments a map must hold when it is built, or an embedding learns."""

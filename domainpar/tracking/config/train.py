@@ -329,19 +329,19 @@ class ReplicaFlags(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedFlags(RunFlags, RankFlags, NetworkFlags, LossFlags):
-    """What the use of a trained network depends on."""
+    """The groups of which the use of a trained network needs something."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags(
     TrainedFlags, RunFlags, RankFlags, BadEventFlags, NetworkFlags, TaskFlags, LearningFlags, LossFlags
 ):
-    """What decides the weights that a training ends with."""
+    """What training reads, but for how it is carried through."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpkeepFlags(MeetingFlags, MemoryFlags, RecordFlags, ReplicaFlags):
-    """How a run is carried through, which its weights do not depend on."""
+    """How a run is carried through; its weights do not depend on these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,9 +70,9 @@ def label_runs(run: RunFiles, other: RunFiles) -> tuple[RunFiles, RunFiles]:
 def differing(run: RunFiles, other: RunFiles) -> tuple[ReportTable, ...]:
     """The flags in which two runs differ, and the facts: a table of each, none where nothing differs."""
     flags = [{flag(name): _shown(value) for name, value in files.settings.items()} for files in (run, other)]
-    known: list[dict[str, str]] = [{row[0]: row[1] for row in facts(files).rows} for files in (run, other)]
+    fact_rows: list[dict[str, str]] = [{row[0]: row[1] for row in facts(files).rows} for files in (run, other)]
     tables: list[ReportTable] = []
-    for heading, (here, there), absent in (("flag", flags, NOT_KEPT), ("fact", known, "–")):
+    for heading, (here, there), absent in (("flag", flags, NOT_KEPT), ("fact", fact_rows, "–")):
         if not (here and there):
             continue
         rows = [

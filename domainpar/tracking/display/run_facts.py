@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domainpar.common.words import its_mpiexec, several, some_of, this_python
+from domainpar.common.words import exactness_text, its_mpiexec, several, some_of, this_python
 from domainpar.parallel.launcher import detect
 from domainpar.runs.directory import figure_of
 from domainpar.runs.records import RunRecord, StoreRecord, Table
@@ -18,7 +18,6 @@ from domainpar.tracking.cost.epoch_words import in_words, mean_epoch
 from domainpar.tracking.display.run_files import SPLITS, RunFiles
 from domainpar.tracking.events.own_events import training_overlap
 from domainpar.tracking.training.metrics import EDGE_METRICS, LABEL_METRICS, Metric
-from domainpar.tracking.training.summary import exactness_text
 
 STATES = {
     "done": "done",

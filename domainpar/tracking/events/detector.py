@@ -373,8 +373,8 @@ def _seed_layer_pairs() -> tuple[LayerPair, ...]:
 
 
 SEED_LAYER_PAIRS = _seed_layer_pairs()
-"""The 52 (inner, outer) pairs of layers that the CKF begins its tracks in: each carries more than 0.2 % of the segments
-of particles above 0.5 GeV."""
+"""The 52 (inner, outer) pairs of layers that the CKF begins its tracks in: 50 carry more than 0.2 % each of the
+segments of particles above 0.5 GeV, and two are mirror images of such."""
 
 
 def lines_cross(

@@ -79,6 +79,6 @@ def rows_of_modules(modules: pd.DataFrame, hits: pd.DataFrame, key: list[str], p
     if (rows < 0).any():
         first = ", ".join(map(str, hits[key].to_numpy()[rows < 0][0].tolist()))
         what = f"detectors.csv does not list the module of {int((rows < 0).sum())} of {len(hits)} hits"
-        hint = "take the file of the same detector, or remove it"
+        hint = "take the file of the same detector; or remove it, and leave --cluster-features out"
         raise place.problem(f"{what}, the first is {', '.join(key)} {first}", hint)
     return np.asarray(rows)

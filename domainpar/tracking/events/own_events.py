@@ -12,6 +12,7 @@ from pathlib import Path
 from domainpar.common.problems import Problem
 from domainpar.common.words import several
 from domainpar.runs.records import Hashes, RunRecord, StoreRecord
+from domainpar.tracking.events.graph import Hits
 from domainpar.tracking.events.store import EventRecord, EventStore, Split, StoredEvent, StoreError, WholeEvent
 
 ALIKE = {"same_hits": "hits", "same_name": "name and seed"}
@@ -114,7 +115,14 @@ class InMaps:
 
     def hold(self, event: StoredEvent) -> bool:
         """Whether one of the maps was learned from an event."""
-        return bool(self.fingerprints) and WholeEvent(event).hits.fingerprint in self.fingerprints
+        return bool(self.fingerprints) and _fingerprint(event) in self.fingerprints
+
+
+def _fingerprint(event: StoredEvent) -> str:
+    whole = WholeEvent(event)
+    hit_id = whole.nodes("hit_id")
+    assert hit_id is not None  # every store has them
+    return Hits.bare(event.event_id, hit_id, whole.nodes("position")).fingerprint
 
 
 def training_overlap(counts: Mapping[str, Mapping[str, int]] | None) -> list[str]:
@@ -242,6 +250,6 @@ def alike_by_name(
             if store is not None and record.event in there:
                 alike.pop(record.event, None)
                 with scored.open(record) as event, store.open(there[record.event]) as other:
-                    if WholeEvent(event).hits.fingerprint == WholeEvent(other).hits.fingerprint:
+                    if _fingerprint(event) == _fingerprint(other):
                         alike[record.event] = "same_hits"
     return alike

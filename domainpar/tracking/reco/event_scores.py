@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from domainpar.common.problems import Problem
 from domainpar.tracking.events.graph import BoolArray, FloatArray, IntArray
-from domainpar.tracking.events.store import read_arrays
+from domainpar.tracking.events.store import SCHEMA_VERSION, read_arrays
 from domainpar.tracking.reco.performance.matching import memberships
 from domainpar.tracking.reco.performance.rates import CKF, NETWORK
 from domainpar.tracking.reco.perigee import Perigees
 
+FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
+"""What files of scores say that they are."""
 ARRAYS_OF_FITS = {"track_parameters": "value", "track_covariance": "covariance", "track_chi2": "chi2"}
 """Arrays of a file, and the attributes of `Perigees` in them."""
 ARRAYS_OF_EDGES = ("hit_id", "edge_index", "edge_logit", "edge_score", "edge_scored")
@@ -41,7 +43,9 @@ class _ArrayOf:
     def __init__(self, finder: str, name: str) -> None:
         self.finder, self.name = finder, name
 
-    def __get__(self, scores: Scores, owner: type[Scores]) -> npt.NDArray[Any] | None:
+    def __get__(self, scores: Scores | None, owner: type[Scores]) -> Any:
+        if scores is None:
+            return self
         tracks = scores.tracks.get(self.finder)
         of = tracks.fits if tracks is not None and self.name in ARRAYS_OF_FITS else tracks
         return getattr(of, ARRAYS_OF_FITS.get(self.name, self.name), None)
@@ -51,8 +55,8 @@ class _ArrayOf:
 class Scores:
     """Scores, and tracks, of one event: N hits and E candidate edges, both in the order of the user's own files.
 
-    What a file of scores does not hold is read from the store of the events, and None where that is not there or does
-    not know it.
+    `read_scores` reads what a file of scores does not hold from the store of the events; None where that is not there
+    or does not know it.
 
     Attributes:
         event_id: Name of the event.
@@ -129,9 +133,10 @@ class Scores:
             StoreError: If it is missing or damaged.
         """
         arrays, about = read_arrays(path)
+        if about.get("format") != FORMAT["format"]:
+            raise Problem(f"it is {about.get('format')!r}, not scores", "name what infer wrote", file=path)
         if lacking := set(ARRAYS_OF_EDGES) - set(arrays):
-            what = f"{path}: it is {about.get('format')!r}, not scores: it lacks {', '.join(sorted(lacking))}"
-            raise Problem(what, "name what infer wrote, or run infer again", file=path)
+            raise Problem(f"it lacks {', '.join(sorted(lacking))}", "run infer again", file=path)
         tracks = {}
         for finder, prefix in ((NETWORK, ""), (CKF, "ckf_")):
             if f"{prefix}track_id" in arrays:

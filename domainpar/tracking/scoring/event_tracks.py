@@ -116,7 +116,9 @@ def check_positions(event: StoredEvent, options: TrackOptions | None, ckf: bool 
     shares = options is not None and options.shared_hits
     if (fits or shares or ckf or acorn) and not event.has_positions:
         what = "greedy, --refine, --extend, --shared-hits, --ckf and --format acorn"
-        raise event.place.problem(f"its hits have no positions: {what} need them", "take --tracks cc")
+        raise event.place.problem(
+            f"its hits have no positions: {what} need them", "take --tracks cc without the others"
+        )
 
 
 def with_tracks(whole: WholeEvent, scores: Scores, options: TrackOptions) -> Scores:

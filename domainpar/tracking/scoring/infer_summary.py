@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
-from domainpar.common.words import between, several, this_python
+from domainpar.common.words import between, exactness_text, several, this_python
 from domainpar.parallel.world import World
 from domainpar.runs.records import ScoresRecord
 from domainpar.tracking.events.store import EventRecord, EventStore
@@ -15,7 +15,7 @@ from domainpar.tracking.reco.performance.rates import short, table
 from domainpar.tracking.scoring.score_files import LIST, SCORES_SUFFIX
 from domainpar.tracking.scoring.scorer import LeftOut, Outcome
 from domainpar.tracking.training.metrics import EDGE_METRICS
-from domainpar.tracking.training.summary import exactness_text, ranks_line
+from domainpar.tracking.training.summary import ranks_line
 from partitioners import number_of_sectors
 
 

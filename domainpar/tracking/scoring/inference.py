@@ -46,7 +46,7 @@ from domainpar.tracking.networks.catalogue import DTYPES
 from domainpar.tracking.networks.on_events import on_device
 from domainpar.tracking.part_loading import check_sectors
 from domainpar.tracking.reco.ckf.detector_layout import layout_of
-from domainpar.tracking.reco.event_scores import Scores
+from domainpar.tracking.reco.event_scores import FORMAT, Scores
 from domainpar.tracking.reco.tracks import TrackOptions
 from domainpar.tracking.scoring import infer_summary as summary
 from domainpar.tracking.scoring.event_metrics import (
@@ -64,7 +64,6 @@ from domainpar.tracking.scoring.event_tracks import (
 )
 from domainpar.tracking.scoring.filtering import Score, score_what_is_left
 from domainpar.tracking.scoring.score_files import (
-    FORMAT,
     LIST,
     TIMINGS,
     choose_directory,

@@ -25,7 +25,6 @@ from domainpar.runs.own_files import UNFINISHED, remove, strangers_in_scores
 from domainpar.runs.records import SCORES_FILE, ScoredEvent, ScoresRecord, StoreRecord, scores_record
 from domainpar.tracking.events.own_events import difference, find_store, not_there, places
 from domainpar.tracking.events.store import (
-    SCHEMA_VERSION,
     SUFFIX,
     EventRecord,
     EventStore,
@@ -33,12 +32,11 @@ from domainpar.tracking.events.store import (
     event_file_name,
     write_arrays,
 )
-from domainpar.tracking.reco.event_scores import Scores
+from domainpar.tracking.reco.event_scores import FORMAT, Scores
 
 LIST = SCORES_FILE
 TIMINGS = "timings.json"
 SCORES_SUFFIX = f".scores{SUFFIX}"
-FORMAT = {"format": "domainpar scores", "schema_version": SCHEMA_VERSION}
 
 
 def choose_directory(path: Path, overwrite: bool) -> Path:

@@ -28,7 +28,7 @@ from domainpar.runs.origin import describe_process
 from domainpar.runs.records import RUN_FILE, RunFile, StoreRecord, run_record
 from domainpar.tracking.config import ConfigError, resolved_yaml
 from domainpar.tracking.config.acorn_keys import network_of
-from domainpar.tracking.config.train import Network, TrainedFlags
+from domainpar.tracking.config.group import Group
 from domainpar.tracking.events.pyg import read_entries
 from domainpar.tracking.networks.catalogue import build_model, options_of
 
@@ -126,8 +126,13 @@ def read_network(path: Path) -> AcornNetwork:
     )
 
 
-def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]:
+def write_run(network: AcornNetwork, config: Group, out: str | None = None) -> tuple[Path, str]:
     """Make a run of a network of acorn, as if it had been trained here.
+
+    Args:
+        network: The network.
+        config: The configuration that would have trained it.
+        out: The directory of the run; by default a new one.
 
     Returns:
         The directory of the run, and the hash of its weights.
@@ -157,11 +162,7 @@ def write_run(network: AcornNetwork, out: str | None = None) -> tuple[Path, str]
     except Problem as taken:
         raise Problem(taken.what, "choose another --out") from taken
     try:
-        config = TrainedFlags(
-            standardise=False, model=Network(network.model), hidden=network.hidden, graph_iters=network.graph_iters
-        )
-        text = resolved_yaml(config)
-        write_whole(chosen.path / "config.yaml", text.encode())
+        write_whole(chosen.path / "config.yaml", resolved_yaml(config).encode())
         optimizer = torch.optim.AdamW(model.parameters())  # nothing of acorn's is taken over
         Checkpoints(chosen.path / "checkpoints").save(model, optimizer, TrainingState(step=network.step), best=True)
         sha256 = parameters_sha256(model)

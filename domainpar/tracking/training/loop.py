@@ -152,6 +152,7 @@ class Trainer:
                 before = [parameter.detach().clone() for parameter in self._layer_of] if looks else []
                 self._optimise(step, rate, norm)
                 sizes = {"layers": layer_sizes(self._layer_of, before, gradients)} if looks else {}
+                del before  # a copy of all parameters
             record = self._record(
                 {"loss": loss if totals.loaded else None, "lr": rate, "grad_norm": grad_norm},
                 samples, totals, step_totals, counts, losses,

@@ -13,7 +13,7 @@ import yaml
 
 from domainpar.common.atomic_files import write_whole
 from domainpar.common.problems import Where, error_text
-from domainpar.common.words import PROGRESS_LOG, several, this_python
+from domainpar.common.words import PROGRESS_LOG, exactness_text, several, this_python
 from domainpar.measure.forecast import Forecast
 from domainpar.nn.classifier import Exactness
 from domainpar.nn.program import team
@@ -113,9 +113,11 @@ class RunLog:
             threads=team().size,
         )
         self._event_files = EventFiles(self.directory if self._record.log else None, yaml.safe_load(resolved))
-        outcome, total_steps = self._exactness, self.training_data.total_steps
-        # Without a warning where the kind of the network is the reason.
-        unexpected = "WARNING: " if outcome.bitwise and outcome.problem else ""
+        exactness, total_steps = self._exactness, self.training_data.total_steps
+        holds = [exactness_text(exactness.problem)]
+        if exactness.bitwise and exactness.problem:  # without a warning where the kind of the network is the reason
+            what, _, why = holds[0].partition(": ")
+            holds = [f"WARNING: {what}, because", f"           {why}"]
         steps = f"steps {state.step + 1} to {total_steps}" if state.step else several(total_steps, "step")
         steps += "; Ctrl-C or kill -USR1 stops it with a checkpoint"
         if state.step >= total_steps:
@@ -123,7 +125,8 @@ class RunLog:
         self.say(
             *summary.first_lines(config, self.training_data, self.trainer, allocator),
             *summary.memory_expected(expected),
-            f"exactness: {unexpected}{summary.exactness_text(outcome.problem)}",
+            f"exactness: {holds[0]}",
+            *holds[1:],
             f"run      : {self.directory}, {steps}",
             *self.training_data.warnings,
         )

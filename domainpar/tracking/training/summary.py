@@ -69,13 +69,6 @@ def ranks_line(world: World) -> str:
     )
 
 
-def exactness_text(problem: str | None) -> str:
-    """What holds on any number of ranks; `problem`: why bits may depend on them."""
-    if problem:
-        return f"the same result on any number of ranks up to rounding only: {problem}"
-    return "the same bits on any number of ranks (self-test passed)"
-
-
 def memory_expected(
     forecast: Forecast | None, smaller: str = ", a smaller --hidden or fewer --graph-iters"
 ) -> list[str]:

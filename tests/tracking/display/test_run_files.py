@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from small_run import ODD, drawn, write_run, write_store
 
+from domainpar.common.problems import Problem
 from domainpar.tracking.display.event_view import Split
 from domainpar.tracking.display.run_facts import final_metrics
 from domainpar.tracking.display.run_files import read_run_files
 from domainpar.tracking.events.store import EventStore, write_arrays
+from domainpar.tracking.reco.event_scores import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +178,14 @@ def test_scores_of_another_preparation_are_refused(tmp_path, num_hits, num_edges
 def test_scores_that_are_damaged_gone_or_something_else_are_refused_by_their_name(run):
     files = read_run_files(run)
     path = run / "scores" / "event002.scores.zarr.zip"
-    write_arrays(path, {"hit_id": np.zeros(3)}, {})
-    with pytest.raises(ValueError, match=r"event002.* lacks edge_index, edge_logit, edge_score, edge_scored"):
-        files.read_event(files.choose_event())
+    for attributes, what in (
+        ({}, "it is None, not scores"),
+        (FORMAT, "it lacks edge_index, edge_logit, edge_score, edge_scored"),
+    ):
+        write_arrays(path, {"hit_id": np.zeros(3)}, attributes)
+        with pytest.raises(Problem, match=what) as refused:
+            files.read_event(files.choose_event())
+        assert str(refused.value.file) == str(path)
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"cannot be read.*event002"):
         files.read_event(files.choose_event())

@@ -42,7 +42,7 @@ def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, t
     before = []
     step = Trainer.step
 
-    def first_step(self, samples, number):
+    def first_step(self, samples, number, following):
         if self.world.is_root:
             before.append(capsys.readouterr().out)
         return step(self, samples, number)
@@ -59,7 +59,7 @@ def test_the_largest_event_is_named_with_its_part_before_the_first_step(store, t
 @fault(28)
 def test_where_it_will_not_fit_the_warning_comes_before_the_first_step(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(of_parts, "free_memory", lambda device: ("n2", 2**20))
-    monkeypatch.setattr(Trainer, "step", lambda self, samples, step: pytest.fail("so far and no further"))
+    monkeypatch.setattr(Trainer, "step", lambda self, samples, step, following: pytest.fail("so far and no further"))
     with pytest.raises(pytest.fail.Exception, match="so far"):
         run_ranks(_run, 2, store, tmp_path / "run")
     said = capsys.readouterr().out

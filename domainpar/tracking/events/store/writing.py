@@ -13,7 +13,7 @@ from domainpar.tracking.events.graph import Array, EventGraph, check_array, chec
 from domainpar.tracking.events.labels import Label, check_labels, labels_in
 from domainpar.tracking.events.store.arrays import write_arrays
 from domainpar.tracking.events.store.event import StoredEvent
-from domainpar.tracking.events.store.layout import EventRecord, Settings, settings_digest
+from domainpar.tracking.events.store.layout import EventRecord, Settings, event_file_name, settings_digest
 from domainpar.tracking.events.store.schema import JOINING_EDGES, in_file_type, names_in
 from domainpar.tracking.events.stored_order import stored_order
 from partitioners import number_along_phi
@@ -50,6 +50,7 @@ def write_event(
     path = Path(path)
     place = EventPlace(graph.hits.event_id)
     graph = checked(graph, place)
+    event_file_name(graph.hits.event_id)  # refuses what cannot name a file
     check_labels(graph.node_labels, graph.graph_labels, graph.num_nodes, place)
     assignment = np.asarray(assignment)
     if num_tiles < 1:

@@ -24,9 +24,9 @@ PLACE_DTYPE = np.dtype(
     ]
 )
 """A surface: whether a slanted flight passes more of it, radius of a barrel or z of a disk, its extent in z or r, the
-variances in mm^2 of a hit's position across (r phi) and along (z in a barrel, r in a disk), where one cell tells it,
-its material in radiation lengths, and its sensors' thickness in mm, 0 where the resolution is told, which then goes by
-no number of cells."""
+variances in mm^2 of a hit's position across (r phi) and along (z in a barrel, r in a disk), from one cell,
+its material in radiation lengths, and its sensors' thickness in mm, 0 where the resolution is given, which then goes
+by no number of cells."""
 
 NOWHERE = np.array([(True, True, np.nan, 0.0, 0.0, 0.1**2, 0.2**2, 0.015, 0.0)], PLACE_DTYPE)
 """That of a hit which lies on no known surface."""
@@ -99,7 +99,7 @@ class Layout:
         whose = "the TrackML detector" if self.of_modules else "--surfaces"
         needed = (
             "following helices needs the radius or z, extent and resolution of every surface: prepare --surfaces FILE "
-            "tells them, prepare --overwrite learns them from the hits."
+            "has them, prepare --overwrite learns them from the hits."
         )
         if unknown:
             raise ValueError(

@@ -250,7 +250,8 @@ def count_tracks(
         edges: What the tracks were built from, for the reasons why particles are lost; None for a finder without edges.
 
     Raises:
-        ValueError: If there are not as many track ids as hits, an id is below -1, or the event cannot tell its targets.
+        ValueError: If there are not as many track ids as hits, an id is below -1, or the event lacks what its targets
+            go by.
     """
     cuts = cuts or TrackCuts()
     track_id = np.asarray(track_id, np.int64)

@@ -161,7 +161,8 @@ def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDA
     """Distance of each hit to the nearest hit of another sector, in the plane of eta and phi.
 
     The distance is Delta R = sqrt(Delta eta^2 + Delta phi^2) with phi wrapped; eta and phi are those of the hit as seen
-    from the origin. Sectors may be any sets of hits.
+    from the origin. Sectors may be any sets of hits. A hit is compared with those in the cells around it, some twenty
+    each at the density of the HL-LHC; where most hits lie in a few cells the time grows with their square.
 
     Args:
         position: x, y, z of each hit in mm, [N, 3].
