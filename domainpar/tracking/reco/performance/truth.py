@@ -181,7 +181,8 @@ def distance_to_other_sectors(position: FloatArray, sector: IntArray) -> npt.NDA
         np.minimum.at(low, cell, sector)
         np.maximum.at(high, cell, sector)
         first, hits = grouped(cell, num_cells)
-        distance[:] = np.sqrt(_nearest_of_others(eta, phi, sector, row, column, first, hits, low, high))
+        of_hits = (values[hits] for values in (eta, phi, sector, row, column))  # cell by cell, as they are read
+        distance[hits] = np.sqrt(_nearest_of_others(*of_hits, first, low, high))
     return distance
 
 
@@ -205,14 +206,12 @@ def cells(eta: FloatArray, phi: FloatArray) -> tuple[IntArray, IntArray]:
 
 
 @compiled
-def _nearest_of_others(
-    eta: Any, phi: Any, sector: Any, row: Any, column: Any, first: Any, hits: Any, low: Any, high: Any
-) -> Any:
+def _nearest_of_others(eta: Any, phi: Any, sector: Any, row: Any, column: Any, first: Any, low: Any, high: Any) -> Any:
     """Squared distance of each hit to the nearest one of another sector, float64 [N].
 
     Args:
-        eta, phi, sector, row, column: Of each hit, [N].
-        first, hits: Hits of each cell (`grouped`).
+        eta, phi, sector, row, column: Of each hit, cell by cell, [N].
+        first: First hit of each cell, and N, [cells + 1].
         low, high: Smallest and largest sector in each cell, [cells].
     """
     nearest, num_rows = np.full(len(eta), np.inf), len(low) // NUM_COLUMNS
@@ -224,11 +223,11 @@ def _nearest_of_others(
             for at in range(max(row[i] - ring, 0), min(row[i] + ring + 1, num_rows)):
                 on_the_ring = abs(at - row[i]) == ring
                 for around in range(column[i] - ring, column[i] + ring + 1, 1 if on_the_ring else 2 * ring):
-                    turn, of_turn = divmod(around, NUM_COLUMNS)
-                    cell, own_phi = at * NUM_COLUMNS + of_turn, phi[i] - turn * TWO_PI
+                    cell = at * NUM_COLUMNS + around % NUM_COLUMNS
                     if low[cell] == high[cell] == sector[i]:
                         continue
-                    for other in hits[first[cell] : first[cell + 1]]:
+                    own_phi = phi[i] - around // NUM_COLUMNS * TWO_PI
+                    for other in range(first[cell], first[cell + 1]):
                         if sector[other] != sector[i]:
                             best = min(best, (eta[other] - eta[i]) ** 2 + (phi[other] - own_phi) ** 2)
             ring += 1
