@@ -295,14 +295,19 @@ def _built(config: PrepareConfig, directory: Path, world: "World") -> "ModuleMap
 
 def _work(config: PrepareConfig) -> int:
     from domainpar.parallel.world import World
+    from domainpar.tracking.events.store import MANIFEST
 
     with World.session("auto") as world:
-        facts: list[EventFacts] = []
-        directory = prepare_store(config, world, facts)
-        if world.is_root:
-            _print_summary(directory, facts, config)
-            if config.report:
-                _report(directory)
+        # A store is reported without the flags that it was made with.
+        alone = config.store is not None and config == PrepareConfig(store=config.store, report=True)
+        directory = Path(config.store or "")
+        if not alone or not on_root(world.transport, (directory / MANIFEST).is_file):
+            facts: list[EventFacts] = []
+            directory = prepare_store(config, world, facts)
+            if world.is_root:
+                _print_summary(directory, facts, config)
+        if config.report and world.is_root:
+            _report(directory)
     return 0
 
 

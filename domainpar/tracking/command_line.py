@@ -21,8 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import yaml
-
 from domainpar.common.problems import NotWritten, Where, as_problem, error_text, nobody_reads, problem_record
 from domainpar.common.words import PROGRESS_LOG, some_of
 from domainpar.parallel.launcher import started_as_root
@@ -41,7 +39,6 @@ from domainpar.tracking.config.group import (
     preset_of,
     title,
 )
-from domainpar.tracking.config.texts import loaded_yaml
 
 Config = TypeVar("Config", bound=Group)
 
@@ -312,7 +309,10 @@ class _Command:
         Raises:
             ConfigError: If the file cannot be read, is empty or no mapping, or a key or value is not possible.
         """
+        import yaml  # takes as long as all flags of a command, and only a file needs it
+
         from domainpar.tracking.config.acorn_keys import converted
+        from domainpar.tracking.config.yaml_text import loaded_yaml
 
         one_line = hint or "write one 'key: value' on a line"
         try:

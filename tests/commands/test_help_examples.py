@@ -42,13 +42,7 @@ SMALL = {
 """Flags behind those of an example, which then takes seconds."""
 
 NOT_RUN = {
-    "prepare": [
-        "trackml",
-        "acorn",
-        "gnn_train.yaml",
-        "acts",
-        "--report",
-    ],  # of somebody's files: other tests read such
+    "prepare": ["--source trackml", "acorn", "gnn_train.yaml", "acts"],  # of files: other tests read such
     "export": ["pretrained"],  # larger networks, which test_pretrained exports
     "infer": ["pretrained"],  # and scores events with
     "estimate": [""],  # measures for a minute
@@ -62,7 +56,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("examples")
     events = [build_graph(replace(simulate_event(seed, 500), event_id=f"{seed:09d}"), Cuts()) for seed in (1, 2, 4, 7)]
     write_store(place / "stores" / "full", events, ["train", "val", "test", "test"])
-    for other in ("store", "stores/mine"):
+    for other in ("store", "stores/mine", "stores/trackml"):
         shutil.copytree(place / "stores" / "full", place / other)
     small = {"hidden": 16, "graph_iters": 1, "epochs": 1}
     with contextlib.chdir(place):
@@ -116,6 +110,6 @@ def test_examples_run(command, place, monkeypatch, capfd):
         if command in ("train", "infer") and "--store" not in words:
             more += ["--store", "stores/full"]
         elif command == "prepare":
-            more += ["--store", "stores/made-here"]
+            more = [] if "--report" in words else [*more, "--store", "stores/made-here"]
         os.utime("runs/0001/run.json")
         assert module.main([*words, *more]) == 0, f"{shlex.join(words)}: {capfd.readouterr().err}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.config.estimate import EstimateConfig
     from domainpar.tracking.config.evaluate import EvaluateConfig
     from domainpar.tracking.config.export import ExportConfig
-    from domainpar.tracking.config.group import CODE, SHIPPED, ConfigError, flag, is_code, preset_of, resolved_yaml
+    from domainpar.tracking.config.group import CODE, SHIPPED, ConfigError, flag, is_code, preset_of
     from domainpar.tracking.config.import_acorn import ImportAcornConfig
     from domainpar.tracking.config.infer import InferConfig
     from domainpar.tracking.config.prepare import PrepareConfig
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from domainpar.tracking.config.report import ReportConfig
     from domainpar.tracking.config.texts import Conditions
     from domainpar.tracking.config.train import BITWISE, MODELS, NetworkFlags, TrainConfig, TrainedFlags, TrainingFlags
+    from domainpar.tracking.config.yaml_text import resolved_yaml
 
 __all__ = [
     "BITWISE", "CODE", "MODELS", "SHIPPED", "Conditions", "ConfigError", "DoctorConfig", "EstimateConfig",
@@ -34,7 +35,7 @@ _MODULES = {
     "estimate": "EstimateConfig",
     "evaluate": "EvaluateConfig",
     "export": "ExportConfig",
-    "group": "CODE SHIPPED ConfigError flag is_code preset_of resolved_yaml",
+    "group": "CODE SHIPPED ConfigError flag is_code preset_of",
     "import_acorn": "ImportAcornConfig",
     "infer": "InferConfig",
     "prepare": "PrepareConfig",
@@ -42,6 +43,7 @@ _MODULES = {
     "report": "ReportConfig",
     "texts": "Conditions",
     "train": "BITWISE MODELS NetworkFlags TrainConfig TrainedFlags TrainingFlags",
+    "yaml_text": "resolved_yaml",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-import yaml
 from msgspec import Meta, ValidationError, convert
 
 from domainpar.common.problems import Problem
@@ -45,12 +44,6 @@ OWN_CODE = "own"
 
 SHIPPED = "pretrained:"
 """What the name of a network that is shipped begins with."""
-
-# How a command was started, not what it computes: left out of a run's `config.yaml`.
-_NOT_KEPT = ("out", "resume", "overwrite", "report", "verify")
-
-WHOLE = "--- # whole if it ends in a line of three dots"
-"""First line of a run's `config.yaml`: half of one is YAML too, and would stand for defaults."""
 
 
 def preset_of(network: str) -> str:
@@ -366,22 +359,3 @@ def groups(config_class: type[Group]) -> tuple[type[Group], ...]:
 def title(group: type[Group]) -> str:
     """The heading of a group: its docstring."""
     return (group.__doc__ or group.__name__).strip()
-
-
-def resolved_yaml(config: Group) -> str:
-    """The whole configuration as YAML, defaults included, to be given to `--config` for another run.
-
-    The output directory and `--resume`, `--overwrite`, `--report` are left out: they say how a command was started.
-    """
-    sections = []
-    for group in groups(type(config)):
-        kept = {name: getattr(config, name) for name in group.__annotations__ if name not in _NOT_KEPT}
-        kept |= {name: str(value) for name, value in kept.items() if isinstance(value, Text)}
-        kept |= {name: OWN_CODE for name in CODE if is_code(str(kept.get(name)))}
-        sections.append(f"# {title(group)}\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
-    return whole("\n".join(sections))
-
-
-def whole(text: str) -> str:
-    """YAML of which `loaded_yaml` sees whether it is all there."""
-    return f"{WHOLE}\n{text}...\n"

@@ -282,7 +282,7 @@ class StoreFlags(Group):
 
     report: bool = False
     """Print nodes, edges and predicted memory of each rank, and how many edges each partitioner and each grouping would
-    cut."""
+    cut. With --store alone: of a store that is there, as it is."""
 
     def check(self) -> None:
         """Refuse shares of more than there is."""

@@ -6,45 +6,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import yaml
-
-from domainpar.tracking.config.group import WHOLE, ConfigError, Text
+from domainpar.tracking.config.group import ConfigError, Text
 
 LayerPair = tuple[tuple[int, int], tuple[int, int]]
 WeightRules = list[tuple[float, dict[str, Any]]]
-
-
-def loaded_yaml(text: str) -> Any:
-    """The plain values of a YAML text.
-
-    Raises:
-        ConfigError: If a key is given twice in one mapping: YAML itself lets the last one win in silence. If the end of
-            a run's configuration is missing.
-        yaml.YAMLError: If it is not YAML.
-    """
-    if text.startswith(WHOLE) and not text.rstrip().endswith("\n..."):
-        raise ConfigError("its end is missing: the file is half of what was written", "copy it anew")
-    loader = _EachKeyOnce(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()  # its parts refer to each other
-
-
-class _EachKeyOnce(yaml.SafeLoader):
-    """Plain values only, like yaml's own safe loader, and no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[tuple[str, str], int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                line = key.start_mark.line + 1
-                if (key.tag, key.value) in lines:
-                    first = lines[key.tag, key.value]
-                    where = f", in lines {first} and {line}" if first != line else ""
-                    raise ConfigError(f"{key.value} is given twice{where}", "keep one of the two")
-                lines[key.tag, key.value] = line
-        return super().construct_mapping(node, deep)
 
 
 def _of_yaml(text: str, hint: str) -> Any:
@@ -53,6 +18,10 @@ def _of_yaml(text: str, hint: str) -> Any:
     Raises:
         ConfigError: If it is not.
     """
+    import yaml  # only where a flag is given that is YAML: it takes as long as all flags of a command
+
+    from domainpar.tracking.config.yaml_text import loaded_yaml
+
     try:
         return loaded_yaml(text)
     except yaml.YAMLError as error:

@@ -31,7 +31,7 @@ from domainpar.runs.records import (
     run_record,
 )
 from domainpar.tracking.config import Conditions, ConfigError
-from domainpar.tracking.config.texts import loaded_yaml
+from domainpar.tracking.config.yaml_text import loaded_yaml
 from domainpar.tracking.display.event_data import EventData, read_event_data
 from domainpar.tracking.events.own_events import (
     InMaps,

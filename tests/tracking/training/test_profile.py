@@ -1,6 +1,7 @@
 """A profile of some steps: a trace a rank, a summary of all, memory over time; and no bit is another."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import invariance
@@ -11,30 +12,32 @@ from torch.autograd import DeviceType
 from domainpar.common.agreement import Refused
 from domainpar.parallel.world import World
 from domainpar.testing import run_ranks
+from domainpar.tracking.config import TrainConfig
 from domainpar.tracking.display.training import operations, profile_chart
 from domainpar.tracking.training.monitor.profile import Profile, _operations
+from domainpar.train import train
 
 PHASES = ["load", "forward", "backward", "reduce", "optimizer"]
-
-
-def _trained(world, store, out, flags):
-    return invariance.results(world, store, out, {"max_steps": 6, **flags})["parameters"]
 
 
 MODELS = ("interaction", "acorn2")
 
 
-def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path):
-    cases = [{"max_steps": 6, "model": model} for model in MODELS]
-    plain = run_ranks(invariance.many_results, 2, store, tmp_path / "plain", cases)
-    # Torch has one profiler a process, so ranks are processes.
-    profiled = [case | {"profile": 3} for case in cases]
-    found = run_ranks(invariance.many_results, 2, store, tmp_path / "run", profiled, transport="gloo")
-    assert [[run["parameters"] for run in rank] for rank in found] == [
-        [run["parameters"] for run in rank] for rank in plain
+def trained(world, store, out, profile, max_steps=5):
+    """The parameters of a run of each network; small, for a profile notes each call of torch."""
+    flags = {**invariance.SMALL, "graph_iters": 1, "max_steps": max_steps, "profile": profile, "store": str(store)}
+    return [
+        invariance.parameters_of(train(TrainConfig(**flags, model=model, out=f"{out}-{model}"), Path(store), world))
+        for model in MODELS
     ]
-    for number, model in enumerate(MODELS):
-        check_profile(tmp_path / f"run-{number}" / "profile", model)
+
+
+def test_steps_are_profiled_on_every_rank_and_change_nothing(store, tmp_path):
+    plain = run_ranks(trained, 2, store, tmp_path / "plain", None)
+    # Torch has one profiler a process, so ranks are processes.
+    assert run_ranks(trained, 2, store, tmp_path / "run", 3, transport="gloo") == plain
+    for model in MODELS:
+        check_profile(tmp_path / f"run-{model}" / "profile", model)
 
 
 def check_profile(folder, model):
@@ -62,8 +65,8 @@ def check_profile(folder, model):
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_with_fewer_steps_is_refused_before_it_begins(store, tmp_path, num_ranks):
     with pytest.raises(Refused, match="--profile 3 .* 4"):
-        run_ranks(_trained, num_ranks, store, tmp_path / "run", {"profile": 3, "max_steps": 4})
-    assert not (tmp_path / "run").exists()
+        run_ranks(trained, num_ranks, store, tmp_path / "run", 3, 4)
+    assert not list(tmp_path.iterdir())
 
 
 def test_operations_are_those_of_the_timed_steps_and_not_of_the_one_that_was_counted(tmp_path):
