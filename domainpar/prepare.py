@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from domainpar.common.agreement import Refused, agree, on_all, on_root
 from domainpar.tracking.command_line import run_command
 from domainpar.tracking.config import SHIPPED, PrepareConfig
-from domainpar.tracking.config.acorn_keys import default_store
 from domainpar.tracking.config.group import Text
+from domainpar.tracking.config.prepare import default_store
 from domainpar.tracking.config.texts import Spot
 from domainpar.tracking.events.source_table import SOURCES
 

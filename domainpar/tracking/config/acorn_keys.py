@@ -10,12 +10,12 @@ epochs, and pt in MeV.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from domainpar.tracking.config.group import ConfigError
+from domainpar.tracking.config.prepare import default_store
 from domainpar.tracking.config.train import MODELS
 
 Values = dict[str, Any]
@@ -72,14 +72,6 @@ _MAY_BE_ABSENT = {
 
 TRACK_BUILDERS = {"ConnectedComponents": "cc", "CCandWalk": "greedy", "CCandJunctionRemoval": "greedy"}
 """Ours of each of acorn's; greedy is the nearest to those that take components with branches apart."""
-
-
-def default_store(source: str, directory: str) -> Path:
-    """The directory in which `prepare` puts the events of another one by default."""
-    names = [
-        Path(path.strip()).resolve().name for path in (directory.split(",") if source == "stores" else [directory])
-    ]
-    return Path("stores") / f"{source}-{'-'.join(names)}"
 
 
 @dataclass(frozen=True)

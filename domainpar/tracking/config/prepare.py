@@ -1,6 +1,7 @@
 """The flags of `prepare`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -359,3 +360,11 @@ class PrepareConfig(SourceFlags, MadeFlags, DetectorFlags, AcornFlags, Candidate
     def edges_learned(self) -> Literal["module_map", "embedding"] | None:
         """Which flag names what was learned to make candidate edges; an embedding stands in for the map of a preset."""
         return "embedding" if self.embedding is not None else "module_map" if self.module_map is not None else None
+
+
+def default_store(source: str, directory: str) -> Path:
+    """The directory in which `prepare` puts the events of another one by default."""
+    names = [
+        Path(path.strip()).resolve().name for path in (directory.split(",") if source == "stores" else [directory])
+    ]
+    return Path("stores") / f"{source}-{'-'.join(names)}"
