@@ -1,6 +1,7 @@
 """Fields: what flags and files say of them, and the motion of a track in them against the Lorentz force itself."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from domainpar.tracking.reco.kalman import AT_FIRST, HIT_DTYPE, STATE_DTYPE, fly
 
 def solenoid(r, z):
     """B_z and B_r near the end of a coil, without divergence: a field that falls with z as a parabola."""
-    r, z = np.asarray(r, np.float64), np.asarray(z, np.float64)
     return 2.0 - 2e-7 * (z * z - r * r / 2), 2e-7 * r * z
 
 
@@ -33,22 +33,22 @@ def about(axis):
 
 def flown(field_at, position, momentum, charge, length, axis=(0.0, 0.0)):
     """x, y, z of a particle behind an arc of this length in the transverse plane: the Lorentz force in steps of 0.2 mm,
-    which uses nothing of ours."""
-    position, momentum = np.array(position, np.float64), np.array(momentum, np.float64)
-    path = 0.0
+    which uses nothing of ours; in numbers of Python, twenty times faster here than arrays of three."""
+    x, y, z, px, py, pz = map(float, (*position, *momentum))
+    size, path = math.hypot(px, py, pz), 0.0
     while path < length:
-        here = position + momentum / np.linalg.norm(momentum) * 0.1
-        x, y = here[:2] - axis
-        r = max(np.hypot(x, y), 1e-9)
-        bz, br = field_at(r, here[2])
-        force = np.cross(momentum, [br * x / r, br * y / r, bz])
+        away_x, away_y = x + 0.1 * px / size - axis[0], y + 0.1 * py / size - axis[1]
+        r = max(math.hypot(away_x, away_y), 1e-9)
+        bz, br = field_at(r, z + 0.1 * pz / size)
+        bx, by = br * away_x / r, br * away_y / r
         # |dp| is the angle by which a particle of charge 1 turns, as p in GeV and B in T have it.
-        turned = momentum + charge * GEV_PER_TESLA_MM * force / np.linalg.norm(momentum) * 0.2
-        turned *= np.linalg.norm(momentum) / np.linalg.norm(turned)
-        step = 0.1 * (momentum + turned) / np.linalg.norm(momentum)
-        position, momentum = position + step, turned
-        path += np.hypot(step[0], step[1])
-    return position
+        turn = 0.2 * charge * GEV_PER_TESLA_MM / size
+        turned = px + turn * (py * bz - pz * by), py + turn * (pz * bx - px * bz), pz + turn * (px * by - py * bx)
+        kept = size / math.hypot(*turned)  # a magnetic field does no work
+        step = [0.1 * (old + kept * new) / size for old, new in zip((px, py, pz), turned)]
+        px, py, pz = (kept * new for new in turned)
+        x, y, z, path = x + step[0], y + step[1], z + step[2], path + math.hypot(step[0], step[1])
+    return np.array([x, y, z])
 
 
 @pytest.mark.parametrize("slope", [-2.5, 0.3, 2.0])
