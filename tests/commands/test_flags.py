@@ -541,11 +541,12 @@ def test_help_and_the_pages_say_what_each_source_and_each_network_is():
         assert f"`{name}`" in networks, name
 
 
-def test_help_is_there_before_the_heavy_libraries():
-    heavy = {"torch", "numba", "zarr", "mpi4py", "pandas"}
+@pytest.mark.parametrize("command", [module.__name__ for module, _ in COMMANDS])
+def test_help_is_there_before_the_heavy_libraries(command):
+    heavy = {"torch", "numba", "zarr", "mpi4py", "pandas", "yaml"}
     program = (
-        "import sys, domainpar.train\n"
-        "try: domainpar.train.main(['--help'])\n"
+        f"import sys, {command} as command\n"
+        "try: command.main(['--help'])\n"
         f"finally: print('LOADED', sorted({heavy} & set(sys.modules)))"
     )
     # Seconds of the processor: those on the clock depend on what else the machine does.
